@@ -1,0 +1,32 @@
+"""What an adapter must fit: the base model's linears, in the order and grouping the engine computes them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModule:
+    """One linear of the base model, by the name it has in transformers before any fusion."""
+
+    name: str
+    """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj"."""
+    in_features: int
+    out_features: int
+    weight_sha256: str | None = None
+    """Of the weight's bytes in `BaseLayout.dtype`; given for `lm_head`, whose base weight PEFT saves with its LoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseLayout:
+    """The base model's linears in groups that share an input, such as q|k|v. Sent by the engine when it is ready."""
+
+    fingerprint: str
+    """sha256 over groups, dtype and the packed format's version: a packed adapter fits iff it matches."""
+    dtype: str
+    """"float32", "bfloat16" or "float16": of the packed matrices."""
+    groups: tuple[tuple[BaseModule, ...], ...]
+    other_modules: tuple[str, ...]
+    """Names of all modules that are not in a group (embeddings, norms, layers, …), for target patterns."""
+    layer_prefixes: tuple[str, ...] = ()
+    """Containers of numbered layers, e.g. ("model.layers",), for `layers_to_transform`."""
+    embedding_modules: tuple[str, ...] = ()
+    """Names among `other_modules` that are embeddings: LoRA on them is refused by name."""

@@ -1,0 +1,37 @@
+"""The packed form of an adapter: one contiguous buffer and a table, the same bytes in every tier.
+
+Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
+row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`).
+Every group's A and every member's B starts at a multiple of 256 bytes. Scaling is not applied to the matrices.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ALIGNMENT_BYTES = 256
+
+
+@dataclass(slots=True)
+class PackedAdapter:
+    """G groups and M members of the base layout, in its order (members numbered through all groups)."""
+
+    digest: str
+    """sha256 of the source: canonical config and every tensor's name, dtype, shape and bytes."""
+    layout_fingerprint: str
+    dtype: str
+    max_lora_rank: int
+    offset_a: np.ndarray
+    """int64 [G]: element offset from the start of the payload; -1 where the group is absent."""
+    offset_b: np.ndarray
+    """int64 [M]: likewise."""
+    lora_rank: np.ndarray
+    """int32 [M]: 0 = absent."""
+    scaling: np.ndarray
+    """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+    payload: np.ndarray
+    """uint8 [size_bytes], may be a read-only mapping of the packed file."""
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.payload.nbytes)

@@ -1,0 +1,39 @@
+"""Where each loaded adapter's matrices lie in the arena. Ops take this table and never a Python list of adapters."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class AdapterTable:
+    """G groups and M members (see `LoraGroup`) for up to `num_slots` adapters; rows change only between steps.
+
+    Offsets count elements from the start of `arena`. A group's A matrices are adjacent, in member order, as one
+    `[sum of member ranks, in_features]` matrix; a member's B is stored as `[rank, out_features]`. An absent member has
+    rank 0 and undefined offsets.
+    """
+
+    arena: Tensor
+    """[num_elements] in the model's dtype: all adapters' matrices."""
+    offset_a: Tensor
+    """int64 [num_slots, G]."""
+    offset_b: Tensor
+    """int64 [num_slots, M]."""
+    lora_rank: Tensor
+    """int32 [num_slots, M]."""
+    scaling: Tensor
+    """float32 [num_slots, M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraGroup:
+    """Linears that read the same input and write adjacent columns of one output, such as q|k|v or gate|up."""
+
+    group_index: int
+    """Column of `AdapterTable.offset_a`."""
+    member_start: int
+    """Column of the first member in `AdapterTable.offset_b`, `lora_rank` and `scaling`."""
+    in_features: int
+    out_features: tuple[int, ...]
+    """Output columns of each member; member m starts at column sum(out_features[:m])."""

@@ -1,0 +1,57 @@
+"""The one signature every backend implements: reference (plain torch), CPU (C), and later Triton."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+
+class Backend(Protocol):
+    """Ops over packed rows. Checks of shape, dtype and device come before any launch and raise `ValueError`."""
+
+    name: str
+
+    def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
+        """Add scaling * (x Aᵀ) B of each row's adapter to y, in place, for every member of the group.
+
+        x: [T, in_features], y: [T, sum(out_features)], rows may be strided, the last dimension is dense.
+        Accumulates in float32. Rows of base segments and absent members are left untouched, bit for bit.
+        """
+        ...
+
+    def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """Store k, v: [T, num_kv_heads, head_dim] at slot_mapping: int64 [T].
+
+        Caches: [num_blocks, num_kv_heads, block_size, head_dim].
+        """
+        ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Causal attention of q: [T, num_heads, head_dim] over the paged context; returns the same shape.
+
+        A query at position p sees keys k <= p, and with a window only k > p - sliding_window. softcap: scores become
+        softcap * tanh(score / softcap). sinks: [num_heads] logits that join the softmax without a value.
+        Query head h reads key head h // (num_heads // num_kv_heads).
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32, returned in x's dtype."""
+        ...
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, both [T, N], rows may be strided."""
+        ...

@@ -1,0 +1,47 @@
+"""The metadata of one engine step. Every op reads this and nothing else about the batch.
+
+Rows are the tokens computed in the step, packed without padding: all rows of a sequence are adjacent, and
+sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Segments:
+    """Contiguous runs of rows that use the same adapter; together they cover all rows, in order."""
+
+    start: Tensor
+    """int32 [num_segments + 1]: first row of each segment; the last entry is the number of rows."""
+    adapter_slot: Tensor
+    """int32 [num_segments]: row of the `AdapterTable`, -1 = base model."""
+    has_adapter: bool
+    """False when every segment is the base model: LoRA ops return at once."""
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """T rows of S sequences, R of them sampled. Tensors are views of buffers that outlive the step."""
+
+    token_ids: Tensor
+    """int64 [T]."""
+    positions: Tensor
+    """int64 [T]."""
+    slot_mapping: Tensor
+    """int64 [T]: block_id * block_size + offset, where the row's K and V are written."""
+    block_table: Tensor
+    """int32 [S, max_blocks]: block ids of each sequence, in position order; entries past its end are undefined."""
+    context_lens: Tensor
+    """int32 [S]: tokens of each sequence in the KV cache once this step's rows are written."""
+    row_start: Tensor
+    """int32 [S]: first row of each sequence."""
+    num_rows: Tensor
+    """int32 [S]: rows of each sequence. Its last row is at position context_len - 1."""
+    segments: Segments
+    """Of the T rows."""
+    sampled_rows: Tensor
+    """int64 [R]: rows whose logits are wanted, ascending."""
+    sampled_segments: Segments
+    """Of the R sampled rows, for `lm_head`, which sees only those."""

@@ -1,0 +1,204 @@
+"""Adapters in the arena: loaded at first use, reference-counted, evicted least recently used first.
+
+The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices but
+is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
+from loraserve_adapters.packed_file import read_packed
+from loraserve_kernels.adapter_table import AdapterTable
+from torch import Tensor
+
+from loraserve.engine.arena import Extents
+
+
+@dataclass(slots=True)
+class _Resident:
+    adapter_slot: int
+    start: int
+    """First element in the arena."""
+    size: int
+    """Elements."""
+    offset_a: np.ndarray
+    """Relative to `start`, -1 = absent."""
+    offset_b: np.ndarray
+    num_references: int = 0
+
+
+class AdapterMemory:
+    """All adapters the engine knows, by digest, and which of them are in the arena."""
+
+    def __init__(
+        self,
+        *,
+        num_groups: int,
+        num_members: int,
+        layout_fingerprint: str,
+        size_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_resident: int = 1024,
+    ) -> None:
+        """size_bytes: of the arena; its memory is touched only as adapters come."""
+        self._layout_fingerprint = layout_fingerprint
+        self._element_bytes = dtype.itemsize
+        alignment = ALIGNMENT_BYTES // self._element_bytes
+        num_elements = size_bytes // ALIGNMENT_BYTES * alignment
+        self._extents = Extents(num_elements)
+        self._paths: dict[str, Path] = {}
+        self._resident: dict[str, _Resident] = {}
+        self._evictable: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._free_slots = list(range(max_resident - 1, -1, -1))
+        self.num_loads = 0
+        self.num_evictions = 0
+        self.table = AdapterTable(
+            arena=_aligned_empty(num_elements, dtype, device),
+            offset_a=torch.zeros((max_resident, num_groups), dtype=torch.int64, device=device),
+            offset_b=torch.zeros((max_resident, num_members), dtype=torch.int64, device=device),
+            lora_rank=torch.zeros((max_resident, num_members), dtype=torch.int32, device=device),
+            scaling=torch.zeros((max_resident, num_members), dtype=torch.float32, device=device),
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return self._extents.size * self._element_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return (self._extents.size - self._extents.num_free) * self._element_bytes
+
+    @property
+    def resident(self) -> list[str]:
+        return list(self._resident)
+
+    def knows(self, digest: str) -> bool:
+        return digest in self._paths
+
+    def add(self, digest: str, packed_path: str) -> None:
+        """Make `digest` loadable from a packed file. Raises `AdapterError`."""
+        packed = self._read(digest, Path(packed_path), verify=False)
+        if packed.size_bytes > self.size_bytes:
+            raise AdapterError(
+                "too_large",
+                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: raise "
+                "--adapter-memory-bytes",
+            )
+        self._paths[digest] = Path(packed_path)
+
+    def remove(self, digest: str) -> None:
+        """Forget an unreferenced adapter and free its extent."""
+        self._paths.pop(digest, None)
+        if digest in self._resident:
+            self._evict(digest)
+
+    def is_resident(self, digest: str) -> bool:
+        return digest in self._resident
+
+    def try_acquire(self, digest: str) -> int | None:
+        """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
+
+        Raises `AdapterError` when the packed file is missing or corrupt.
+        """
+        resident = self._resident.get(digest)
+        if resident is None:
+            resident = self._try_load(digest)
+            if resident is None:
+                return None
+        resident.num_references += 1
+        self._evictable.pop(digest, None)
+        return resident.adapter_slot
+
+    def release(self, digest: str) -> None:
+        resident = self._resident[digest]
+        assert resident.num_references > 0, f"adapter {digest[:12]} released without a reference"
+        resident.num_references -= 1
+        if resident.num_references == 0:
+            self._evictable[digest] = None
+
+    def check_invariants(self, references: dict[str, int]) -> None:
+        """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
+        held = {digest: r.num_references for digest, r in self._resident.items() if r.num_references}
+        assert held == references, f"adapter references {held} differ from the running sequences' {references}"
+        assert set(self._evictable) == set(self._resident) - set(held), "an evictable adapter is referenced"
+        used = sum(resident.size for resident in self._resident.values())
+        assert used + self._extents.num_free == self._extents.size, "arena space was lost"
+        spans = sorted((r.start, r.start + r.size) for r in self._resident.values())
+        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), "adapters overlap in the arena"
+
+    def _try_load(self, digest: str) -> _Resident | None:
+        packed = self._read(digest, self._paths[digest], verify=True)
+        start = self._try_make_room(packed.size_bytes // self._element_bytes)
+        if start is None:
+            return None
+        resident = _Resident(
+            self._free_slots.pop(), start, packed.size_bytes // self._element_bytes, packed.offset_a, packed.offset_b
+        )
+        arena = self.table.arena
+        source = torch.from_numpy(np.array(packed.payload)).view(arena.dtype)
+        arena[start : start + resident.size].copy_(source)
+        self.table.lora_rank[resident.adapter_slot] = torch.from_numpy(packed.lora_rank.astype(np.int32))
+        self.table.scaling[resident.adapter_slot] = torch.from_numpy(packed.scaling.astype(np.float32))
+        self._write_offsets(resident)
+        self._resident[digest] = resident
+        self._evictable[digest] = None
+        self.num_loads += 1
+        return resident
+
+    def _read(self, digest: str, path: Path, *, verify: bool) -> PackedAdapter:
+        packed = read_packed(path, verify=verify, layout_fingerprint=self._layout_fingerprint)
+        if packed.digest != digest:
+            raise AdapterError("digest_mismatch", f"packed file holds adapter {packed.digest[:12]}, not {digest[:12]}")
+        return packed
+
+    def _try_make_room(self, size: int) -> int | None:
+        evictable = sum(self._resident[digest].size for digest in self._evictable)
+        if size > self._extents.num_free + evictable or not (self._free_slots or self._evictable):
+            return None
+        while self._extents.num_free < size or not self._free_slots:
+            self._evict(next(iter(self._evictable)))
+            self.num_evictions += 1
+        start = self._extents.try_allocate(size)
+        if start is None:
+            self._compact()
+            start = self._extents.try_allocate(size)
+        return start
+
+    def _evict(self, digest: str) -> None:
+        resident = self._resident.pop(digest)
+        assert resident.num_references == 0, f"adapter {digest[:12]} is in use"
+        del self._evictable[digest]
+        self._extents.free(resident.start, resident.size)
+        self._free_slots.append(resident.adapter_slot)
+
+    def _compact(self) -> None:
+        arena = self.table.arena
+        end = 0
+        for resident in sorted(self._resident.values(), key=lambda r: r.start):
+            if resident.start != end:
+                source = arena[resident.start : resident.start + resident.size]
+                overlaps = end + resident.size > resident.start
+                arena[end : end + resident.size].copy_(source.clone() if overlaps else source)
+                resident.start = end
+                self._write_offsets(resident)
+            end += resident.size
+        self._extents.reset(end)
+
+    def _write_offsets(self, resident: _Resident) -> None:
+        row = resident.adapter_slot
+        self.table.offset_a[row] = torch.from_numpy(resident.offset_a + resident.start)
+        self.table.offset_b[row] = torch.from_numpy(resident.offset_b + resident.start)
+
+
+def _aligned_empty(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialized and, on a CPU, not yet backed by memory; starts at a multiple of ALIGNMENT_BYTES."""
+    spare = ALIGNMENT_BYTES // dtype.itemsize
+    buffer = torch.empty(num_elements + spare, dtype=dtype, device=device)
+    skip = -buffer.data_ptr() % ALIGNMENT_BYTES // dtype.itemsize
+    return buffer[skip : skip + num_elements]

@@ -1,0 +1,37 @@
+"""Everything the engine process is started with. No torch here: the command line imports this module."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """None or "auto" = chosen from the model and the machine when the engine starts, and reported."""
+
+    model: str
+    """Directory with config.json and *.safetensors, or a name in the local Hugging Face cache."""
+    tokenizer: str | None = None
+    revision: str | None = None
+    load_format: str = "auto"
+    """"auto" = safetensors; "dummy" = random weights of the config's shapes."""
+    dtype: str = "auto"
+    """"auto", "float32", "bfloat16" or "float16"."""
+    device: str = "auto"
+    backend: str = "auto"
+    """"auto", "cpu" (C) or "reference" (plain torch)."""
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    """Sequences running at once."""
+    max_num_batched_tokens: int = 1024
+    """Token budget of one step."""
+    block_size: int = 16
+    kv_cache_memory_bytes: int | None = None
+    adapter_memory_bytes: int | None = None
+    max_loras: int | None = None
+    """Distinct adapters in one step; None = as many as fit."""
+    enable_prefix_caching: bool = True
+    enable_lora: bool = True
+    num_threads: int | None = None
+    seed: int = 0
+    """Of dummy weights."""
+    check_invariants: bool = False
+    """Check KV block and adapter conservation after every step, and fail loudly."""

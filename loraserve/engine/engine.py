@@ -1,0 +1,340 @@
+"""The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.kv_blocks import BlockPool, root_hash
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.sampler import Sampler
+from loraserve.engine.sampling_row import PenaltyState, SamplingRow
+from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
+from loraserve.engine.sequence import RequestState, Sequence, Status
+from loraserve.engine.startup import ModelDescription, start
+
+NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
+
+
+class Engine:
+    """Schedules, runs and samples. Every method returns quickly except `step`, which runs one forward pass."""
+
+    def __init__(self, config: EngineConfig, progress: Callable[[str, int, int], None]) -> None:
+        """progress(phase, done, total) while loading. Raises `EngineStartError`."""
+        parts = start(config, progress)
+        self._description: ModelDescription = parts.description
+        self._runner = parts.runner
+        self._adapters: AdapterMemory | None = parts.adapters
+        self._check_invariants = config.check_invariants
+        self._max_num_seqs = config.max_num_seqs
+        self._block_size = config.block_size
+        self._pool = BlockPool(parts.num_blocks, config.enable_prefix_caching)
+        self._scheduler = Scheduler(
+            pool=self._pool,
+            block_size=config.block_size,
+            adapters=parts.adapters,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_loras=config.max_loras,
+        )
+        max_blocks = -(-parts.description.max_model_len // config.block_size)
+        self._builder = BatchBuilder(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, config.block_size)
+        self._sampler = Sampler(parts.description.vocab_size, parts.logits_size)
+        self._eos = tuple(parts.description.eos_token_ids)
+        self._states: dict[str, RequestState] = {}
+        self._num_live_requests: dict[str, int] = {}
+        """By adapter digest."""
+        self._unloading: set[str] = set()
+        self._unloaded: list[str] = []
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._last_step_tokens = 0
+
+    def describe(self) -> ModelDescription:
+        return self._description
+
+    # ---- requests
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Raises `EngineRequestError` and changes nothing when the request cannot be served."""
+        self._validate(request)
+        digest = request.adapter_digest
+        state = RequestState(
+            request,
+            arrival_s=time.monotonic(),
+            root_hash=root_hash(request.cache_salt, self._description.layout.fingerprint, digest),
+        )
+        state.sequences.append(
+            Sequence(state, 0, list(request.prompt_token_ids), num_prompt_tokens=len(request.prompt_token_ids))
+        )
+        self._states[request.request_id] = state
+        if digest is not None:
+            self._num_live_requests[digest] = self._num_live_requests.get(digest, 0) + 1
+        self._scheduler.add(state)
+
+    def abort(self, request_id: str) -> list[SequenceOutput]:
+        """Stop a request and free all it holds. A no-op for unknown or finished ids."""
+        state = self._states.get(request_id)
+        if state is None:
+            return []
+        return self._end_request(state, FinishReason.ABORT)
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_work()
+
+    # ---- adapters
+
+    def load_adapter(self, digest: str, packed_path: str) -> None:
+        """Make an adapter usable; it enters the arena at first use. Raises `AdapterError`, `EngineRequestError`."""
+        if self._adapters is None:
+            raise EngineRequestError("the engine was started without LoRA (--no-enable-lora)")
+        self._unloading.discard(digest)
+        self._adapters.add(digest, packed_path)
+
+    def unload_adapter(self, digest: str) -> None:
+        """Refuse new requests for it now; `take_unloaded` reports it once the last one has finished."""
+        self._unloading.add(digest)
+        self._finish_unload(digest)
+
+    def take_unloaded(self) -> list[str]:
+        """Digests whose unload completed since the last call."""
+        unloaded, self._unloaded = self._unloaded, []
+        return unloaded
+
+    # ---- the step
+
+    def step(self) -> list[SequenceOutput]:
+        """Compute one batch and return what every choice gained."""
+        plan = self._scheduler.schedule()
+        outputs = [
+            output
+            for sequence, message in plan.failed
+            for output in self._end_request(sequence.state, FinishReason.ERROR, message)
+        ]
+        if plan.scheduled:
+            outputs += self._run(plan)
+        if self._check_invariants:
+            self._scheduler.check_invariants()
+        return outputs
+
+    def _run(self, plan: StepPlan) -> list[SequenceOutput]:
+        now = time.monotonic()
+        self._runner.copy_blocks(plan.block_copies)
+        logits = self._runner.forward(self._builder.build(plan.scheduled))
+        self._num_steps += 1
+        self._last_step_tokens = sum(item.num_rows for item in plan.scheduled)
+        sampling: list[tuple[Sequence, int]] = []  # (sequence, row of the logits)
+        end_row = 0
+        for item in plan.scheduled:
+            start_row, end_row = end_row, end_row + item.num_sampled_rows
+            sampling += self._account(item, logits[start_row:end_row], end_row - 1, now)
+        if not sampling:
+            return []
+        rows = [row for _, row in sampling]
+        sampled_logits = logits if rows == list(range(logits.shape[0])) else logits[rows]
+        sampled = self._sampler.sample(sampled_logits, [self._sampling_row(sequence) for sequence, _ in sampling])
+        outputs = []
+        for i, (sequence, _) in enumerate(sampling):
+            if sequence.status is Status.FINISHED:
+                continue  # a sibling's values were not finite
+            if sampled.is_finite[i]:
+                self._scheduler.computed(sequence, 0, is_finite=True)
+                outputs.append(self._append(sequence, sampled.token_ids[i], sampled.logprobs[i]))
+            else:
+                outputs += self._fail_not_finite(sequence)
+        return outputs
+
+    def _account(
+        self, item: ScheduledSequence, logits: Tensor, last_row: int, now: float
+    ) -> list[tuple[Sequence, int]]:
+        """Note what was computed; returns the sequences to sample from the item's last row."""
+        sequence, state = item.sequence, item.sequence.state
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s = now
+        if sequence.num_output_tokens == 0:
+            self._num_prompt_tokens += item.num_rows
+        if item.num_sampled_rows > 0 and sequence.index == 0 and state.wants_prompt_logprobs:
+            self._add_prompt_logprobs(sequence, logits, item.num_rows)
+        self._scheduler.computed(sequence, item.num_rows, is_finite=None)
+        if sequence.num_uncomputed_tokens > 0:
+            return []
+        forked = len(state.sequences) == 1 and state.request.sampling.n > 1
+        sequences = [sequence, *self._scheduler.fork(sequence)] if forked else [sequence]
+        return [(choice, last_row) for choice in sequences]
+
+    def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
+        """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
+        state = sequence.state
+        if state.has_all_prompt_logprobs:
+            return
+        if state.prompt_logprobs is None:
+            state.prompt_logprobs = [None]
+        start = sequence.num_computed_tokens
+        targets = sequence.token_ids[start + 1 : min(start + num_rows + 1, sequence.num_prompt_tokens)]
+        num_top = sequence.request.sampling.prompt_logprobs or 0
+        if targets:
+            state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
+
+    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
+        params = sequence.request.sampling
+        if sequence.penalty_state is None and params.has_penalties:
+            sequence.penalty_state = PenaltyState(sequence.request.prompt_token_ids)
+        return SamplingRow(
+            params=params,
+            seed=params.seed + sequence.index,
+            position=sequence.num_tokens,
+            prompt_token_ids=sequence.request.prompt_token_ids,
+            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :],
+            eos_token_ids=self._eos,
+            penalty_state=sequence.penalty_state,
+        )
+
+    def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
+        sequence.token_ids.append(token_id)
+        self._num_generation_tokens += 1
+        finish_reason, stop_token_id = self._finish_reason(sequence, token_id)
+        if finish_reason is not None:
+            self._finish(sequence, finish_reason)
+        state = sequence.state
+        is_first = not sequence.is_first_output_sent
+        sequence.is_first_output_sent = True
+        assert state.first_scheduled_s is not None
+        return SequenceOutput(
+            request_id=state.request.request_id,
+            index=sequence.index,
+            token_ids=[token_id],
+            logprobs=None if logprob is None else [logprob],
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=state.num_cached_tokens if is_first and sequence.index == 0 else 0,
+            prompt_logprobs=state.prompt_logprobs if is_first and sequence.index == 0 else None,
+            queue_s=state.first_scheduled_s - state.arrival_s if is_first else None,
+        )
+
+    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
+        params = sequence.request.sampling
+        if sequence.num_output_tokens >= params.min_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+            if token_id in self._eos and not params.ignore_eos:
+                return FinishReason.STOP, None
+        if sequence.num_output_tokens >= params.max_tokens or sequence.num_tokens >= self._description.max_model_len:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    # ---- endings
+
+    def _fail_not_finite(self, sequence: Sequence) -> list[SequenceOutput]:
+        """End the whole request; its blocks are wiped and never found again."""
+        blocks = {block for choice in sequence.state.sequences for block in choice.blocks}
+        self._pool.forget(sorted(blocks))
+        private = [block for block in sorted(blocks) if not self._is_shared_outside(block, sequence.state)]
+        outputs = self._end_request(sequence.state, FinishReason.ERROR, NOT_FINITE_MESSAGE)
+        self._runner.zero_blocks(private)
+        return outputs
+
+    def _is_shared_outside(self, block: int, state: RequestState) -> bool:
+        return any(block in other.blocks for other in self._scheduler.running if other.state is not state)
+
+    def _end_request(self, state: RequestState, reason: FinishReason, error: str | None = None) -> list[SequenceOutput]:
+        """Finish every choice that is not, including those that were never forked."""
+        indexes = set(range(state.request.sampling.n))
+        for sequence in state.sequences:
+            if sequence.status is Status.FINISHED and sequence.finish_reason is not None:
+                indexes.discard(sequence.index)
+        for sequence in list(state.sequences):
+            if sequence.index in indexes:
+                self._finish(sequence, reason)
+        self._forget_request(state)
+        return [
+            SequenceOutput(state.request.request_id, index, [], finish_reason=reason, error=error)
+            for index in sorted(indexes)
+        ]
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence.status is not Status.FINISHED:
+            self._scheduler.finish(sequence)
+        sequence.finish_reason = reason
+        state = sequence.state
+        if len(state.sequences) == state.request.sampling.n and state.is_finished:
+            self._forget_request(state)
+
+    def _forget_request(self, state: RequestState) -> None:
+        if self._states.pop(state.request.request_id, None) is None:
+            return
+        digest = state.request.adapter_digest
+        if digest is not None:
+            self._num_live_requests[digest] -= 1
+            if self._num_live_requests[digest] == 0:
+                del self._num_live_requests[digest]
+                if digest in self._unloading:
+                    self._finish_unload(digest)
+
+    def _finish_unload(self, digest: str) -> None:
+        if digest in self._num_live_requests:
+            return
+        if self._adapters is not None:
+            self._adapters.remove(digest)
+        self._unloading.discard(digest)
+        self._unloaded.append(digest)
+
+    # ---- checks and statistics
+
+    def _validate(self, request: EngineRequest) -> None:
+        """The API has checked all this; the engine trusts nobody with an index into a tensor."""
+        params, description = request.sampling, self._description
+        num_prompt = len(request.prompt_token_ids)
+        if request.request_id in self._states:
+            raise EngineRequestError(f"request id {request.request_id!r} is in use")
+        if not 1 <= num_prompt < description.max_model_len:
+            raise EngineRequestError(
+                f"the prompt has {num_prompt} tokens; 1 to {description.max_model_len - 1} are possible"
+            )
+        if params.max_tokens < 1:
+            raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
+        if not 1 <= params.n <= self._max_num_seqs:
+            raise EngineRequestError(f"n is {params.n}; 1 to {self._max_num_seqs} (--max-num-seqs) are possible")
+        ids = [*request.prompt_token_ids, *params.stop_token_ids, *params.allowed_token_ids, *params.logit_bias]
+        if min(ids) < 0 or max(ids) >= description.vocab_size:
+            wrong = next(i for i in ids if not 0 <= i < description.vocab_size)
+            raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {description.vocab_size - 1})")
+        digest = request.adapter_digest
+        if digest is not None and (
+            self._adapters is None or not self._adapters.knows(digest) or digest in self._unloading
+        ):
+            raise EngineRequestError(f"adapter {digest[:12]} is not loaded")
+
+    def stats(self) -> EngineStats:
+        counts = self._pool.counts()
+        scheduler, adapters = self._scheduler, self._adapters
+        return EngineStats(
+            step=self._num_steps,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_blocks=self._pool.num_blocks,
+            num_free_blocks=counts.free,
+            num_cached_blocks=counts.cached,
+            block_size=self._block_size,
+            prefix_cache_queries=scheduler.prefix_cache_queries,
+            prefix_cache_hits=scheduler.prefix_cache_hits,
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+            arena_size_bytes=0 if adapters is None else adapters.size_bytes,
+            arena_used_bytes=0 if adapters is None else adapters.used_bytes,
+            num_adapter_loads=0 if adapters is None else adapters.num_loads,
+            num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
+            running_adapters=running_digests(scheduler.running),
+            waiting_adapters=running_digests(list(scheduler.waiting)),
+            resident_adapters=[] if adapters is None else adapters.resident,
+            last_step_tokens=self._last_step_tokens,
+        )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError. Idle: nothing is referenced."""
+        self._scheduler.check_invariants()

@@ -1,0 +1,63 @@
+"""Waiting requests, one first-in-first-out queue for each tenant, ordered between tenants by service received.
+
+Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
+grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant that returns from idle
+starts at the smallest counter of the active ones, so idleness earns no credit.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from loraserve.engine.sequence import Sequence
+
+
+class FairQueue:
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Sequence]] = {}
+        self._served: dict[str, float] = {}
+        self._num_live: dict[str, int] = {}
+        """Waiting and running sequences of each tenant; a tenant with none is idle and forgotten."""
+
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._waiting.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the order to be tried: each time the least-served tenant's next. Charges between two items count."""
+        remaining = {tenant: deque(queue) for tenant, queue in self._waiting.items()}
+        while remaining:
+            tenant = min(remaining, key=lambda name: (self._served[name], name))
+            yield remaining[tenant].popleft()
+            if not remaining[tenant]:
+                del remaining[tenant]
+
+    def arrive(self, tenant: str) -> None:
+        """A sequence of the tenant becomes live."""
+        if tenant not in self._num_live:
+            self._num_live[tenant] = 0
+            self._served[tenant] = min(self._served.values(), default=0.0)
+        self._num_live[tenant] += 1
+
+    def leave(self, tenant: str) -> None:
+        """A live sequence of the tenant finished."""
+        self._num_live[tenant] -= 1
+        if self._num_live[tenant] == 0:
+            del self._num_live[tenant], self._served[tenant]
+
+    def charge(self, tenant: str, num_tokens: int) -> None:
+        self._served[tenant] += num_tokens
+
+    def served(self, tenant: str) -> float:
+        return self._served[tenant]
+
+    def append(self, sequence: Sequence) -> None:
+        self._waiting.setdefault(sequence.request.tenant, deque()).append(sequence)
+
+    def put_back(self, sequence: Sequence) -> None:
+        """First in its tenant's queue, for a preempted sequence."""
+        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._waiting[tenant].remove(sequence)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]

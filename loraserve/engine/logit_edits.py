@@ -1,0 +1,111 @@
+"""What changes logits before a token is chosen: allowed tokens, bias, the minimum length, penalties.
+
+Each edit touches only the tokens it names. The order is vLLM's: allowed_token_ids, logit_bias, min_tokens, penalties.
+Ids outside the vocabulary are passed over: whether a request may name them is decided where requests enter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from loraserve.engine.logit_rows import Floats, Ints, LogitRows
+from loraserve.engine.request import SamplingParams
+from loraserve.engine.sampling_row import PenaltyState, SamplingRow
+
+
+def edit_rows(logits: LogitRows, row_ids: Ints, rows: Sequence[SamplingRow]) -> LogitRows:
+    """A copy of these rows of `logits` with each row's edits applied; `rows` is aligned with `row_ids`."""
+    is_blank = np.array([bool(row.params.allowed_token_ids) for row in rows])
+    edited = logits.copy_rows(row_ids, is_blank)
+    _restore_allowed(logits, row_ids, edited, rows)
+    _add_bias(edited, rows)
+    _ban_stops_below_min_tokens(edited, rows)
+    _apply_penalties(edited, rows)
+    return edited
+
+
+def ids_in_vocab(token_ids: Sequence[int], vocab_size: int) -> Ints:
+    """The distinct ones, ascending."""
+    distinct = np.unique(np.asarray(token_ids, dtype=np.int64))
+    return distinct[(distinct >= 0) & (distinct < vocab_size)]
+
+
+@dataclass(slots=True)
+class _Edits:
+    """Token ids of several rows, laid end to end, with columns of numbers aligned with them."""
+
+    vocab_size: int
+    row_ids: list[Ints] = field(default_factory=list)
+    token_ids: list[Ints] = field(default_factory=list)
+    columns: list[tuple[Floats, ...]] = field(default_factory=list)
+
+    def add(self, row_id: int, token_ids: Ints, *columns: Floats) -> None:
+        """`token_ids` without repetition; a column has one number per token."""
+        keep = (token_ids >= 0) & (token_ids < self.vocab_size)
+        token_ids = token_ids[keep]
+        self.row_ids.append(np.full(len(token_ids), row_id))
+        self.token_ids.append(token_ids)
+        self.columns.append(tuple(column[keep] for column in columns))
+
+    def join(self) -> tuple[Ints, Ints, list[Floats]]:
+        columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
+        return np.concatenate(self.row_ids), np.concatenate(self.token_ids), columns
+
+
+def _restore_allowed(logits: LogitRows, row_ids: Ints, edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
+    edits = _Edits(edited.vocab_size)
+    for index, row in enumerate(rows):
+        if row.params.allowed_token_ids:
+            edits.add(index, ids_in_vocab(row.params.allowed_token_ids, edited.vocab_size))
+    if edits.row_ids:
+        indices, token_ids, _ = edits.join()
+        edited.put(indices, token_ids, logits.gather(row_ids[indices], token_ids))
+
+
+def _add_bias(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
+    edits = _Edits(edited.vocab_size)
+    for index, row in enumerate(rows):
+        if bias := row.params.logit_bias:
+            edits.add(index, np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32))
+    if edits.row_ids:
+        indices, token_ids, (biases,) = edits.join()
+        edited.put(indices, token_ids, edited.gather(indices, token_ids) + biases)
+
+
+def _ban_stops_below_min_tokens(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
+    """EOS is banned with `ignore_eos` too, as in vLLM."""
+    edits = _Edits(edited.vocab_size)
+    for index, row in enumerate(rows):
+        if row.is_below_min_tokens:
+            edits.add(index, ids_in_vocab(row.eos_token_ids + row.params.stop_token_ids, edited.vocab_size))
+    if edits.row_ids:
+        indices, token_ids, _ = edits.join()
+        edited.put(indices, token_ids, np.full(len(token_ids), -np.inf, dtype=np.float32))
+
+
+def _apply_penalties(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
+    edits = _Edits(edited.vocab_size)
+    for index, row in enumerate(rows):
+        if row.has_penalties:
+            state = _penalty_state(row)
+            repetition = np.full(len(state.token_ids), row.params.repetition_penalty, dtype=np.float32)
+            edits.add(index, state.token_ids, repetition, _subtrahends(row.params, state))
+    if edits.row_ids:
+        indices, token_ids, (repetitions, subtrahends) = edits.join()
+        values = edited.gather(indices, token_ids)
+        values = np.where(values > 0, values / repetitions, values * repetitions)
+        edited.put(indices, token_ids, values - subtrahends)
+
+
+def _penalty_state(row: SamplingRow) -> PenaltyState:
+    state = row.penalty_state
+    if state is None:
+        state = PenaltyState(row.prompt_token_ids if row.params.repetition_penalty != 1 else ())
+    state.catch_up(row.output_token_ids)
+    return state
+
+
+def _subtrahends(params: SamplingParams, state: PenaltyState) -> Floats:
+    counts = state.output_counts
+    return (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)

@@ -1,0 +1,68 @@
+"""How much memory the KV cache and the adapter arena get, and how long a sequence may then be."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loraserve.engine.errors import EngineStartError
+
+GIB = 1 << 30
+MAX_DEFAULT_KV_BYTES = 4 * GIB
+KV_SHARE = 0.40
+"""Of the memory available once the weights are loaded."""
+MAX_DEFAULT_ADAPTER_BYTES = 2 * GIB
+ADAPTER_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    num_blocks: int
+    max_model_len: int
+    arena_size_bytes: int
+    notes: tuple[str, ...]
+    """What was lowered and why, for the person who started the server."""
+
+
+def kv_block_bytes(kv_elements_per_token: Sequence[int], element_bytes: int, block_size: int) -> int:
+    """kv_elements_per_token: per attention layer num_kv_heads * head_dim; K and V are both stored."""
+    return 2 * sum(kv_elements_per_token) * element_bytes * block_size
+
+
+def plan_memory(
+    *,
+    available_bytes: int,
+    block_bytes: int,
+    block_size: int,
+    model_max_len: int,
+    requested_max_len: int | None,
+    kv_cache_bytes: int | None,
+    adapter_bytes: int | None,
+    enable_lora: bool,
+) -> MemoryPlan:
+    """Raises `EngineStartError` when not even one block fits or the request exceeds the model."""
+    notes = []
+    if kv_cache_bytes is None:
+        kv_cache_bytes = min(MAX_DEFAULT_KV_BYTES, int(KV_SHARE * available_bytes))
+    if adapter_bytes is None:
+        adapter_bytes = min(MAX_DEFAULT_ADAPTER_BYTES, int(ADAPTER_SHARE * available_bytes))
+    if kv_cache_bytes + (adapter_bytes if enable_lora else 0) > available_bytes:
+        raise EngineStartError(
+            f"the KV cache ({kv_cache_bytes} bytes) and the adapter memory ({adapter_bytes} bytes) exceed the "
+            f"{available_bytes} bytes available: lower --kv-cache-memory-bytes or --adapter-memory-bytes"
+        )
+    num_blocks = kv_cache_bytes // block_bytes
+    if num_blocks < 2:
+        raise EngineStartError(
+            f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, at least 2 are "
+            "needed: raise --kv-cache-memory-bytes"
+        )
+    if requested_max_len is not None and requested_max_len > model_max_len:
+        raise EngineStartError(f"--max-model-len {requested_max_len} exceeds the model's {model_max_len} positions")
+    max_model_len = requested_max_len or model_max_len
+    fitting = num_blocks * block_size
+    if fitting < max_model_len:
+        notes.append(
+            f"max_model_len lowered from {max_model_len} to {fitting}: that is what the KV cache of {kv_cache_bytes} bytes "
+            "holds (--kv-cache-memory-bytes)"
+        )
+        max_model_len = fitting
+    return MemoryPlan(num_blocks, max_model_len, adapter_bytes if enable_lora else 0, tuple(notes))

@@ -1,0 +1,124 @@
+"""What the engine is asked and what it answers. No torch here: the API process imports this module."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Ranges are checked where requests enter (the API) and again by `validate`."""
+
+    max_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    """0 = greedy."""
+    top_k: int = 0
+    """0 = all tokens."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    """Empty = all."""
+    seed: int = 0
+    """Choice i of a request draws from (seed + i, position)."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None
+    """None = no logprobs; k = the sampled token's and the k most likely tokens'."""
+    prompt_logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One prompt. Its choices (`sampling.n`) share the prompt's KV blocks."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    adapter_digest: str | None = None
+    """None = the base model."""
+    cache_salt: str = ""
+    """Requests share prefix blocks only with requests of the same salt (tenant)."""
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    token_id: int
+    logprob: float
+    """Natural logarithm of the softmax of the model's own logits: before bias, bans, penalties and temperature, as
+    vLLM's default `raw_logprobs`. -inf where the logit is."""
+    rank: int
+    """1 + the number of tokens with a larger logit, so 1 = the most likely token; equal logits share a rank."""
+    top: list[tuple[int, float]]
+    """(token id, logprob), most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """What one choice of one request gained in one step."""
+
+    request_id: str
+    index: int
+    """The choice, 0 to n - 1."""
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    """Aligned with `token_ids`."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The id of `stop_token_ids` that ended it; None for EOS."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; on the first output of index 0."""
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """On the first output of index 0; the first prompt token has None."""
+    queue_s: float | None = None
+    """Seconds from arrival in the engine to first scheduled; on the first output."""
+    error: str | None = None
+    """With finish_reason "error": what went wrong, safe to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot of the engine, sent with every step's outputs and at least once a second."""
+
+    step: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Never used or holding nothing."""
+    num_cached_blocks: int = 0
+    """Unreferenced, but holding a prefix."""
+    block_size: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up, in total."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found, in total."""
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed, in total."""
+    num_generation_tokens: int = 0
+    arena_size_bytes: int = 0
+    arena_used_bytes: int = 0
+    num_adapter_loads: int = 0
+    num_adapter_evictions: int = 0
+    running_adapters: list[str] = field(default_factory=list)
+    """Digests with a running sequence."""
+    waiting_adapters: list[str] = field(default_factory=list)
+    resident_adapters: list[str] = field(default_factory=list)
+    last_step_tokens: int = 0

@@ -1,0 +1,166 @@
+"""One engine step's logits to one token per row."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
+from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
+from loraserve.engine.request import TokenLogprob
+from loraserve.engine.sampling_row import SamplingRow
+from loraserve.engine.token_choice import choose_tokens, most_narrow, top_candidates
+
+_PROMPT_CHUNK = 256
+"""Prompt rows at a time: bounds what a GPU pass copies, 156 MB at 151936 tokens."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Aligned with the rows given to `Sampler.sample`."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob | None]
+    """None where the row asked for none or is not finite."""
+    is_finite: list[bool]
+    """False: the row has NaN, +inf or nothing but -inf, or allows no token there is; its token is undefined."""
+
+
+class Sampler:
+    """Chooses tokens as vLLM's v1 sampler does, except where noise and ties are concerned.
+
+    A row's result depends on its own logits and `SamplingRow` only, bit for bit: not on the batch, not on its place in
+    it. Its noise is a function of (seed, position). Equal logits go by ascending token id, so top_k keeps exactly k.
+
+    Order: raw logprobs; allowed_token_ids, logit_bias, min_tokens, penalties (`logit_edits`); greedy stops here;
+    temperature, min_p, top_k, top_p, draw (`token_choice`).
+
+    A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
+    """
+
+    def __init__(self, vocab_size: int, logits_size: int) -> None:
+        """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read."""
+        assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
+        self.vocab_size = vocab_size
+        self.logits_size = logits_size
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+        """`logits` [R, logits_size], float32 or bfloat16, any device, not written to."""
+        raw = self._open(logits, len(rows))
+        if not rows:
+            return Sampled([], [], [])
+        token_ids, peaks = raw.argmax()
+        is_finite = np.isfinite(peaks)
+        edited = [index for index, row in enumerate(rows) if is_finite[index] and row.has_edits]
+        drawn = [
+            index for index, row in enumerate(rows) if is_finite[index] and not row.is_greedy and not row.has_edits
+        ]
+        if drawn:
+            row_ids = np.array(drawn)
+            token_ids[row_ids] = choose_tokens(raw, row_ids, peaks[row_ids], [rows[index] for index in drawn])
+        if edited:
+            row_ids = np.array(edited)
+            token_ids[row_ids], is_finite[row_ids] = self._sample_edited(
+                raw, row_ids, token_ids[row_ids], [rows[index] for index in edited]
+            )
+        return Sampled(token_ids.tolist(), self._logprobs(raw, peaks, token_ids, is_finite, rows), is_finite.tolist())
+
+    def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """Each row's raw logprob of its target and its `num_top` most likely tokens; NaN and none for a row not finite.
+
+        `logits` [P, logits_size]: row i predicts `target_token_ids[i]`, which is in the vocabulary.
+        """
+        raw = self._open(logits, len(target_token_ids))
+        if not target_token_ids:
+            return []
+        targets = np.array(target_token_ids, dtype=np.int64)
+        _, peaks = raw.argmax()
+        outcomes = [TokenLogprob(token_id, math.nan, 1, []) for token_id in target_token_ids]
+        finite = np.flatnonzero(np.isfinite(peaks))
+        for start in range(0, len(finite), _PROMPT_CHUNK):
+            chunk = finite[start : start + _PROMPT_CHUNK]
+            num_tops = np.full(len(chunk), num_top)
+            found = _score(raw, chunk, peaks[chunk], targets[chunk], num_tops)
+            for row_id, logprob in zip(chunk, found, strict=True):
+                outcomes[row_id] = logprob
+        return outcomes
+
+    def _open(self, logits: Tensor, num_rows: int) -> LogitRows:
+        expected = (num_rows, self.logits_size)
+        assert tuple(logits.shape) == expected, f"logits are {tuple(logits.shape)}, not {expected}"
+        return open_rows(logits, self.vocab_size)
+
+    def _sample_edited(
+        self, raw: LogitRows, row_ids: Ints, raw_best: Ints, rows: Sequence[SamplingRow]
+    ) -> tuple[Ints, np.ndarray]:
+        edited = edit_rows(raw, row_ids, rows)
+        token_ids, peaks = edited.argmax()
+        is_finite = np.isfinite(peaks)
+        for index in np.flatnonzero(np.isneginf(peaks)).tolist():
+            token_id = self._best_allowed(raw, row_ids[index], raw_best[index], rows[index])
+            if token_id is not None:
+                token_ids[index] = token_id
+            is_finite[index] = token_id is not None
+        drawn = np.array(
+            [i for i, row in enumerate(rows) if np.isfinite(peaks[i]) and not row.is_greedy], dtype=np.int64
+        )
+        if len(drawn):
+            token_ids[drawn] = choose_tokens(edited, drawn, peaks[drawn], [rows[i] for i in drawn])
+        return token_ids, is_finite
+
+    def _best_allowed(self, raw: LogitRows, row_id: np.int64, raw_best: np.int64, row: SamplingRow) -> np.int64 | None:
+        if not row.params.allowed_token_ids:
+            return raw_best
+        allowed = ids_in_vocab(row.params.allowed_token_ids, self.vocab_size)
+        if not len(allowed):
+            return None
+        return allowed[raw.gather(np.full(len(allowed), row_id), allowed).argmax()]
+
+    def _logprobs(
+        self, raw: LogitRows, peaks: Floats, token_ids: Ints, is_finite: np.ndarray, rows: Sequence[SamplingRow]
+    ) -> list[TokenLogprob | None]:
+        outcomes: list[TokenLogprob | None] = [None] * len(rows)
+        asked = [(index, row.params.logprobs) for index, row in enumerate(rows) if is_finite[index]]
+        asked = [(index, num_top) for index, num_top in asked if num_top is not None]
+        if asked:
+            row_ids, num_tops = np.array(asked).T
+            found = _score(raw, row_ids, peaks[row_ids], token_ids[row_ids], num_tops)
+            for row_id, logprob in zip(row_ids, found, strict=True):
+                outcomes[row_id] = logprob
+        return outcomes
+
+
+def _score(raw: LogitRows, row_ids: Ints, peaks: Floats, token_ids: Ints, num_tops: Ints) -> list[TokenLogprob]:
+    """Aligned with `row_ids`, rows with finite peaks; each has one token and how many of the most likely to list."""
+    ones = np.ones(len(row_ids), dtype=np.float32)
+    masses = raw.lane_mass(row_ids, peaks, ones, np.full(len(row_ids), -np.inf, dtype=np.float32))
+    log_totals = [
+        float(peak) + math.log(mass) for peak, mass in zip(peaks, masses.sum(1, dtype=np.float64), strict=True)
+    ]
+    values = raw.gather(row_ids, token_ids)
+    ranks = 1 + raw.count_above(row_ids, values)
+    tops = _top(raw, row_ids, np.minimum(num_tops, raw.vocab_size))
+    return [
+        TokenLogprob(
+            token_id=int(token_ids[i]),
+            logprob=float(values[i]) - log_total,
+            rank=int(ranks[i]),
+            top=[(token_id, value - log_total) for token_id, value in tops[i]],
+        )
+        for i, log_total in enumerate(log_totals)
+    ]
+
+
+def _top(raw: LogitRows, row_ids: Ints, num_tops: Ints) -> list[list[tuple[int, float]]]:
+    """Per row its most likely tokens with their logits."""
+    tops: list[list[tuple[int, float]]] = [[] for _ in row_ids]
+    narrow = np.flatnonzero((num_tops > 0) & (num_tops <= most_narrow(raw)))
+    wide = np.flatnonzero(num_tops > most_narrow(raw))
+    for places in (narrow, *wide[:, None]):  # a wide row is sorted whole: one at a time
+        if len(places):
+            found = top_candidates(raw, row_ids[places], num_tops[places])
+            for index, ids, values in zip(places, found.token_ids.tolist(), found.values.tolist(), strict=True):
+                tops[index] = list(zip(ids, values, strict=True))[: num_tops[index]]
+    return tops

@@ -1,0 +1,88 @@
+"""What the sampler must know of a sequence, and the token counts its penalties need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loraserve.engine.logit_rows import Floats, Ints
+from loraserve.engine.request import SamplingParams
+
+
+class PenaltyState:
+    """The distinct tokens of a prompt and its output, and how often the output has each.
+
+    One per sequence with penalties, kept for as long as its outputs are (also while preempted). `catch_up` costs O(1)
+    per token not yet seen; without a kept state the sampler counts the whole sequence on every step.
+    """
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        distinct = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
+        self._num_tokens = len(distinct)
+        self._token_ids = np.concatenate([distinct, np.zeros(64, dtype=np.int64)])
+        self._counts = np.zeros(len(self._token_ids), dtype=np.float32)
+        self._index_of = {token_id: index for index, token_id in enumerate(distinct.tolist())}
+        self._num_output_tokens = 0
+
+    @property
+    def token_ids(self) -> Ints:
+        return self._token_ids[: self._num_tokens]
+
+    @property
+    def output_counts(self) -> Floats:
+        """Aligned with `token_ids`; 0 for a token that only the prompt has."""
+        return self._counts[: self._num_tokens]
+
+    def catch_up(self, output_token_ids: Sequence[int]) -> None:
+        """Count the tokens appended since the last call. NOTE: outputs only ever grow."""
+        assert len(output_token_ids) >= self._num_output_tokens, "output tokens were taken back"
+        for token_id in output_token_ids[self._num_output_tokens :]:
+            index = self._find_or_add(token_id)  # may move the arrays
+            self._counts[index] += 1
+        self._num_output_tokens = len(output_token_ids)
+
+    def _find_or_add(self, token_id: int) -> int:
+        index = self._index_of.setdefault(token_id, self._num_tokens)
+        if index == self._num_tokens:
+            if index == len(self._token_ids):
+                self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
+                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+            self._token_ids[index] = token_id
+            self._num_tokens += 1
+        return index
+
+
+@dataclass(slots=True)
+class SamplingRow:
+    """What the sampler must know of the sequence behind one row of logits."""
+
+    params: SamplingParams
+    seed: int
+    """params.seed + choice index."""
+    position: int
+    """Absolute position of the token being chosen; (seed, position) determines its noise."""
+    prompt_token_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    """Presence and frequency penalties count these only; the repetition penalty the prompt's too."""
+    eos_token_ids: tuple[int, ...]
+    penalty_state: PenaltyState | None = None
+    """Kept on the sequence for speed; the sampler brings it up to date."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Below vLLM's smallest temperature, 1e-5."""
+        return self.params.temperature < 1e-5
+
+    @property
+    def is_below_min_tokens(self) -> bool:
+        return len(self.output_token_ids) < self.params.min_tokens
+
+    @property
+    def has_penalties(self) -> bool:
+        params = self.params
+        return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+
+    @property
+    def has_edits(self) -> bool:
+        params = self.params
+        return bool(params.allowed_token_ids or params.logit_bias or self.is_below_min_tokens or self.has_penalties)

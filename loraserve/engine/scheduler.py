@@ -1,0 +1,338 @@
+"""Decides what each step computes. There are no prefill and decode phases: every sequence catches up its computed tokens
+to its tokens under one token budget, which covers chunked prompts, prefix hits and recompute after preemption.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum
+
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.batch_builder import ScheduledSequence
+from loraserve.engine.fair_queue import FairQueue
+from loraserve.engine.kv_blocks import BlockPool, block_hash
+from loraserve.engine.sequence import RequestState, Sequence, Status
+
+MAX_BYPASSED = 64
+"""Admissions that may pass a request whose adapter does not fit; then nobody is admitted before it."""
+COLD_LOAD_TOKENS = 32
+"""What loading a cold adapter adds to its tenant's counter, in tokens."""
+MAX_PROMPT_LOGPROB_ROWS = 256
+"""Rows of one step whose logits are kept for prompt logprobs: bounds memory at rows * vocab."""
+
+
+@dataclass(slots=True)
+class StepPlan:
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    """Ordered by adapter slot."""
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, destination), to be done in order before the forward pass."""
+    failed: list[tuple[Sequence, str]] = field(default_factory=list)
+    """Sequences whose adapter could not be loaded, and why; they hold nothing."""
+
+
+class _Admission(Enum):
+    ADMITTED = "admitted"
+    NO_ROOM = "no room"
+    NO_ADAPTER_ROOM = "no adapter room"
+    FAILED = "failed"
+
+
+class Scheduler:
+    """Owns the waiting and running sequences and, through them, every reference to blocks and adapters."""
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        block_size: int,
+        adapters: AdapterMemory | None,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_loras: int | None,
+    ) -> None:
+        self.pool = pool
+        self.running: list[Sequence] = []
+        """In order of admission."""
+        self.waiting = FairQueue()
+        self.num_preemptions = 0
+        self.prefix_cache_queries = 0
+        self.prefix_cache_hits = 0
+        self._block_size = block_size
+        self._adapters = adapters
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_loras = max_loras
+        self._num_admitted = 0
+
+    def has_work(self) -> bool:
+        return bool(self.running) or len(self.waiting) > 0
+
+    def add(self, state: RequestState) -> None:
+        """Queue the request's first choice; the others are forked from it when the prompt is computed."""
+        sequence = state.sequences[0]
+        self.waiting.arrive(state.request.tenant)
+        self.waiting.append(sequence)
+
+    def schedule(self) -> StepPlan:
+        plan = StepPlan()
+        budget = self._max_num_batched_tokens
+        num_preempted_before = self.num_preemptions
+        # Decodes first, so that a long prompt never stalls them.
+        for sequence in sorted(self.running, key=lambda s: s.num_uncomputed_tokens > 1):
+            if budget == 0:
+                break
+            if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
+                budget -= self._schedule_running(sequence, budget, plan)
+        if self.num_preemptions == num_preempted_before:
+            self._admit_waiting(plan, self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled))
+        plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
+        return plan
+
+    def fork(self, parent: Sequence) -> list[Sequence]:
+        """The request's other choices, sharing all of the parent's blocks."""
+        state = parent.state
+        children = []
+        for index in range(1, state.request.sampling.n):
+            child = Sequence(state, index, list(parent.token_ids), parent.num_prompt_tokens)
+            child.num_computed_tokens = parent.num_computed_tokens
+            child.num_charged_tokens = parent.num_charged_tokens
+            child.blocks = list(parent.blocks)
+            child.block_hashes = list(parent.block_hashes)
+            child.num_remembered_blocks = parent.num_remembered_blocks
+            child.status = Status.RUNNING
+            self.pool.acquire(child.blocks)
+            child.adapter_slot = self._acquire_adapter(child) if parent.adapter_slot >= 0 else -1
+            self._enter_running(child)
+            self.waiting.arrive(state.request.tenant)
+            state.sequences.append(child)
+            children.append(child)
+        return children
+
+    def computed(self, sequence: Sequence, num_rows: int, *, is_finite: bool | None) -> None:
+        """Account for a step's rows. is_finite: of the sequence's sampled row; None when none was sampled.
+
+        Full blocks become findable only after a finite sampled row, which depends on all of them.
+        """
+        sequence.num_computed_tokens += num_rows
+        if is_finite:
+            num_full = sequence.num_computed_tokens // self._block_size
+            self._extend_hashes(sequence, num_full)
+            for i in range(sequence.num_remembered_blocks, num_full):
+                self.pool.remember(sequence.blocks[i], sequence.block_hashes[i])
+            sequence.num_remembered_blocks = max(sequence.num_remembered_blocks, num_full)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Free everything the sequence holds, whatever its status. It must not be finished yet."""
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence.status is Status.WAITING:
+            self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        self.waiting.leave(sequence.request.tenant)
+
+    def _schedule_running(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
+        """Rows of the budget that are used; preempted sequences give theirs back (as a negative number of rows)."""
+        num_rows = self._num_rows(sequence, budget)
+        num_returned = 0
+        while not self._try_extend(sequence, num_rows, plan):
+            victim = self._choose_victim()
+            for i, item in enumerate(plan.scheduled):
+                if item.sequence is victim:
+                    num_returned += item.num_rows
+                    del plan.scheduled[i]
+                    break
+            self._preempt(victim)
+            if victim is sequence:
+                return -num_returned
+        self._append(plan, sequence, num_rows)
+        return num_rows - num_returned
+
+    def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
+        num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in self.running)
+        bypassed: list[Sequence] = []
+        for sequence in self.waiting:
+            if budget == 0 or num_seats < _num_seats(sequence):
+                break
+            admission = self._try_admit(sequence, budget, plan)
+            if admission is _Admission.NO_ROOM:
+                break
+            if admission is _Admission.NO_ADAPTER_ROOM:
+                if sequence.state.num_bypassed >= MAX_BYPASSED:
+                    break
+                bypassed.append(sequence)
+            elif admission is _Admission.ADMITTED:
+                num_seats -= _num_seats(sequence)
+                budget -= plan.scheduled[-1].num_rows
+                for earlier in bypassed:
+                    earlier.state.num_bypassed += 1
+
+    def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> _Admission:
+        cached = self._find_prefix(sequence)
+        num_cached = len(cached) * self._block_size
+        num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
+        if num_blocks + self.pool.num_evictable(cached) > self.pool.num_available:
+            return _Admission.NO_ROOM
+        try:
+            adapter_slot = self._try_acquire_adapter(sequence)
+        except AdapterError as error:
+            plan.failed.append((sequence, error.message))
+            self.finish(sequence)
+            return _Admission.FAILED
+        if adapter_slot is None:
+            return _Admission.NO_ADAPTER_ROOM
+        self.pool.acquire(cached)
+        sequence.blocks = cached
+        sequence.adapter_slot = adapter_slot
+        sequence.num_computed_tokens = num_cached
+        sequence.num_remembered_blocks = len(cached)
+        sequence.num_charged_tokens = max(sequence.num_charged_tokens, num_cached)
+        self._note_prefix_lookup(sequence, num_cached)
+        self.waiting.remove(sequence)
+        sequence.status = Status.RUNNING
+        self._enter_running(sequence)
+        num_rows = self._num_rows(sequence, budget)
+        assert self._try_extend(sequence, num_rows, plan), "blocks were counted before admission"
+        self._append(plan, sequence, num_rows)
+        return _Admission.ADMITTED
+
+    def _append(self, plan: StepPlan, sequence: Sequence, num_rows: int) -> None:
+        plan.scheduled.append(ScheduledSequence(sequence, num_rows, _num_sampled_rows(sequence, num_rows)))
+        end = sequence.num_computed_tokens + num_rows
+        if end > sequence.num_charged_tokens:
+            self.waiting.charge(sequence.request.tenant, end - sequence.num_charged_tokens)
+            sequence.num_charged_tokens = end
+
+    def _note_prefix_lookup(self, sequence: Sequence, num_cached: int) -> None:
+        state = sequence.state
+        if state.first_scheduled_s is None and sequence.num_output_tokens == 0:
+            state.num_cached_tokens = num_cached
+            self.prefix_cache_queries += sequence.num_prompt_tokens
+            self.prefix_cache_hits += num_cached
+
+    def _find_prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of the sequence's tokens, at least one token short of all, so that its last row is computed."""
+        if _needs_prompt_logprobs(sequence):
+            return []
+        num_full = (sequence.num_tokens - 1) // self._block_size
+        self._extend_hashes(sequence, num_full)
+        return self.pool.match_prefix(sequence.block_hashes[:num_full])
+
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        hashes, size = sequence.block_hashes, self._block_size
+        while len(hashes) < num_blocks:
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else sequence.state.root_hash
+            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))
+
+    def _num_rows(self, sequence: Sequence, budget: int) -> int:
+        num_rows = min(sequence.num_uncomputed_tokens, budget)
+        return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
+
+    def _try_extend(self, sequence: Sequence, num_rows: int, plan: StepPlan) -> bool:
+        """Give the sequence blocks of its own for its next rows; copies a shared block before it is written."""
+        start, size = sequence.num_computed_tokens, self._block_size
+        num_missing = -(-(start + num_rows) // size) - len(sequence.blocks)
+        written = start // size
+        must_copy = written < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[written])
+        blocks = self.pool.try_allocate(max(num_missing, 0) + must_copy)
+        if blocks is None:
+            return False
+        if must_copy:
+            source, copy = sequence.blocks[written], blocks.pop()
+            plan.block_copies.append((source, copy))
+            sequence.blocks[written] = copy
+            self.pool.release([source])
+        sequence.blocks += blocks
+        return True
+
+    def _choose_victim(self) -> Sequence:
+        """The newest sequence of the most-served tenant."""
+        return max(self.running, key=lambda s: (self.waiting.served(s.request.tenant), s.admitted))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to the head of its tenant's queue, holding nothing; its tokens are recomputed when it returns."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.status = Status.WAITING
+        sequence.num_computed_tokens = 0
+        sequence.num_remembered_blocks = 0
+        if _needs_prompt_logprobs(sequence):
+            sequence.state.prompt_logprobs = None
+        self.waiting.put_back(sequence)
+        self.num_preemptions += 1
+
+    def _enter_running(self, sequence: Sequence) -> None:
+        self._num_admitted += 1
+        sequence.admitted = self._num_admitted
+        self.running.append(sequence)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        if sequence.adapter_slot >= 0:
+            assert self._adapters is not None
+            assert sequence.request.adapter_digest is not None
+            self._adapters.release(sequence.request.adapter_digest)
+            sequence.adapter_slot = -1
+
+    def _try_acquire_adapter(self, sequence: Sequence) -> int | None:
+        """-1 for the base model; None when the adapter does not fit beside the running ones. Raises `AdapterError`."""
+        digest = sequence.request.adapter_digest
+        if digest is None:
+            return -1
+        assert self._adapters is not None
+        if self._max_loras is not None:
+            distinct = {s.request.adapter_digest for s in self.running} - {None, digest}
+            if len(distinct) >= self._max_loras:
+                return None
+        was_resident = self._adapters.is_resident(digest)
+        adapter_slot = self._adapters.try_acquire(digest)
+        if adapter_slot is not None and not was_resident:
+            self.waiting.charge(sequence.request.tenant, COLD_LOAD_TOKENS)
+        return adapter_slot
+
+    def _acquire_adapter(self, sequence: Sequence) -> int:
+        assert self._adapters is not None
+        assert sequence.request.adapter_digest is not None
+        adapter_slot = self._adapters.try_acquire(sequence.request.adapter_digest)
+        assert adapter_slot is not None, "the parent's adapter is resident"
+        return adapter_slot
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when a block or an adapter reference was lost or made up."""
+        self.pool.check_invariants([sequence.blocks for sequence in self.running])
+        for sequence in self.running:
+            assert len(sequence.blocks) * self._block_size >= sequence.num_computed_tokens, (
+                "a computed token has no block"
+            )
+        if self._adapters is not None:
+            references: dict[str, int] = {}
+            for sequence in self.running:
+                if sequence.request.adapter_digest is not None:
+                    digest = sequence.request.adapter_digest
+                    references[digest] = references.get(digest, 0) + 1
+            self._adapters.check_invariants(references)
+
+
+def _needs_prompt_logprobs(sequence: Sequence) -> bool:
+    """True until the prompt has been computed once with all its logits."""
+    return sequence.index == 0 and sequence.state.wants_prompt_logprobs and not sequence.state.has_all_prompt_logprobs
+
+
+def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
+    if _needs_prompt_logprobs(sequence):
+        return num_rows
+    return int(num_rows == sequence.num_uncomputed_tokens)
+
+
+def _num_seats(sequence: Sequence) -> int:
+    """Running sequences to count for this one: all choices until they are forked."""
+    sampling = sequence.request.sampling
+    return sampling.n if len(sequence.state.sequences) < sampling.n else 1
+
+
+def running_digests(sequences: Seq[Sequence]) -> list[str]:
+    return sorted({s.request.adapter_digest for s in sequences if s.request.adapter_digest is not None})

@@ -1,0 +1,87 @@
+"""The engine's state of a request and of each of its choices."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from loraserve.engine.kv_blocks import BlockHash
+from loraserve.engine.request import EngineRequest, FinishReason, TokenLogprob
+from loraserve.engine.sampling_row import PenaltyState
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """A request and its choices. Choices after the first appear once the prompt is computed."""
+
+    request: EngineRequest
+    arrival_s: float
+    root_hash: BlockHash
+    sequences: list["Sequence"] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when first scheduled."""
+    first_scheduled_s: float | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    num_bypassed: int = 0
+    """How often a later request was admitted before this one because this one's adapter did not fit."""
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None
+
+    @property
+    def has_all_prompt_logprobs(self) -> bool:
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) == len(self.request.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of a request: its tokens and the KV blocks that hold them."""
+
+    state: RequestState
+    index: int
+    token_ids: list[int]
+    """Prompt, then output."""
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0
+    """Tokens whose K and V are in the blocks."""
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    """Of the full blocks of `token_ids`, as far as they have been hashed."""
+    num_charged_tokens: int = 0
+    """Tokens already charged to the tenant; recompute after preemption is free of charge."""
+    num_remembered_blocks: int = 0
+    """Full, computed blocks already offered to the prefix cache."""
+    status: Status = Status.WAITING
+    adapter_slot: int = -1
+    """Row of the adapter table while running; -1 = base model."""
+    is_first_output_sent: bool = False
+    admitted: int = 0
+    """Order of admission; the newest is preempted first."""
+    finish_reason: FinishReason | None = None
+    penalty_state: PenaltyState | None = None
+    """Kept here between steps when the request has penalties."""
+
+    @property
+    def request(self) -> EngineRequest:
+        return self.state.request
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens

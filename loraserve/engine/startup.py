@@ -1,0 +1,190 @@
+"""From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_kernels.choose_backend import choose_backend
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
+from loraserve.engine.errors import EngineStartError
+from loraserve.engine.memory_plan import MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.model_runner import ModelRunner
+from loraserve.models import loader
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.errors import ModelRefusedError
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total)."""
+
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+"""Fields of generation_config that become defaults, as in vLLM."""
+DEFAULT_MODEL_MAX_LEN = 2048
+"""For a config that names no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the API process needs to know of the model."""
+
+    name: str
+    architecture: str
+    dtype: str
+    device: str
+    backend: str
+    max_model_len: int
+    vocab_size: int
+    """Token ids at or above it do not exist for the tokenizer; their logits are masked."""
+    eos_token_ids: list[int]
+    tokenizer_json: str
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    default_sampling: dict[str, float | int]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    arena_size_bytes: int
+    layout: BaseLayout
+    notes: list[str]
+    """What was chosen or lowered, for the person who started the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    description: ModelDescription
+    runner: ModelRunner
+    adapters: AdapterMemory | None
+    num_blocks: int
+    logits_size: int
+    """Columns of the logits, at least vocab_size."""
+
+
+def start(config: EngineConfig, progress: Progress) -> EngineParts:
+    """Raises `EngineStartError`."""
+    try:
+        return _start(config, progress)
+    except ModelRefusedError as error:
+        raise EngineStartError(str(error)) from error
+
+
+def _start(config: EngineConfig, progress: Progress) -> EngineParts:
+    device = _device(config.device)
+    torch.set_num_threads(config.num_threads or available_cpus())
+    torch.set_grad_enabled(False)
+    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
+    model_config = loader.load_config(config.model, config.revision)
+    generation_config = loader.load_generation_config(config.model, config.revision)
+    backend, backend_note = choose_backend(device, config.backend)
+    hf_model = _load_weights(config, model_config, device, progress)
+    model = CausalModel(hf_model, backend)
+    plan = _plan(config, model, model_config)
+    model.prepare(plan.max_model_len, lambda done, total: progress("prepacking weights", done, total))
+    adapters = _adapter_memory(model, plan, device) if config.enable_lora else None
+    runner = ModelRunner(
+        model, plan.num_blocks, config.block_size, None if adapters is None else adapters.table, device
+    )
+    description = ModelDescription(
+        name=config.model,
+        architecture=type(hf_model).__name__,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(device),
+        backend=backend.name,
+        max_model_len=plan.max_model_len,
+        vocab_size=min(len(tokenizer), model.logits_size),
+        eos_token_ids=_eos_token_ids(tokenizer, model_config, generation_config),
+        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
+        chat_template=_chat_template(tokenizer),
+        special_tokens={
+            name: str(value)
+            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+            if (value := getattr(tokenizer, name, None)) is not None
+        },
+        default_sampling=_default_sampling(generation_config),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        arena_size_bytes=0 if adapters is None else adapters.size_bytes,
+        layout=model.layout,
+        notes=[*([backend_note] if backend_note else []), *plan.notes],
+    )
+    return EngineParts(description, runner, adapters, plan.num_blocks, model.logits_size)
+
+
+def _device(requested: str) -> torch.device:
+    if requested in ("auto", "cpu"):
+        return torch.device("cpu")
+    raise EngineStartError(f"device {requested!r} is not supported: choose auto or cpu")
+
+
+def _load_weights(
+    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, progress: Progress
+) -> PreTrainedModel:
+    dtype = loader.choose_dtype(config.dtype, model_config, device)
+    progress("loading weights", 0, 1)
+    if config.load_format == "dummy":
+        model = loader.dummy_model(model_config, dtype, config.seed)
+    elif config.load_format in ("auto", "safetensors"):
+        model = loader.load_model(config.model, config.revision, model_config, dtype)
+    else:
+        raise EngineStartError(
+            f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"
+        )
+    progress("loading weights", 1, 1)
+    return model
+
+
+def _plan(config: EngineConfig, model: CausalModel, model_config: PreTrainedConfig) -> MemoryPlan:
+    return plan_memory(
+        available_bytes=available_memory_bytes(),
+        block_bytes=kv_block_bytes(
+            [spec.num_kv_heads * spec.head_dim for spec in model.kv_specs], model.dtype.itemsize, config.block_size
+        ),
+        block_size=config.block_size,
+        model_max_len=getattr(model_config.get_text_config(), "max_position_embeddings", DEFAULT_MODEL_MAX_LEN),
+        requested_max_len=config.max_model_len,
+        kv_cache_bytes=config.kv_cache_memory_bytes,
+        adapter_bytes=config.adapter_memory_bytes,
+        enable_lora=config.enable_lora,
+    )
+
+
+def _adapter_memory(model: CausalModel, plan: MemoryPlan, device: torch.device) -> AdapterMemory:
+    return AdapterMemory(
+        num_groups=len(model.lora_groups),
+        num_members=sum(len(group.out_features) for group in model.lora_groups),
+        layout_fingerprint=model.layout.fingerprint,
+        size_bytes=plan.arena_size_bytes,
+        dtype=model.dtype,
+        device=device,
+    )
+
+
+def _eos_token_ids(
+    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, generation_config: GenerationConfig | None
+) -> list[int]:
+    """The union of what tokenizer, config and generation_config name."""
+    ids: set[int] = set()
+    for source in (tokenizer, config, config.get_text_config(), generation_config):
+        value = getattr(source, "eos_token_id", None)
+        ids.update([value] if isinstance(value, int) else value or [])
+    return sorted(ids)
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Of several named templates, the default one."""
+    template = tokenizer.chat_template
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _default_sampling(generation_config: GenerationConfig | None) -> dict[str, float | int]:
+    """Only what the file states: transformers fills in its own defaults, which are not the model's."""
+    if generation_config is None:
+        return {}
+    stated = generation_config.to_diff_dict()
+    return {name: stated[name] for name in SAMPLING_DEFAULTS if stated.get(name) is not None}

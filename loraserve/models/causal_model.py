@@ -1,0 +1,131 @@
+"""A transformers model that computes packed, mixed-adapter batches over paged KV."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import torch
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.packed_file import layout_fingerprint
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from loraserve.models import self_check
+from loraserve.models.context import ForwardContext
+from loraserve.models.linears import replace_linears
+from loraserve.models.rope import freeze_rope
+from loraserve.models.structure import AttentionSpec, record_structure
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Of one attention layer."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+class CausalModel:
+    """Built in two stages: `__init__` records the structure, `prepare` checks it and swaps modules.
+
+    Between them the caller sizes its memory and decides max_model_len.
+    """
+
+    def __init__(self, model: PreTrainedModel, backend: Backend) -> None:
+        """Raises `ModelRefusedError`."""
+        self._model = model
+        self._context = ForwardContext(backend)
+        structure = record_structure(model)
+        self._attention: list[AttentionSpec] = structure.attention
+        self._linear_groups = structure.linear_groups
+        self.layout = _describe_layout(model, self._linear_groups)
+        self.lora_groups = _lora_groups(self._linear_groups)
+        self.logits_size: int = model.get_output_embeddings().out_features
+        """Columns of the logits; the tokenizer may know fewer tokens."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype
+
+    @property
+    def kv_specs(self) -> list[KVSpec]:
+        return [KVSpec(spec.num_kv_heads, spec.head_dim) for spec in self._attention]
+
+    def prepare(self, max_model_len: int, progress: Callable[[int, int], None]) -> None:
+        """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
+
+        Raises `ModelRefusedError`. progress is called with (linear groups done, linear groups in all).
+        """
+        model, attention, context = self._model, self._attention, self._context
+        freeze_rope(model, max_model_len)
+        self_check.attach_layers(attention, context)
+        probe = self_check.make_probe(model, attention, max_model_len)
+        self_check.require_equal(model, attention, context, probe)
+        total = len(self._linear_groups)
+        for index, lora_group in enumerate(self.lora_groups):
+            replace_linears(model, self._linear_groups[index], lora_group, context)
+            self._linear_groups[index] = []  # the originals' weights are freed here
+            progress(index + 1, total)
+        self_check.require_equal(model, attention, context, probe)
+
+    def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
+        """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""
+        self._context.k_caches = list(k_caches)
+        self._context.v_caches = list(v_caches)
+        self._context.adapter_table = table
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Logits of the sampled rows: [R, padded vocab] in the model's dtype."""
+        self._context.batch = batch
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.sampled_rows,
+        )
+        self._context.batch = None
+        return output.logits[0]
+
+
+def _lora_groups(linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> list[LoraGroup]:
+    groups = []
+    member_start = 0
+    for index, members in enumerate(linear_groups):
+        out_features = tuple(linear.out_features for _, linear in members)
+        groups.append(LoraGroup(index, member_start, members[0][1].in_features, out_features))
+        member_start += len(members)
+    return groups
+
+
+def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> BaseLayout:
+    head = model.get_output_embeddings()
+    groups = tuple(
+        tuple(
+            BaseModule(
+                name,
+                linear.in_features,
+                linear.out_features,
+                weight_sha256=_weight_sha256(linear.weight) if linear is head else None,
+            )
+            for name, linear in members
+        )
+        for members in linear_groups
+    )
+    in_groups = {module.name for group in groups for module in group}
+    dtype = str(model.dtype).removeprefix("torch.")
+    names = [(name, module) for name, module in model.named_modules() if name and name not in in_groups]
+    return BaseLayout(
+        fingerprint=layout_fingerprint(groups, dtype),
+        dtype=dtype,
+        groups=groups,
+        other_modules=tuple(name for name, _ in names),
+        layer_prefixes=tuple(name for name, module in names if isinstance(module, nn.ModuleList)),
+        embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
+    )
+
+
+def _weight_sha256(weight: Tensor) -> str:
+    return sha256(weight.detach().contiguous().view(torch.uint8).numpy().data).hexdigest()

@@ -1,0 +1,89 @@
+"""From a directory of safetensors, or only a config, to a model of transformers in memory."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from loraserve.models.errors import ModelRefusedError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_config(model: str, revision: str | None) -> PreTrainedConfig:
+    """Raises `ModelRefusedError`. Code from the model's directory is never run."""
+    if not (Path(model) / "config.json").is_file() and Path(model).is_dir():
+        raise ModelRefusedError(f"{model} has no config.json: give the directory a model was saved to")
+    try:
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelRefusedError(f"cannot read the config of {model}: {error}") from error
+    if getattr(config, "quantization_config", None) is not None:
+        raise ModelRefusedError(f"{model} is quantized ({config.quantization_config}): give the unquantized weights")
+    return config
+
+
+def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """ "auto": the checkpoint's dtype where it is fast: bfloat16 needs a CPU with bfloat16 instructions, else float32."""
+    if requested != "auto":
+        if requested not in DTYPES:
+            raise ModelRefusedError(f"dtype {requested!r} is not supported: choose auto, {', '.join(DTYPES)}")
+        return DTYPES[requested]
+    stored = getattr(config.get_text_config(), "dtype", None) or torch.float32
+    if isinstance(stored, str):
+        stored = DTYPES.get(stored, torch.float32)
+    if stored == torch.float32 or device.type != "cpu":
+        return stored
+    return torch.bfloat16 if has_fast_bfloat16() else torch.float32
+
+
+def has_fast_bfloat16() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported()
+
+
+def load_model(model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Load safetensors weights; pickled weights are never read."""
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model,
+            revision=revision,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelRefusedError(f"cannot load the weights of {model}: {error}") from error
+    return loaded.eval()
+
+
+def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    """Random weights of the config's shapes, the same for the same seed."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+
+
+def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ModelRefusedError(f"cannot load the tokenizer of {model}: {error}") from error
+    if not tokenizer.is_fast:
+        raise ModelRefusedError(f"{type(tokenizer).__name__} of {model} has no fast form (tokenizer.json)")
+    return tokenizer
+
+
+def load_generation_config(model: str, revision: str | None) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(model, revision=revision)
+    except OSError:
+        return None

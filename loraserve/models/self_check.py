@@ -1,0 +1,152 @@
+"""Proof at load time that a model gives the same logits through our paged, packed, chunked batches as by itself.
+
+Transformers' own flags do not tell: some models accept a registered attention function and keep state or masks
+elsewhere, and would be silently wrong. So two sequences are run in packed chunks, next to each other, and compared with
+one plain eager forward each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from loraserve_kernels.step_batch import Segments, StepBatch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from loraserve.models.attention import AttentionLayer
+from loraserve.models.context import ForwardContext
+from loraserve.models.errors import ModelRefusedError
+from loraserve.models.structure import AttentionSpec, use_paged_attention
+
+BLOCK_SIZE = 16
+MAX_PROBE_TOKENS = 96
+# Largest difference allowed, as a share of the largest |logit|. Models that are wrong differ by 0.1 and more; float32
+# rounding by 1e-6, bfloat16 rounding over 32 layers by about 0.02.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Two sequences and their last-row logits as the model computes them by itself."""
+
+    token_ids: tuple[list[int], list[int]]
+    logits: Tensor
+    """[2, vocab]."""
+
+
+def make_probe(model: PreTrainedModel, attention: Sequence[AttentionSpec], max_model_len: int) -> Probe:
+    """Run both sequences through the unmodified model. Long enough to pass a small sliding window."""
+    windows = [spec.sliding_window for spec in attention if spec.sliding_window is not None]
+    longest = max([24, *(window + 9 for window in windows if window + 9 <= MAX_PROBE_TOKENS)])
+    longest = min(longest, max_model_len)
+    vocab_size = model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens = [
+        torch.randint(vocab_size, (length,), generator=generator).tolist() for length in (longest, max(2, longest - 7))
+    ]
+    model.set_attn_implementation("eager")
+    logits = []
+    with torch.inference_mode():
+        for sequence in tokens:
+            ids = torch.tensor([sequence], device=model.device)
+            logits.append(model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float())
+    return Probe((tokens[0], tokens[1]), torch.stack(logits))
+
+
+def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probe: Probe) -> float:
+    """Run the probe in packed chunks through paged attention; returns the largest difference over the largest |logit|.
+
+    Every attention module must hold its `AttentionLayer`. The context's caches are replaced during the check.
+    """
+    context.k_caches, context.v_caches = _probe_caches(attention, model)
+    use_paged_attention(model)
+    lengths = [len(tokens) for tokens in probe.token_ids]
+    half = lengths[1] // 2
+    steps = [  # (start, end) of each sequence: alone, beside each other, then one decode row beside a chunk
+        ((0, 3), (0, half)),
+        ((3, lengths[0] - 1), (half, lengths[1] - 1)),
+        ((lengths[0] - 1, lengths[0]), (lengths[1] - 1, lengths[1])),
+    ]
+    logits = torch.empty(0)
+    with torch.inference_mode():
+        for ranges in steps:
+            context.batch = _probe_batch(probe.token_ids, ranges, model.device)
+            output = model(
+                input_ids=context.batch.token_ids[None],
+                position_ids=context.batch.positions[None],
+                use_cache=False,
+                logits_to_keep=context.batch.sampled_rows,
+            )
+            logits = output.logits[0].float()
+    context.batch = None
+    context.k_caches, context.v_caches = [], []
+    return float((logits - probe.logits).abs().max() / probe.logits.abs().max())
+
+
+def require_equal(
+    model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probe: Probe
+) -> None:
+    """Raises `ModelRefusedError` when the paged model differs from the model by itself."""
+    name = type(model).__name__
+    try:
+        difference = check(model, attention, context, probe)
+    except Exception as error:
+        raise ModelRefusedError(
+            f"{name} cannot be served: its forward pass fails on packed batches ({error})"
+        ) from error
+    tolerance = TOLERANCE[model.dtype]
+    if not difference <= tolerance:
+        raise ModelRefusedError(
+            f"{name} cannot be served: in packed, chunked batches its logits differ from its own by {difference:.2g} of "
+            f"the largest logit (at most {tolerance:g} is rounding). Models that keep masks or state outside "
+            "transformers' attention interface are not supported."
+        )
+
+
+def attach_layers(attention: Sequence[AttentionSpec], context: ForwardContext) -> None:
+    for index, spec in enumerate(attention):
+        spec.module.loraserve_attention = AttentionLayer(index, context)  # type: ignore[assignment]
+
+
+def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:
+    num_blocks = 2 * (MAX_PROBE_TOKENS // BLOCK_SIZE + 1)
+
+    def cache(spec: AttentionSpec) -> Tensor:
+        shape = (num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        return torch.full(shape, float("nan"), dtype=model.dtype, device=model.device)
+
+    return [cache(spec) for spec in attention], [cache(spec) for spec in attention]
+
+
+def _probe_batch(
+    sequences: tuple[list[int], list[int]], ranges: Sequence[tuple[int, int]], device: torch.device
+) -> StepBatch:
+    """Sequence i owns every second block, starting at block i, so that a wrong block shows."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    row_start: list[int] = []
+    for i, (start, end) in enumerate(ranges):
+        row_start.append(len(token_ids))
+        token_ids += sequences[i][start:end]
+        positions += range(start, end)
+        slots += [(2 * (p // BLOCK_SIZE) + i) * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
+
+    def int32(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    max_blocks = MAX_PROBE_TOKENS // BLOCK_SIZE + 1
+    num_rows = [end - start for start, end in ranges]
+    last_rows = [start + rows - 1 for start, rows in zip(row_start, num_rows, strict=True)]
+    return StepBatch(
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.tensor(positions, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        block_table=torch.stack([int32([2 * b + i for b in range(max_blocks)]) for i in range(2)]),
+        context_lens=int32([end for _, end in ranges]),
+        row_start=int32(row_start),
+        num_rows=int32(num_rows),
+        segments=Segments(int32([0, len(token_ids)]), int32([-1]), has_adapter=False),
+        sampled_rows=torch.tensor(last_rows, device=device),
+        sampled_segments=Segments(int32([0, 2]), int32([-1]), has_adapter=False),
+    )

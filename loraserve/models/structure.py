@@ -1,0 +1,123 @@
+"""What a model is made of, seen in one recorded forward pass: its attention layers and its groups of linears.
+
+Names and classes differ between model families; what calls our attention function and which linears receive the very
+same input tensor does not.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from loraserve.models.attention import ATTENTION_NAME
+from loraserve.models.errors import ModelRefusedError
+
+_RECORDER_NAME = "loraserve_recorder"
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    module: nn.Module
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+
+
+@dataclass(slots=True)
+class ModelStructure:
+    attention: list[AttentionSpec] = field(default_factory=list)
+    """In call order."""
+    linear_groups: list[list[tuple[str, nn.Linear]]] = field(default_factory=list)
+    """(name, linear), in call order; the linears of a group share a parent and an input tensor."""
+
+
+def record_structure(model: PreTrainedModel) -> ModelStructure:
+    """Run a few tokens through the model and note what is called. Raises `ModelRefusedError`."""
+    structure = ModelStructure()
+    try:
+        with _recorded_attention(model, structure), _recorded_linears(model, structure), torch.inference_mode():
+            token_ids = torch.arange(8)[None] % model.config.get_text_config().vocab_size
+            model(input_ids=token_ids, position_ids=torch.arange(8)[None], use_cache=False)
+    except ModelRefusedError:
+        raise
+    except Exception as error:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: it does not run on transformers' attention interface ({error})"
+        ) from error
+    if not structure.attention:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
+        )
+    return structure
+
+
+@contextmanager
+def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
+    seen: set[int] = set()
+
+    def record(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+    ) -> tuple[Tensor, None]:
+        if value.shape[-1] != key.shape[-1]:
+            raise ModelRefusedError(
+                f"{type(model).__name__} cannot be served: its keys have head_dim {key.shape[-1]} and its values "
+                f"{value.shape[-1]}; they must be equal"
+            )
+        if id(module) not in seen:
+            seen.add(id(module))
+            window = kwargs.get("sliding_window")
+            structure.attention.append(
+                AttentionSpec(
+                    module, query.shape[1], key.shape[1], key.shape[3], window if isinstance(window, int) else None
+                )
+            )
+        return torch.zeros_like(query).transpose(1, 2).contiguous(), None
+
+    AttentionInterface.register(_RECORDER_NAME, record)
+    previous = model.config._attn_implementation
+    model.set_attn_implementation(_RECORDER_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(previous)
+        AttentionInterface._global_mapping.pop(_RECORDER_NAME)
+
+
+@contextmanager
+def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
+    calls: list[tuple[str, nn.Linear, Tensor]] = []  # holding the inputs keeps their identities unique
+
+    def note(name: str, module: nn.Linear, x: Tensor) -> None:
+        if all(seen is not module for _, seen, _ in calls):
+            calls.append((name, module, x))
+
+    def hook(name: str):
+        return lambda module, args: note(name, module, args[0])
+
+    handles = [
+        module.register_forward_pre_hook(hook(name))
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    previous: tuple[str, Tensor] | None = None
+    for name, module, x in calls:
+        parent = name.rpartition(".")[0]
+        if previous is not None and previous[0] == parent and previous[1] is x:
+            structure.linear_groups[-1].append((name, module))
+        else:
+            structure.linear_groups.append([(name, module)])
+        previous = (parent, x)
+
+
+def use_paged_attention(model: PreTrainedModel) -> None:
+    """Switch every layer to our attention; the layers must hold their `AttentionLayer` by then."""
+    model.set_attn_implementation(ATTENTION_NAME)

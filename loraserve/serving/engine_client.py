@@ -1,0 +1,57 @@
+"""The seam between the API and an engine, wherever it runs."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
+from loraserve.serving.messages import ModelInfo
+
+
+class EngineDeadError(Exception):
+    """The engine process is gone; the message says why."""
+
+
+class AdapterLoadError(Exception):
+    """The engine refused the packed adapter; the message says why."""
+
+
+class EngineClient(Protocol):
+    """One engine. All methods are called on the event loop."""
+
+    @property
+    def model(self) -> ModelInfo: ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """The newest snapshot."""
+        ...
+
+    @property
+    def last_progress_s(self) -> float:
+        """`time.monotonic()` of the last sign that the engine makes progress (a step, or an idle heartbeat)."""
+        ...
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine is dead; None while it lives."""
+        ...
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[list[SequenceOutput]]:
+        """Yield what the request gained, in order; several steps may be joined when the consumer lags.
+
+        Ends after the last choice's finish_reason. Closing the iterator early aborts the request without awaiting.
+        Raises `EngineDeadError`.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop the request; a no-op for unknown or finished ids."""
+        ...
+
+    async def load(self, digest: str, packed_path: str) -> None:
+        """Make an adapter usable. Raises `AdapterLoadError`."""
+        ...
+
+    async def unload(self, digest: str) -> None:
+        """Returns once no sequence uses the adapter and the engine has forgotten it."""
+        ...

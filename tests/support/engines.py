@@ -1,0 +1,84 @@
+"""Engines on tiny models, and a loop that runs requests to their end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraserve_adapters.pack import load_and_pack
+from loraserve_adapters.packed_file import packed_file_name
+
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+
+MIB = 1 << 20
+
+
+def make_engine(model: Path, **overrides: object) -> Engine:
+    """A small float32 engine that checks its invariants after every step."""
+    settings: dict[str, object] = {
+        "dtype": "float32",
+        "kv_cache_memory_bytes": 8 * MIB,
+        "adapter_memory_bytes": 8 * MIB,
+        "max_num_seqs": 32,
+        "num_threads": 1,
+        "check_invariants": True,
+    }
+    return Engine(EngineConfig(model=str(model), **settings | overrides), lambda *_: None)  # type: ignore[arg-type]
+
+
+def add_adapters(engine: Engine, adapters: dict[str, Path], cache_dir: Path) -> dict[str, str]:
+    """Pack and load; returns the digest of each name."""
+    digests = {}
+    for name, folder in adapters.items():
+        layout = engine.describe().layout
+        packed = load_and_pack(folder, layout, cache_dir)
+        engine.load_adapter(packed.digest, str(cache_dir / packed_file_name(packed.digest, layout)))
+        digests[name] = packed.digest
+    return digests
+
+
+@dataclass(slots=True)
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: str | None = None
+
+
+Answers = dict[tuple[str, int], Answer]
+"""By (request id, choice)."""
+
+
+def run(engine: Engine, requests: Sequence[EngineRequest] = (), max_steps: int = 5000) -> Answers:
+    """Add the requests and step until the engine is idle."""
+    for request in requests:
+        engine.add_request(request)
+    answers: Answers = {}
+    for _ in range(max_steps):
+        if not engine.has_work():
+            return answers
+        collect(answers, engine.step())
+    raise AssertionError(f"the engine still has work after {max_steps} steps")
+
+
+def collect(answers: Answers, outputs: Sequence[SequenceOutput]) -> None:
+    for output in outputs:
+        answer = answers.setdefault((output.request_id, output.index), Answer())
+        assert answer.finish_reason is None, f"{output.request_id} gained output after it finished"
+        answer.token_ids += output.token_ids
+        answer.logprobs += output.logprobs or []
+        answer.finish_reason = output.finish_reason
+        answer.stop_token_id = output.stop_token_id
+        answer.num_cached_tokens += output.num_cached_tokens
+        answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
+        answer.error = output.error
+
+
+def greedy(request_id: str, prompt: Sequence[int], max_tokens: int, adapter: str | None = None, **extra: object):
+    """A greedy request that runs to max_tokens."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **extra)  # type: ignore[arg-type]
+    return EngineRequest(request_id, list(prompt), sampling, adapter_digest=adapter)

@@ -1,0 +1,106 @@
+"""PEFT adapters of every shape we claim, saved by PEFT itself, and PEFT's own answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj"}
+ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
+    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head."""
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+
+    def present(targets: Sequence[str]) -> list[str]:
+        return sorted({t if t in names else FUSED[t] for t in targets if t in names or FUSED.get(t) in names})
+
+    gate = present(["gate_proj"])[0]
+    return {
+        "rank1": LoraConfig(r=1, lora_alpha=2, target_modules=present(ALL_LINEAR)),
+        "attention4": LoraConfig(r=4, lora_alpha=8, target_modules=present(["q_proj", "k_proj", "v_proj", "o_proj"])),
+        "member8": LoraConfig(r=8, lora_alpha=16, target_modules=present(["v_proj"])),
+        "layer16": LoraConfig(r=16, lora_alpha=16, target_modules=present(ALL_LINEAR), layers_to_transform=[1]),
+        "rslora33": LoraConfig(r=33, lora_alpha=16, use_rslora=True, target_modules=present(ALL_LINEAR)),
+        "patterns64": LoraConfig(
+            r=64,
+            lora_alpha=64,
+            target_modules=present(ALL_LINEAR),
+            rank_pattern={"o_proj": 3, r"layers\.0\.mlp\." + gate: 20},
+            alpha_pattern={"o_proj": 9, "down_proj": 32},
+        ),
+        "head8": LoraConfig(r=8, lora_alpha=24, target_modules=[*present(["q_proj", "o_proj"]), "lm_head"]),
+    }
+
+
+def save_adapters(model: PreTrainedModel, folder: Path, seed: int = 1) -> dict[str, Path]:
+    """Save every adapter of `adapter_configs` under folder/<name>; B is random too, unlike PEFT's initial zeros."""
+    paths = {}
+    for i, (name, config) in enumerate(adapter_configs(model).items()):
+        peft_model = get_peft_model(model, config, adapter_name="default")
+        _randomize(peft_model, seed + i)
+        peft_model.save_pretrained(str(folder / name))
+        model = peft_model.unload()  # type: ignore[operator]
+        paths[name] = folder / name
+    return paths
+
+
+def _randomize(model: PeftModel, seed: int) -> None:
+    """Scaled so that each adapter moves the logits by about as much as the base's own spread."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            with torch.no_grad():
+                fan_in = parameter.shape[1]
+                values = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(values * (0.7 if "lora_B" in name else 1.0) / fan_in**0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What PEFT alone answers to one prompt."""
+
+    token_ids: list[int]
+    logits: Tensor
+    """[len(token_ids), vocab]: from which each token was chosen."""
+
+    def margin(self, position: int) -> float:
+        top = self.logits[position].topk(2).values
+        return float(top[0] - top[1])
+
+
+def reference_answer(model: torch.nn.Module, prompt: Sequence[int], num_tokens: int, vocab_size: int) -> Reference:
+    """Greedy tokens by a whole forward pass for each token: no cache, no batch. Ids from vocab_size on are masked."""
+    tokens = list(prompt)
+    rows = []
+    with torch.inference_mode():
+        for _ in range(num_tokens):
+            row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
+            row[vocab_size:] = -torch.inf
+            rows.append(row)
+            tokens.append(int(row.argmax()))
+    return Reference(tokens[len(prompt) :], torch.stack(rows))
+
+
+def reference_answers(
+    model: PreTrainedModel,
+    adapters: dict[str, Path],
+    prompts: dict[str | None, list[int]],
+    num_tokens: int,
+    vocab_size: int,
+) -> dict[str | None, Reference]:
+    """PEFT's answer to each adapter's prompt, one adapter at a time; None = the base model."""
+    answers: dict[str | None, Reference] = {}
+    for name, prompt in prompts.items():
+        if name is None:
+            answers[name] = reference_answer(model, prompt, num_tokens, vocab_size)
+            continue
+        peft_model = PeftModel.from_pretrained(model, str(adapters[name]))
+        answers[name] = reference_answer(peft_model.eval(), prompt, num_tokens, vocab_size)
+        model = peft_model.unload()  # type: ignore[operator]
+    return answers

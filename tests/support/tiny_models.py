@@ -1,0 +1,127 @@
+"""Tiny random models of every family we claim, scaled so that every feature of the family changes the greedy tokens."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+VOCAB_SIZE = 260
+EOS_TOKEN_ID = 257
+WINDOW = 12
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": 258,
+    "tie_word_embeddings": False,
+}
+PHI3_ORIGINAL_LENGTH = 64
+
+
+def _phi3() -> PreTrainedConfig:
+    half_head = COMMON["hidden_size"] // COMMON["num_attention_heads"] // 2
+    return Phi3Config(
+        **COMMON | {"hidden_size": 64},
+        original_max_position_embeddings=PHI3_ORIGINAL_LENGTH,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "original_max_position_embeddings": PHI3_ORIGINAL_LENGTH,
+            "short_factor": [1.0 + 0.1 * i for i in range(half_head)],
+            "long_factor": [2.0 + 0.7 * i for i in range(half_head)],
+        },
+    )
+
+
+CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "llama": lambda: LlamaConfig(**COMMON, head_dim=16),
+    "qwen2": lambda: Qwen2Config(**COMMON),
+    "qwen3": lambda: Qwen3Config(**COMMON, head_dim=24),
+    "mistral": lambda: MistralConfig(**COMMON, head_dim=16, sliding_window=WINDOW),
+    "gemma2": lambda: Gemma2Config(
+        **COMMON | {"num_hidden_layers": 4, "tie_word_embeddings": True},
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **COMMON | {"num_hidden_layers": 4, "tie_word_embeddings": True},
+        head_dim=16,
+        sliding_window=WINDOW,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": _phi3,
+    "olmo2": lambda: Olmo2Config(**COMMON),
+    "granite": lambda: GraniteConfig(
+        **COMMON, attention_multiplier=0.4, embedding_multiplier=2.0, residual_multiplier=0.6, logits_scaling=2.0
+    ),
+    "smollm3": lambda: SmolLM3Config(**COMMON, no_rope_layers=[1, 0, 1]),
+}
+
+
+def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
+    """float32, eval. Weights are larger than an initializer's, so that attention is sharp and logits spread."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](), dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.3)
+            elif parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif "embed" in name:
+                parameter.normal_(0, 0.2 if model.config.tie_word_embeddings else 1.0)
+            else:
+                parameter.normal_(0, 1.4 / parameter.shape[1] ** 0.5)
+    return model.eval()
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes 0 to 255, then <bos>, <eos>, <pad>: 259 ids, one fewer than the model's logits."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    assert tokenizer.eos_token_id == EOS_TOKEN_ID
+    return tokenizer
+
+
+def save_tiny_model(architecture: str, folder: Path, seed: int = 0) -> PreTrainedModel:
+    """Save model and tokenizer where the engine can load them; returns the model."""
+    model = tiny_model(architecture, seed)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return model
