@@ -1,11 +1,12 @@
 """Adapters in the arena: loaded at first use, reference-counted, evicted least recently used first.
 
-The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices but
-is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
+The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
+but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,8 @@ class AdapterMemory:
         if packed.size_bytes > self.size_bytes:
             raise AdapterError(
                 "too_large",
-                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: raise "
-                "--adapter-memory-bytes",
+                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: "
+                "raise --adapter-memory-bytes",
             )
         self._paths[digest] = Path(packed_path)
 
@@ -130,7 +131,7 @@ class AdapterMemory:
         used = sum(resident.size for resident in self._resident.values())
         assert used + self._extents.num_free == self._extents.size, "arena space was lost"
         spans = sorted((r.start, r.start + r.size) for r in self._resident.values())
-        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False)), "adapters overlap in the arena"
+        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
 
     def _try_load(self, digest: str) -> _Resident | None:
         packed = self._read(digest, self._paths[digest], verify=True)

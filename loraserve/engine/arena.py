@@ -26,7 +26,7 @@ class Extents:
         return None
 
     def free(self, start: int, size: int) -> None:
-        assert start >= 0 and start + size <= self.size, f"extent [{start}, {start + size}) is outside the arena"
+        assert 0 <= start <= self.size - size, f"extent [{start}, {start + size}) is outside the arena"
         insort(self._free, (start, size))
         merged: list[tuple[int, int]] = []
         for start_i, size_i in self._free:

@@ -61,8 +61,8 @@ def plan_memory(
     fitting = num_blocks * block_size
     if fitting < max_model_len:
         notes.append(
-            f"max_model_len lowered from {max_model_len} to {fitting}: that is what the KV cache of {kv_cache_bytes} bytes "
-            "holds (--kv-cache-memory-bytes)"
+            f"max_model_len lowered from {max_model_len} to {fitting}: that is what the KV cache of {kv_cache_bytes} "
+            "bytes holds (--kv-cache-memory-bytes)"
         )
         max_model_len = fitting
     return MemoryPlan(num_blocks, max_model_len, adapter_bytes if enable_lora else 0, tuple(notes))

@@ -1,5 +1,7 @@
-"""Decides what each step computes. There are no prefill and decode phases: every sequence catches up its computed tokens
-to its tokens under one token budget, which covers chunked prompts, prefix hits and recompute after preemption.
+"""Decides what each step computes.
+
+There are no prefill and decode phases: every sequence catches up its computed tokens to its tokens under one token
+budget, which covers chunked prompts, prefix hits and recompute after preemption.
 """
 
 from collections.abc import Sequence as Seq

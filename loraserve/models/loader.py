@@ -32,7 +32,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
 
 
 def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """ "auto": the checkpoint's dtype where it is fast: bfloat16 needs a CPU with bfloat16 instructions, else float32."""
+    """ "auto": the checkpoint's dtype; on a CPU without bfloat16 instructions, float32 instead of bfloat16."""
     if requested != "auto":
         if requested not in DTYPES:
             raise ModelRefusedError(f"dtype {requested!r} is not supported: choose auto, {', '.join(DTYPES)}")

@@ -97,8 +97,8 @@ def require_equal(
     tolerance = TOLERANCE[model.dtype]
     if not difference <= tolerance:
         raise ModelRefusedError(
-            f"{name} cannot be served: in packed, chunked batches its logits differ from its own by {difference:.2g} of "
-            f"the largest logit (at most {tolerance:g} is rounding). Models that keep masks or state outside "
+            f"{name} cannot be served: in packed, chunked batches its logits differ from its own by {difference:.2g} "
+            f"of the largest logit (at most {tolerance:g} is rounding). Models that keep masks or state outside "
             "transformers' attention interface are not supported."
         )
 

@@ -52,7 +52,26 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
         raise ModelRefusedError(
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
+    _require_known_masks(model, structure.attention)
     return structure
+
+
+def _require_known_masks(model: PreTrainedModel, attention: list[AttentionSpec]) -> None:
+    """Masks that start to matter only thousands of tokens in, so that no short probe would notice them missing."""
+    name, config = type(model).__name__, model.config.get_text_config()
+    layer_types: list[str] = getattr(config, "layer_types", None) or []
+    if "chunked_attention" in layer_types:
+        raise ModelRefusedError(
+            f"{name} cannot be served: its chunked attention (attention_chunk_size {config.attention_chunk_size}) lives "
+            "in a mask and never reaches the attention interface"
+        )
+    num_expected = layer_types.count("sliding_attention")
+    num_windows = sum(spec.sliding_window is not None for spec in attention)
+    if num_windows != num_expected and layer_types:
+        raise ModelRefusedError(
+            f"{name} cannot be served: {num_expected} of its layers have a sliding window, but {num_windows} pass it to "
+            "the attention interface"
+        )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ MIB = 1 << 20
 def make_engine(model: Path, **overrides: object) -> Engine:
     """A small float32 engine that checks its invariants after every step."""
     settings: dict[str, object] = {
+        "tokenizer": str(model / "tokenizer"),
         "dtype": "float32",
         "kv_cache_memory_bytes": 8 * MIB,
         "adapter_memory_bytes": 8 * MIB,

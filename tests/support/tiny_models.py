@@ -120,8 +120,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny_model(architecture: str, folder: Path, seed: int = 0) -> PreTrainedModel:
-    """Save model and tokenizer where the engine can load them; returns the model."""
+    """Save model and tokenizer where the engine can load them; returns the model.
+
+    Beside another family's config.json, AutoTokenizer would add that family's special tokens; hence the second folder.
+    """
     model = tiny_model(architecture, seed)
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
     return model

@@ -1,0 +1,64 @@
+"""Models that would be silently wrong, or never call our attention, are refused by name at load."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from loraserve_kernels.reference_backend import ReferenceBackend
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    Lfm2Config,
+    Llama4TextConfig,
+    MiniMaxConfig,
+    PreTrainedConfig,
+    Qwen3NextConfig,
+)
+
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.errors import ModelRefusedError
+
+COMMON = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+}
+MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
+REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
+    "Llama4ForCausalLM": lambda: Llama4TextConfig(**COMMON, **MOE, intermediate_size_mlp=96, attention_chunk_size=8192),
+    "Lfm2ForCausalLM": lambda: Lfm2Config(
+        **COMMON, layer_types=["conv", "full_attention", "conv", "full_attention"], block_multiple_of=16
+    ),
+    "MiniMaxForCausalLM": lambda: MiniMaxConfig(**COMMON, **MOE, block_size=8),
+    "Qwen3NextForCausalLM": lambda: Qwen3NextConfig(
+        **COMMON,
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+    ),
+    "FalconForCausalLM": lambda: FalconConfig(
+        vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_refuses_by_name(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(REFUSED[name](), dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 1.4 / parameter.shape[-1] ** 0.5)
+    with pytest.raises(ModelRefusedError, match=name):
+        CausalModel(model.eval(), ReferenceBackend()).prepare(128, lambda *_: None)
