@@ -1,0 +1,58 @@
+"""The name of an adapter is its content: sha256 over what the config means and what the tensors hold.
+
+Neither the order of tensors in the file, nor metadata, nor config fields without effect at inference change it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from loraserve_adapters.config import AdapterConfig
+from loraserve_adapters.safetensors_file import TensorEntry
+
+_TAG = b"loraserve adapter 1"
+
+
+@dataclass(frozen=True, slots=True)
+class HashedTensor:
+    entry: TensorEntry
+    sha256: bytes
+    """Of the tensor's bytes as they are in the file."""
+
+
+def adapter_digest(config: AdapterConfig, tensors: Iterable[HashedTensor]) -> str:
+    """64 hexadecimal characters. Every field is preceded by its length, so different inputs never run together."""
+    digest = hashlib.sha256()
+
+    def update(field: bytes) -> None:
+        digest.update(len(field).to_bytes(8, "big"))
+        digest.update(field)
+
+    update(_TAG)
+    update(canonical_config(config))
+    for tensor in sorted(tensors, key=lambda tensor: tensor.entry.name):
+        update(tensor.entry.name.encode())
+        update(tensor.entry.dtype.encode())
+        update(json.dumps(tensor.entry.shape).encode())
+        update(tensor.sha256)
+    return digest.hexdigest()
+
+
+def canonical_config(config: AdapterConfig) -> bytes:
+    """JSON with sorted keys of the fields that decide the computation, with PEFT's defaults filled in.
+
+    A list of targets is a set, so sorted; patterns keep their order, for the first match wins; alphas are floats.
+    """
+    fields = {
+        "alpha_pattern": config.alpha_pattern,
+        "exclude_modules": config.exclude_modules,
+        "layers_pattern": config.layers_pattern,
+        "layers_to_transform": config.layers_to_transform,
+        "lora_alpha": config.lora_alpha,
+        "lora_rank": config.lora_rank,
+        "rank_pattern": config.rank_pattern,
+        "target_modules": config.target_modules,
+        "use_rslora": config.use_rslora,
+    }
+    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

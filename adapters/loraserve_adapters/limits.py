@@ -1,0 +1,23 @@
+"""What an adapter may cost us before we refuse it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_config_bytes: int = 64 * 1024
+    max_json_nesting: int = 32
+    max_header_bytes: int = 4 * 1024 * 1024
+    max_tensors: int = 16_384
+    max_weights_bytes: int = 4 * 1024**3
+    max_lora_rank: int = 512
+    max_pattern_length: int = 512
+    max_patterns: int = 2048
+    """Entries of `rank_pattern` and `alpha_pattern` together."""
+    max_pattern_steps: int = 2_000_000
+    """Work allowed for all of one adapter's patterns on all module names; about a second or two."""
+    follow_symlinks: bool = False
+    """Only for folders that the operator names, such as Hugging Face cache snapshots; never for a tenant's."""
+
+
+DEFAULT_LIMITS = Limits()

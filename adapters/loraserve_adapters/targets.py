@@ -1,0 +1,189 @@
+"""Which modules a config targets, and with which rank and scaling: PEFT's semantics on names before any fusion.
+
+Follows `check_target_module_exists`, `get_pattern_key` and `LoraModel._create_and_replace` of PEFT 0.21.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.config import ALL_LINEAR, CONFIG_NAME, AdapterConfig
+from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.module_pattern import ModulePattern, StepBudget, Subject
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    module: BaseModule
+    lora_rank: int
+    scaling: float
+    """lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+
+
+def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> tuple[Target, ...]:
+    """The modules that get LoRA, in the layout's order.
+
+    Refuses a target that is no linear, an entry of `target_modules` that matches nothing, and a result without modules.
+    """
+    budget = StepBudget(limits.max_pattern_steps)
+    selector = _Selector(config)
+    ranks = _PatternTable("rank_pattern", config.rank_pattern)
+    alphas = _PatternTable("alpha_pattern", config.alpha_pattern)
+    for name in layout.other_modules:
+        if config.target_modules != ALL_LINEAR and selector.targets(Subject(name, budget)):
+            raise _not_a_linear(name, layout)
+    found: list[Target] = []
+    for module in (module for group in layout.groups for module in group):
+        subject = Subject(module.name, budget)
+        if config.target_modules == ALL_LINEAR and is_output_embedding(module):
+            continue
+        if selector.targets(subject):
+            rank = ranks.first_match(subject, config.lora_rank)
+            alpha = alphas.first_match(subject, config.lora_alpha)
+            found.append(Target(module, rank, alpha / (rank**0.5 if config.use_rslora else rank)))
+    selector.refuse_unknown_layers()
+    if not found:
+        names = config.target_modules if isinstance(config.target_modules, tuple) else ()
+        hint = close_names(names[0], layout) if names else ""
+        raise _refused("unknown_module", "target_modules", f"no module of the base model is targeted{hint}")
+    return tuple(found)
+
+
+def is_output_embedding(module: BaseModule) -> bool:
+    """The layout gives a weight digest for `lm_head` only."""
+    return module.weight_sha256 is not None
+
+
+def close_names(name: str, layout: BaseLayout) -> str:
+    """ "; did you mean q_proj, k_proj?" or nothing, for the end of an error message."""
+    names = [module.name for group in layout.groups for module in group]
+    if "." not in name:
+        names = sorted({known.rpartition(".")[2] for known in names})
+    close = difflib.get_close_matches(name[:128], names, n=3, cutoff=0.4)
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+class _Selector:
+    """Tells for each module name whether the config targets it; remembers which layers it saw.
+
+    As in PEFT, an entry of `target_modules` that names no module is harmless beside one that does: what the adapter
+    holds tensors for is checked against what is targeted.
+    """
+
+    def __init__(self, config: AdapterConfig) -> None:
+        self._config = config
+        self._targets = _NameSet("target_modules", config.target_modules)
+        self._excluded = _NameSet("exclude_modules", config.exclude_modules)
+        self._layers = frozenset(config.layers_to_transform)
+        self._layers_seen: set[int] = set()
+        self._layer_expressions = _layer_expressions(config.layers_pattern)
+
+    def targets(self, subject: Subject) -> bool:
+        entry = self._targets.matching_entry(subject)
+        if entry is None or self._excluded.matching_entry(subject) is not None:
+            return False
+        # An entry that is the whole name is taken whatever its layer.
+        if not self._layers or entry == subject.name:
+            return True
+        number = self._layer_number(subject.name)
+        if number is not None:
+            self._layers_seen.add(number)
+        return number in self._layers
+
+    def _layer_number(self, name: str) -> int | None:
+        for expression in self._layer_expressions:
+            match = expression.match(name)
+            if match is not None:
+                return int(match["index"])
+        return None
+
+    def refuse_unknown_layers(self) -> None:
+        for number in sorted(self._layers - self._layers_seen):
+            raise _refused(
+                "unknown_module", "layers_to_transform", f"the base model has no layer {number} with such modules"
+            )
+
+
+class _NameSet:
+    """`target_modules` or `exclude_modules`: names and dotted suffixes, or one pattern for the whole name."""
+
+    def __init__(self, field: str, value: tuple[str, ...] | str) -> None:
+        self._all_linear = value == ALL_LINEAR and field == "target_modules"
+        is_pattern = isinstance(value, str) and value != "" and not self._all_linear
+        self._pattern = (
+            ModulePattern(value, f"{CONFIG_NAME}: {field}") if isinstance(value, str) and is_pattern else None
+        )
+        self._entries = frozenset() if isinstance(value, str) else frozenset(value)
+
+    def matching_entry(self, subject: Subject) -> str | None:
+        """The longest entry that names the module (the whole name counts as longest), "" for a pattern, or None."""
+        if self._all_linear:
+            return ""
+        if self._pattern is not None:
+            return "" if self._pattern.matches_whole(subject) else None
+        matched = [suffix for suffix in _dotted_suffixes(subject.name) if suffix in self._entries]
+        return matched[0] if matched else None
+
+
+class _PatternTable(Generic[T]):
+    """`rank_pattern` or `alpha_pattern`: the first key with `re.match(rf"(.*\\.)?({key})$", name)` gives the value."""
+
+    def __init__(self, field: str, items: Sequence[tuple[str, T]]) -> None:
+        self._items = [(_suffix_matcher(pattern, f"{CONFIG_NAME}: {field}"), value) for pattern, value in items]
+
+    def first_match(self, subject: Subject, default: T) -> T:
+        return next((value for matches, value in self._items if matches(subject)), default)
+
+
+def _suffix_matcher(pattern: str, field: str) -> Callable[[Subject], bool]:
+    """Full names, as EVA writes by the hundred, take a plain comparison; the rest a `ModulePattern`."""
+    plain = pattern.replace("\\.", "\0")
+    if not re.fullmatch(r"[A-Za-z0-9_.\0]+", plain):
+        return ModulePattern(rf"(.*\.)?({pattern})$", field).matches_start
+    tail = re.split(r"[.\0]", plain)[-1]
+    return lambda subject: subject.name.endswith(tail) and _ends_with(subject.name, plain)
+
+
+def _ends_with(name: str, plain: str) -> bool:
+    """Whether `plain` ("." = any character, NUL = a dot) is all of `name` or its end after a dot."""
+    start = len(name) - len(plain)
+    if start < 0 or (start > 0 and name[start - 1] != "."):
+        return False
+    return all(
+        expected == "." or actual == ("." if expected == "\0" else expected)
+        for expected, actual in zip(plain, name[start:], strict=True)
+    )
+
+
+def _layer_expressions(patterns: Iterable[str]) -> list[re.Pattern[str]]:
+    """Finds the first layer number of a name. Linear enough for `re`: literals between one lazy run and digits."""
+    for pattern in patterns:
+        if not re.fullmatch(r"[A-Za-z0-9_.]+", pattern):
+            raise _refused("unsupported_pattern", "layers_pattern", f"{shown(pattern)}, expected a name such as layers")
+    if not patterns:
+        return [re.compile(r".*?\.[^.]*\.(?P<index>[0-9]+)\.")]
+    return [re.compile(rf"(?:^|.*?\.){pattern}\.(?P<index>[0-9]+)\.") for pattern in patterns]
+
+
+def _dotted_suffixes(name: str) -> Iterable[str]:
+    """ "a.b.c" → "a.b.c", "b.c", "c"."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
+
+
+def _not_a_linear(name: str, layout: BaseLayout) -> AdapterError:
+    if name in layout.embedding_modules:
+        return _refused("unsupported_module", "target_modules", f"LoRA on embeddings is not supported yet: {name}")
+    return _refused("unsupported_module", "target_modules", f"{name} is not a linear layer")
+
+
+def _refused(code: str, field: str, reason: str) -> AdapterError:
+    return AdapterError(code, f"{CONFIG_NAME}: {field}: {reason}", file=CONFIG_NAME, key=field)

@@ -1,0 +1,118 @@
+"""Real, tiny, random models and what PEFT saves for them."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.packed_file import layout_fingerprint
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+
+from tests.unit.adapters.folders import HIDDEN, INTERMEDIATE, VOCABULARY
+
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+SaveAdapter = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_peft() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"(peft|transformers)\b.*")
+        warnings.filterwarnings("ignore", message=".*gradient_checkpointing.*")
+        yield
+
+
+def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
+    """As the engine describes the model: linears grouped by their input."""
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    head = model.get_output_embeddings()
+    groups: list[tuple[BaseModule, ...]] = []
+    done: set[str] = set()
+    for name in linears:
+        if name in done:
+            continue
+        parent, _, last = name.rpartition(".")
+        fused = next((names for names in FUSED if last in names), (last,))
+        members = [f"{parent}.{member}" if parent else member for member in fused]
+        done.update(members)
+        groups.append(tuple(_describe(member, linears[member], linears[member] is head, dtype) for member in members))
+    return BaseLayout(
+        fingerprint=layout_fingerprint(groups, dtype),
+        dtype=dtype,
+        groups=tuple(groups),
+        other_modules=tuple(name for name, _ in model.named_modules() if name and name not in linears),
+        layer_prefixes=("model.layers",),
+        embedding_modules=("model.embed_tokens",),
+    )
+
+
+def _describe(name: str, linear: nn.Linear, is_head: bool, dtype: str) -> BaseModule:
+    weight = linear.weight.detach().to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy()
+    sha256 = hashlib.sha256(weight.tobytes()).hexdigest() if is_head else None
+    return BaseModule(name, linear.in_features, linear.out_features, sha256)
+
+
+def make_llama(tied: bool = False) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_phi3() -> Phi3ForCausalLM:
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    return Phi3ForCausalLM(config)
+
+
+@pytest.fixture
+def save_adapter(tmp_path: Path) -> SaveAdapter:
+    """save_adapter(model, dtype=…, save=…, **LoraConfig fields) → folder that PEFT wrote, with random A and B."""
+
+    def save(
+        model: PreTrainedModel, *, dtype: torch.dtype = torch.float32, save: dict[str, Any] | None = None, **fields: Any
+    ) -> Path:
+        folder = tmp_path / f"adapter{len(list(tmp_path.iterdir()))}"
+        peft_model = get_peft_model(model, LoraConfig(**fields))
+        assert isinstance(peft_model, PeftModel)
+        randomise(peft_model, dtype)
+        peft_model.save_pretrained(str(folder), **(save or {}))
+        return folder
+
+    return save
+
+
+def randomise(model: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator).to(dtype)
+
+
+def edit_config(folder: Path, **fields: Any) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    return folder

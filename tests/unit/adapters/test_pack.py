@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loraserve_adapters.dtypes import STORAGE, convert
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.pack import load_and_pack, pack, plan_payload
+from loraserve_adapters.packed import ALIGNMENT_BYTES
+from loraserve_adapters.source import read_adapter
+
+from tests.unit.adapters.folders import (
+    config_of,
+    lora_key,
+    lora_tensors,
+    raw_tensor,
+    tiny_layout,
+    values_of,
+    write_folder,
+)
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_lays_out_mixed_ranks_as_documented(dtype: str, tmp_path: Path) -> None:
+    layout = tiny_layout(dtype)
+    tensors = lora_tensors(layout, ["0.self_attn.q_proj", "lm_head"], rank=3)
+    tensors |= lora_tensors(layout, ["0.self_attn.v_proj"], rank=5)
+    config = config_of(
+        r=3,
+        lora_alpha=6,
+        target_modules=["0.self_attn.q_proj", "0.self_attn.v_proj", "lm_head"],
+        rank_pattern={"v_proj": 5},
+    )
+    packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
+    assert packed.lora_rank.tolist() == [3, 0, 5, *[0] * 11, 3]
+    assert packed.scaling[[0, 2, 14]].tolist() == pytest.approx([2.0, 1.2, 2.0])
+    assert packed.scaling[1] == 0
+    assert packed.max_lora_rank == 5
+    assert (packed.offset_a >= 0).nonzero()[0].tolist() == [0, 8]
+    assert (packed.offset_b >= 0).nonzero()[0].tolist() == [0, 2, 14]
+    values = np.array(packed.payload).view(STORAGE[dtype])
+    item_bytes = values.itemsize
+    present = [offset for offset in [*packed.offset_a.tolist(), *packed.offset_b.tolist()] if offset >= 0]
+    assert all(offset * item_bytes % ALIGNMENT_BYTES == 0 for offset in present)
+    q, v = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"
+    both_a = np.concatenate([values_of(tensors[lora_key(name, "A")]) for name in (q, v)])
+    start = int(packed.offset_a[0])
+    assert np.array_equal(values[start : start + 8 * 32].reshape(8, 32), convert(both_a, "float32", dtype))
+    start = int(packed.offset_b[2])
+    b_of_v = convert(values_of(tensors[lora_key(v, "B")]), "float32", dtype)
+    assert np.array_equal(values[start : start + 5 * 16].reshape(5, 16), b_of_v.T)
+    assert packed.size_bytes % ALIGNMENT_BYTES == 0
+
+
+def test_plans_exactly_the_bytes_that_the_ranks_take() -> None:
+    layout = tiny_layout("bfloat16")
+    num_members = sum(len(group) for group in layout.groups)
+    assert plan_payload(layout.groups, [0] * num_members, "bfloat16").size_bytes == 0
+    plan = plan_payload(layout.groups, [1] + [0] * (num_members - 1), "bfloat16")
+    assert (plan.offset_a[0], plan.offset_b[0], plan.size_bytes) == (0, 128, 512)
+
+
+def test_large_tensors_are_packed_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = tiny_layout()
+    folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(layout, ["q_proj"]))
+    whole = pack(read_adapter(folder, layout), layout)
+    monkeypatch.setattr("loraserve_adapters.safetensors_file._BLOCK_BYTES", 40)
+    in_blocks = pack(read_adapter(folder, layout), layout)
+    assert whole.digest == in_blocks.digest
+    assert np.array_equal(whole.payload, in_blocks.payload)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 1e5), ("bfloat16", 3.4e38)])
+def test_refuses_values_that_overflow_the_base_dtype(dtype: str, value: float, tmp_path: Path) -> None:
+    layout = tiny_layout(dtype)
+    tensors = lora_tensors(layout, ["q_proj"])
+    name = lora_key("model.layers.1.self_attn.q_proj", "B")
+    tensors[name] = raw_tensor(np.full((32, 4), value, np.float32))
+    with pytest.raises(AdapterError, match=dtype) as refused:
+        load_and_pack(write_folder(tmp_path / "adapter", config_of(), tensors), layout, tmp_path)
+    assert (refused.value.code, refused.value.key) == ("not_finite", name)
+    assert not list(tmp_path.glob("*.packed"))
+
+
+def test_refuses_a_folder_that_changed_after_it_was_verified(tmp_path: Path) -> None:
+    layout = tiny_layout()
+    folder = write_folder(tmp_path, config_of(), lora_tensors(layout, ["q_proj"]))
+    source = read_adapter(folder, layout)
+    write_folder(tmp_path, config_of(), lora_tensors(layout, ["q_proj"], seed=1))
+    with pytest.raises(AdapterError) as refused:
+        pack(source, layout)
+    assert refused.value.code == "file_changed"
+    write_folder(tmp_path, config_of(), lora_tensors(layout, ["q_proj"], rank=2))
+    with pytest.raises(AdapterError) as refused:
+        pack(source, layout)
+    assert refused.value.code == "file_changed"
+
+
+def test_uses_the_cached_file_and_repairs_a_damaged_one(tmp_path: Path) -> None:
+    layout = tiny_layout()
+    folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(layout, ["q_proj"]))
+    cache_dir = tmp_path / "cache" / "packed"
+    first = load_and_pack(folder, layout, cache_dir)
+    (path,) = cache_dir.iterdir()
+    assert path.name == f"{first.digest}-{layout.fingerprint[:16]}-float32-v1.packed"
+    written = path.stat()
+    again = load_and_pack(folder, layout, cache_dir)
+    assert path.stat().st_ino == written.st_ino
+    assert np.array_equal(first.payload, again.payload)
+    expected = np.array(first.payload)
+    damaged = bytearray(path.read_bytes())
+    damaged[-300] ^= 1
+    path.write_bytes(damaged)
+    assert np.array_equal(load_and_pack(folder, layout, cache_dir).payload, expected)
+    assert [file.name for file in cache_dir.iterdir()] == [path.name]
+
+
+def test_keeps_one_file_for_each_layout(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
+    packed = [load_and_pack(folder, tiny_layout(dtype), tmp_path / "cache") for dtype in ("float32", "bfloat16")]
+    assert packed[0].digest == packed[1].digest
+    assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -1,0 +1,98 @@
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loraserve_adapters.base_layout import BaseModule
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.pack import pack
+from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.packed_file import PAGE_BYTES, layout_fingerprint, read_packed, write_packed
+from loraserve_adapters.source import read_adapter
+
+from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> PackedAdapter:
+    layout = tiny_layout()
+    folder = write_folder(tmp_path / "adapter", config_of(lora_alpha=3), lora_tensors(layout, ["q_proj", "lm_head"]))
+    config = config_of(lora_alpha=3, target_modules=["q_proj", "lm_head"])
+    return pack(read_adapter(write_folder(folder, config, lora_tensors(layout, ["q_proj", "lm_head"])), layout), layout)
+
+
+def test_reads_back_what_was_written_as_a_read_only_mapping(packed: PackedAdapter, tmp_path: Path) -> None:
+    path = tmp_path / "a.packed"
+    write_packed(packed, path)
+    read = read_packed(path, layout_fingerprint=packed.layout_fingerprint)
+    for field in dataclasses.fields(PackedAdapter):
+        expected, found = getattr(packed, field.name), getattr(read, field.name)
+        if isinstance(expected, np.ndarray):
+            assert found.dtype == expected.dtype
+            assert np.array_equal(found, expected)
+        else:
+            assert found == expected
+    assert isinstance(read.payload, np.memmap)
+    assert not read.payload.flags.writeable
+    assert (path.stat().st_size - read.size_bytes) % PAGE_BYTES == 0
+
+
+def test_notices_damage_of_any_byte_that_matters(packed: PackedAdapter, tmp_path: Path) -> None:
+    path = tmp_path / "a.packed"
+    write_packed(packed, path)
+    good = path.read_bytes()
+    payload_start = len(good) - packed.size_bytes
+    for position in [*range(60), 200, payload_start, payload_start + 1000, len(good) - 1]:
+        damaged = bytearray(good)
+        damaged[position] ^= 0x10
+        path.write_bytes(damaged)
+        with pytest.raises(AdapterError) as refused:
+            read_packed(path)
+        assert refused.value.code == "bad_packed_file"
+    for size in [0, 20, 48, 300, payload_start, len(good) - 1]:
+        path.write_bytes(good[:size])
+        with pytest.raises(AdapterError) as refused:
+            read_packed(path, verify=False)
+        assert refused.value.code == "bad_packed_file"
+
+
+def test_refuses_the_file_of_another_layout(packed: PackedAdapter, tmp_path: Path) -> None:
+    write_packed(packed, tmp_path / "a.packed")
+    with pytest.raises(AdapterError) as refused:
+        read_packed(tmp_path / "a.packed", layout_fingerprint="0" * 64)
+    assert refused.value.code == "layout_mismatch"
+    with pytest.raises(AdapterError) as refused:
+        read_packed(tmp_path / "b.packed")
+    assert refused.value.code == "missing_file"
+
+
+def test_leaves_nothing_behind_when_writing_fails(
+    packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    cache_dir = tmp_path / "cache"
+    cache_dir.mkdir()
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_packed(packed, cache_dir / "a.packed")
+    assert not list(cache_dir.iterdir())
+
+
+def test_fingerprints_tell_layouts_apart() -> None:
+    def fingerprint(*groups: tuple[BaseModule, ...], dtype: str = "float32") -> str:
+        return layout_fingerprint(groups, dtype)
+
+    a, b = BaseModule("a", 2, 3), BaseModule("b", 2, 3)
+    different = {
+        fingerprint((a,), (b,)),
+        fingerprint((a, b)),
+        fingerprint((b, a)),
+        fingerprint((a,), (b,), dtype="bfloat16"),
+        fingerprint((a,), (BaseModule("b", 3, 2),)),
+        fingerprint((a,), (BaseModule("b", 2, 3, "00"),)),
+    }
+    assert len(different) == 6
+    assert fingerprint((a, b)) == fingerprint((BaseModule("a", 2, 3), BaseModule("b", 2, 3)))

@@ -1,0 +1,272 @@
+"""What PEFT builds and saves is what we read: modules, ranks, scalings and bits."""
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.config import parse_config
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.pack import load_and_pack
+from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.source import read_adapter
+from loraserve_adapters.targets import resolve_targets
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from tests.unit.adapters.conftest import SaveAdapter, edit_config, layout_of, make_llama, make_phi3
+from tests.unit.adapters.folders import config_of
+
+PREFIX = "base_model.model."
+
+
+def unpacked(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:
+    """name → (A [rank, in], B [out, rank], scaling), read by the layout documented in packed.py."""
+    values = torch.from_numpy(np.array(packed.payload)).view(getattr(torch, packed.dtype))
+    result = {}
+    member_index = 0
+    for group_index, group in enumerate(layout.groups):
+        position = int(packed.offset_a[group_index])
+        for module in group:
+            rank = int(packed.lora_rank[member_index])
+            start_b = int(packed.offset_b[member_index])
+            if rank:
+                a = values[position : position + rank * module.in_features].view(rank, module.in_features)
+                position += rank * module.in_features
+                b = values[start_b : start_b + rank * module.out_features].view(rank, module.out_features)
+                result[module.name] = (a, b.T, float(packed.scaling[member_index]))
+            else:
+                assert start_b == -1
+            member_index += 1
+    return result
+
+
+def built_by_peft(model: nn.Module) -> dict[str, tuple[int, float]]:
+    """name → (rank, scaling) of every LoRA layer."""
+    return {
+        name.removeprefix(PREFIX): (layer.r["default"], layer.scaling["default"])
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer)
+    }
+
+
+def assert_holds_what_peft_saved(folder: Path, layout: BaseLayout, cache_dir: Path, scaling: float) -> None:
+    packed = load_and_pack(folder, layout, cache_dir)
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    modules = unpacked(packed, layout)
+    assert {f"{PREFIX}{name}.lora_{side}.weight" for name in modules for side in "AB"} == {
+        key for key in saved if ".lora_" in key
+    }
+    dtype = getattr(torch, layout.dtype)
+    for name, (a, b, found_scaling) in modules.items():
+        assert torch.equal(a, saved[f"{PREFIX}{name}.lora_A.weight"].to(dtype))
+        assert torch.equal(b, saved[f"{PREFIX}{name}.lora_B.weight"].to(dtype))
+        assert found_scaling == pytest.approx(scaling)
+
+
+@pytest.mark.parametrize("source_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16", "float16"])
+def test_packs_what_peft_saved_in_any_dtype(
+    source_dtype: str, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_llama()
+    layout = layout_of(model, layout_dtype)
+    folder = save_adapter(model, dtype=getattr(torch, source_dtype), r=5, lora_alpha=10, target_modules="all-linear")
+    assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=2.0)
+    summary = read_adapter(folder, layout).summary
+    assert (summary.dtypes, summary.lora_ranks, summary.num_modules) == ((source_dtype,), (5,), 14)
+    assert summary.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def test_packs_adapters_of_models_with_fused_projections(save_adapter: SaveAdapter, tmp_path: Path) -> None:
+    model = make_phi3()
+    layout = layout_of(model)
+    folder = save_adapter(model, r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"], use_rslora=True)
+    assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=6 / 3**0.5)
+    assert read_adapter(folder, layout).summary.use_rslora
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
+def test_accepts_an_lm_head_adapter_with_the_base_weight_that_peft_saves_beside_it(
+    tied: bool, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_llama(tied)
+    layout = layout_of(model, layout_dtype)
+    folder = save_adapter(model, r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"])
+    assert f"{PREFIX}lm_head.base_layer.weight" in load_file(str(folder / "adapter_model.safetensors"))
+    assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=1.0)
+
+
+def test_refuses_an_lm_head_adapter_of_another_base(save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] += 1
+    with pytest.raises(AdapterError, match=r"lm_head\.base_layer\.weight") as refused:
+        read_adapter(save_adapter(model, r=4, target_modules=["lm_head"]), layout)
+    assert refused.value.code == "base_weight_differs"
+
+
+def test_refuses_saved_embeddings(save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    folder = save_adapter(model, r=4, target_modules=["q_proj"], save={"save_embedding_layers": True})
+    with pytest.raises(AdapterError, match="save_embedding_layers=False") as refused:
+        read_adapter(folder, layout)
+    assert refused.value.code == "unexpected_tensor"
+
+
+def test_refuses_lora_on_embeddings_by_name(save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    folder = save_adapter(model, r=4, target_modules=["embed_tokens", "q_proj"])
+    with pytest.raises(AdapterError, match=r"on embeddings is not supported yet: model\.embed_tokens") as refused:
+        read_adapter(folder, layout)
+    assert refused.value.code == "unsupported_module"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"use_dora": True}, "unsupported_option"),
+        ({"lora_bias": True}, "unsupported_option"),
+        ({"init_lora_weights": "pissa"}, "unsupported_option"),
+        ({"init_lora_weights": "olora"}, "unsupported_option"),
+        ({"modules_to_save": ["lm_head"]}, "unsupported_option"),
+        ({"trainable_token_indices": [1, 2]}, "unsupported_option"),
+        ({"bias": "all"}, "unsupported_option"),
+    ],
+)
+def test_refuses_variants_that_peft_really_saves(fields: dict[str, Any], code: str, save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(save_adapter(model, r=4, target_modules=["q_proj"], **fields), layout)
+    assert (refused.value.code, refused.value.key) == (code, next(iter(fields)))
+
+
+@pytest.mark.parametrize(("field", "in_key"), [("use_dora", "magnitude"), ("lora_bias", "bias")])
+def test_refuses_tensors_of_variants_that_the_config_hides(field: str, in_key: str, save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    folder = edit_config(save_adapter(model, r=4, target_modules=["q_proj"], **{field: True}), **{field: False})
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(folder, layout)
+    assert refused.value.code == "unexpected_tensor"
+    assert in_key in (refused.value.key or "")
+
+
+@pytest.mark.parametrize("init", [False, "gaussian", "orthogonal", "mica"])
+def test_inits_that_we_accept_leave_the_base_weights_alone(init: object, save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    folder = save_adapter(model, r=4, target_modules=["q_proj"], init_lora_weights=init)
+    read_adapter(folder, layout)
+    after = {name.replace(".base_layer", ""): weight for name, weight in model.state_dict().items()}
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+
+
+NAMES = [
+    "q_proj",
+    "v_proj",
+    "down_proj",
+    "lm_head",
+    "self_attn.k_proj",
+    "0.mlp.up_proj",
+    "proj",
+    "layers.1.mlp.up_proj",
+]
+NAMES += ["model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj", "W_pack"]
+PATTERNS = [
+    r".*_proj",
+    r".*\.(q|v)_proj",
+    r"model\.layers\.\d\.mlp\.(up|gate)_proj",
+    r".*layers\.1\..*_proj",
+    r"(?!.*mlp).*proj",
+    r".*(lm_head|k_proj)",
+    r"q_proj",
+    "all-linear",
+    "ALL-linear",
+]
+KEYS = [
+    "q_proj",
+    r"layers\.1\.mlp\.up_proj",
+    "layers.0.self_attn.q_proj",
+    r"model\.layers\.[01]\.self_attn\.v_proj",
+    r"(k|v)_proj",
+    r"^model.layers.0.mlp.*",
+    r"mlp\.\w+",
+    "proj",
+    "lm_head",
+    "up.proj",
+    "model|q_proj",
+    "self_attn.k_proj|mlp.down_proj",
+    r"1\..*",
+]
+name_lists = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)
+peft_fields = st.fixed_dictionaries(
+    {
+        "r": st.integers(1, 6),
+        "lora_alpha": st.sampled_from([1, 8, 16, 2.5]),
+        "use_rslora": st.booleans(),
+        "target_modules": name_lists | st.sampled_from(PATTERNS),
+        "exclude_modules": st.none() | name_lists | st.sampled_from(PATTERNS[:6]),
+        "layers_to_transform": st.none() | st.sampled_from([0, 1, [0], [0, 1], []]),
+        "layers_pattern": st.none() | st.sampled_from(["layers", ["layers"], ["h", "layers"], "model.layers", []]),
+        "rank_pattern": st.dictionaries(st.sampled_from(KEYS), st.integers(1, 9), max_size=3),
+        "alpha_pattern": st.dictionaries(st.sampled_from(KEYS), st.sampled_from([1, 3, 0.5, 32]), max_size=3),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def llama() -> PreTrainedModel:
+    return make_llama()
+
+
+@pytest.fixture(scope="module")
+def llama_layout(llama: PreTrainedModel) -> BaseLayout:
+    return layout_of(llama)
+
+
+@settings(max_examples=120, deadline=None)
+@given(fields=peft_fields)
+def test_targets_ranks_and_scalings_are_those_of_peft(
+    llama: PreTrainedModel, llama_layout: BaseLayout, fields: dict[str, Any]
+) -> None:
+    found, error = found_by_us(fields, llama_layout)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = built_by_peft(get_peft_model(copy.deepcopy(llama), LoraConfig(**copy.deepcopy(fields))))
+        except ValueError:
+            assert error is not None
+            return
+    if error is not None:
+        # Stricter than PEFT in one respect: an entry or layer number that matches nothing is refused.
+        assert (error.code, error.key) in STRICTER, error.message
+        return
+    assert found == expected
+
+
+STRICTER = [("unknown_module", "target_modules"), ("unknown_module", "layers_to_transform")]
+
+
+def found_by_us(fields: dict[str, Any], layout: BaseLayout) -> tuple[dict[str, tuple[int, float]], AdapterError | None]:
+    try:
+        targets = resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), layout)
+    except AdapterError as error:
+        return {}, error
+    return {target.module.name: (target.lora_rank, target.scaling) for target in targets}, None

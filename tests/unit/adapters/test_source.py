@@ -1,0 +1,210 @@
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.limits import Limits
+from loraserve_adapters.source import read_adapter
+
+from tests.unit.adapters.folders import (
+    HIDDEN,
+    VOCABULARY,
+    RawTensor,
+    config_of,
+    head_weight,
+    lora_key,
+    lora_tensors,
+    raw_tensor,
+    tiny_layout,
+    values_of,
+    write_folder,
+)
+
+LAYOUT = tiny_layout()
+Q0 = "model.layers.0.self_attn.q_proj"
+A0, B0 = lora_key(Q0, "A"), lora_key(Q0, "B")
+
+
+def test_accounts_for_every_tensor_and_summarises(tmp_path: Path) -> None:
+    tensors = lora_tensors(LAYOUT, ["q_proj", "down_proj"], dtype="bfloat16")
+    config = config_of(target_modules=["q_proj", "down_proj"], base_model_name_or_path="org/base", use_rslora=True)
+    source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
+    assert source.sha256.keys() == tensors.keys()
+    assert [module.target.scaling for module in source.modules] == [4.0] * 4
+    summary = source.summary
+    assert summary.digest == source.digest
+    assert (summary.lora_ranks, summary.target_modules, summary.num_modules) == ((4,), ("q_proj", "down_proj"), 4)
+    assert summary.num_parameters * 2 == summary.size_bytes == sum(len(raw) for _, _, raw in tensors.values())
+    assert (summary.dtypes, summary.use_rslora, summary.base_model_name) == (("bfloat16",), True, "org/base")
+
+
+def replaced(name: str, tensor: RawTensor) -> Callable[[dict[str, RawTensor]], None]:
+    def change(tensors: dict[str, RawTensor]) -> None:
+        tensors[name] = tensor
+
+    return change
+
+
+def renamed(old: str, new: str) -> Callable[[dict[str, RawTensor]], None]:
+    def change(tensors: dict[str, RawTensor]) -> None:
+        tensors[new] = tensors.pop(old)
+
+    return change
+
+
+def poisoned(name: str, value: float, dtype: str = "float32") -> Callable[[dict[str, RawTensor]], None]:
+    def change(tensors: dict[str, RawTensor]) -> None:
+        values = values_of(tensors[name]).copy()
+        values[-1, -1] = value
+        if dtype == "bfloat16":
+            raw = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+            tensors[name] = ("BF16", values.shape, raw)
+        else:
+            tensors[name] = raw_tensor(values, dtype)
+
+    return change
+
+
+ZEROS = np.zeros((4, HIDDEN), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "key", "text"),
+    [
+        (lambda tensors: tensors.pop(A0), "missing_tensor", A0, "missing"),
+        (lambda tensors: tensors.pop(B0), "missing_tensor", B0, "missing"),
+        (lambda tensors: tensors.clear(), "missing_tensor", A0, "and 3 more"),
+        (replaced(A0, raw_tensor(ZEROS[:3])), "rank_mismatch", A0, "found [3, 32], expected [4, 32]"),
+        (replaced(B0, raw_tensor(ZEROS[:2].T)), "rank_mismatch", B0, "rank 4"),
+        (replaced(A0, raw_tensor(ZEROS[:, :31])), "shape_mismatch", A0, "found [4, 31], expected [4, 32]"),
+        (replaced(B0, raw_tensor(ZEROS)), "shape_mismatch", B0, "found [4, 32], expected [32, 4]"),
+        (replaced(A0, raw_tensor(ZEROS.reshape(-1))), "shape_mismatch", A0, "[128]"),
+        (replaced(A0, ("F32", [0, HIDDEN], b"")), "rank_mismatch", A0, "[0, 32]"),
+        (replaced(A0, ("F64", [4, HIDDEN], bytes(1024))), "bad_dtype", A0, "found F64, expected F32, F16 or BF16"),
+        (replaced(A0, ("I32", [4, HIDDEN], bytes(512))), "bad_dtype", A0, "I32"),
+        (replaced(A0, ("F8_E4M3", [4, HIDDEN], bytes(128))), "bad_dtype", A0, "F8_E4M3"),
+        (poisoned(A0, np.nan), "not_finite", A0, "NaN"),
+        (poisoned(B0, np.inf), "not_finite", B0, "infinity"),
+        (poisoned(B0, -np.inf, "float16"), "not_finite", B0, "infinity"),
+        (poisoned(B0, np.nan, "bfloat16"), "not_finite", B0, "NaN"),
+        (renamed(A0, A0.replace("q_proj", "k_proj")), "unexpected_tensor", None, "not targeted"),
+        (renamed(A0, A0.replace("layers.0", "layers.9")), "unknown_module", None, "did you mean model.layers."),
+        (renamed(A0, A0.replace("lora_A", "lora_A.default")), "unexpected_tensor", None, "without an adapter name"),
+        (renamed(A0, A0.removeprefix("base_model.model.")), "unexpected_tensor", None, "base_model.model."),
+        (renamed(A0, "base_model.model.model.norm.weight"), "unexpected_tensor", None, "no LoRA tensor"),
+        (renamed(A0, f"base_model.model.{Q0}.weight"), "unexpected_tensor", None, "no LoRA tensor"),
+        (renamed(A0, ""), "unexpected_tensor", None, "base_model.model."),
+        (
+            replaced(f"base_model.model.{Q0}.lora_magnitude_vector", ("F32", [32], bytes(128))),
+            "unexpected_tensor",
+            None,
+            "DoRA",
+        ),
+        (replaced(f"base_model.model.{Q0}.lora_B.bias", ("F32", [32], bytes(128))), "unexpected_tensor", None, "bias"),
+        (
+            replaced("base_model.model.model.embed_tokens.lora_embedding_A", raw_tensor(ZEROS)),
+            "unsupported_module",
+            None,
+            "embeddings",
+        ),
+    ],
+)
+def test_refuses_tensors_by_name(
+    change: Callable[[dict[str, RawTensor]], None], code: str, key: str | None, text: str, tmp_path: Path
+) -> None:
+    tensors = lora_tensors(LAYOUT, ["q_proj"])
+    change(tensors)
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(), tensors), LAYOUT)
+    error = refused.value
+    assert (error.code, error.file) == (code, "adapter_model.safetensors")
+    assert text in error.message
+    assert key is None or (error.key == key and key in error.message)
+
+
+def test_refuses_a_rank_that_is_not_the_tensors_rank(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(r=8), lora_tensors(LAYOUT, ["q_proj"])), LAYOUT)
+    assert refused.value.code == "rank_mismatch"
+    assert "rank 8" in refused.value.message
+
+
+def test_honours_rank_pattern_against_the_tensors(tmp_path: Path) -> None:
+    tensors = lora_tensors(LAYOUT, ["q_proj"], rank=4) | lora_tensors(LAYOUT, ["k_proj"], rank=2)
+    config = config_of(target_modules=["q_proj", "k_proj"], rank_pattern={"k_proj": 2})
+    source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
+    assert source.summary.lora_ranks == (2, 4)
+    with pytest.raises(AdapterError, match="rank 3"):
+        read_adapter(write_folder(tmp_path, {**config, "rank_pattern": {"k_proj": 3}}, tensors), LAYOUT)
+
+
+@pytest.mark.parametrize("name", ["lm_head.base_layer.weight", "lm_head.weight"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_accepts_a_copy_of_the_served_lm_head_weight(name: str, dtype: str, tmp_path: Path) -> None:
+    layout = tiny_layout(dtype)
+    tensors = lora_tensors(layout, ["lm_head"]) | {f"base_model.model.{name}": raw_tensor(head_weight())}
+    read_adapter(write_folder(tmp_path, config_of(target_modules=["lm_head"]), tensors), layout)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        raw_tensor(head_weight() + 1),
+        raw_tensor(head_weight(), "bfloat16"),
+        raw_tensor(np.full((VOCABULARY, HIDDEN), np.nan, np.float32)),
+        raw_tensor(head_weight()[:-1]),
+        raw_tensor(head_weight().T),
+        raw_tensor(head_weight().reshape(-1)),
+    ],
+)
+def test_refuses_another_lm_head_weight(tensor: RawTensor, tmp_path: Path) -> None:
+    tensors = lora_tensors(LAYOUT, ["lm_head"]) | {"base_model.model.lm_head.base_layer.weight": tensor}
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(target_modules=["lm_head"]), tensors), LAYOUT)
+    assert refused.value.code == "base_weight_differs"
+
+
+def test_refuses_truncated_and_extended_files(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    path = folder / "adapter_model.safetensors"
+    good = path.read_bytes()
+    for size in [0, 4, 8, 100, len(good) // 2, len(good) - 1]:
+        path.write_bytes(good[:size])
+        with pytest.raises(AdapterError) as refused:
+            read_adapter(folder, LAYOUT)
+        assert refused.value.code == "bad_safetensors"
+    path.write_bytes(good + b"x")
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(folder, LAYOUT)
+    assert refused.value.code == "bad_safetensors"
+
+
+def test_needs_both_files(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    for name in ["adapter_config.json", "adapter_model.safetensors"]:
+        copied = Path(shutil.copytree(folder, tmp_path / name))
+        (copied / name).unlink()
+        with pytest.raises(AdapterError, match=name) as refused:
+            read_adapter(copied, LAYOUT)
+        assert refused.value.code == "missing_file"
+
+
+def test_reads_linked_files_only_where_the_caller_says_so(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "blobs", config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in folder.iterdir():
+        (snapshot / path.name).symlink_to(path)
+    with pytest.raises(AdapterError, match="symbolic link"):
+        read_adapter(snapshot, LAYOUT)
+    linked = read_adapter(snapshot, LAYOUT, Limits(follow_symlinks=True))
+    assert linked.digest == read_adapter(folder, LAYOUT).digest
+
+
+def test_other_files_of_the_folder_are_not_touched(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    (folder / "README.md").write_text("a card")
+    (folder / "adapter_model.bin").write_bytes(b"a pickle")
+    read_adapter(folder, LAYOUT)

@@ -1,0 +1,106 @@
+import json
+from typing import Any
+
+import pytest
+from loraserve_adapters.config import parse_config
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.targets import Target, resolve_targets
+
+from tests.unit.adapters.folders import config_of, tiny_layout
+
+
+def resolve(num_layers: int = 2, **fields: Any) -> tuple[Target, ...]:
+    return resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), tiny_layout(num_layers=num_layers))
+
+
+def refusal(**fields: Any) -> AdapterError:
+    with pytest.raises(AdapterError) as refused:
+        resolve(**fields)
+    return refused.value
+
+
+def test_returns_targets_in_the_order_of_the_layout() -> None:
+    names = [target.module.name for target in resolve(target_modules=["lm_head", "v_proj", "q_proj"])]
+    assert names == [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.0.self_attn.v_proj",
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.v_proj",
+        "lm_head",
+    ]
+
+
+def test_all_linear_leaves_the_output_embedding_out() -> None:
+    names = [target.module.name for target in resolve(target_modules="all-linear")]
+    assert len(names) == 14
+    assert "lm_head" not in names
+
+
+def test_the_first_pattern_that_matches_wins() -> None:
+    targets = resolve(rank_pattern={r"layers\.0\..*": 2, "q_proj": 6}, alpha_pattern={"q_proj": 12})
+    assert [(target.lora_rank, target.scaling) for target in targets] == [(2, 6.0), (6, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "text"),
+    [
+        (["v_projj"], "unknown_module", "did you mean v_proj"),
+        (["model.layers.7.self_attn.q_proj"], "unknown_module", "did you mean model.layers."),
+        (["_proj"], "unknown_module", "no module"),
+        ([""], "unknown_module", "no module"),
+        ("", "unknown_module", "no module"),
+        ("q_proj", "unknown_module", "no module"),
+        (["embed_tokens"], "unsupported_module", "LoRA on embeddings is not supported yet: model.embed_tokens"),
+        (["mlp"], "unsupported_module", "model.layers.0.mlp is not a linear layer"),
+        (".*", "unsupported_module", "model is not a linear layer"),
+        (r"(q_proj)\1", "unsupported_pattern", "target_modules"),
+        ("(q_proj", "bad_pattern", "target_modules"),
+    ],
+)
+def test_refuses_targets_by_name(target: object, code: str, text: str) -> None:
+    error = refusal(target_modules=target)
+    assert error.code == code
+    assert text in error.message
+
+
+def test_an_entry_that_names_nothing_is_harmless_beside_one_that_does() -> None:
+    assert resolve(target_modules=["q_proj", "w_gate"]) == resolve(target_modules=["q_proj"])
+
+
+def test_refuses_a_layer_that_the_base_does_not_have() -> None:
+    assert "no layer 2" in refusal(layers_to_transform=[0, 2]).message
+
+
+def test_refuses_a_result_without_modules() -> None:
+    assert refusal(exclude_modules=["q_proj"]).code == "unknown_module"
+
+
+def test_refuses_regular_expressions_in_layers_pattern() -> None:
+    assert refusal(layers_to_transform=[0], layers_pattern="(a+)+").code == "unsupported_pattern"
+
+
+def test_refuses_bad_patterns_of_ranks_by_field() -> None:
+    error = refusal(rank_pattern={"(?<=a)b": 4})
+    assert error.code == "unsupported_pattern"
+    assert "rank_pattern" in error.message
+
+
+def test_hundreds_of_full_names_as_eva_writes_them_are_matched_exactly() -> None:
+    names = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(200)]
+    ranks = {name: 1 + index % 7 for index, name in enumerate(names)}
+    targets = resolve(num_layers=200, rank_pattern=ranks)
+    assert {target.module.name: target.lora_rank for target in targets} == ranks
+
+
+@pytest.mark.parametrize("pattern", [r"((.*a.*)*(.*b.*)*)*" * 20, r"(.|a)*" * 70])
+def test_hostile_patterns_end_with_a_refusal_not_a_hang(pattern: str) -> None:
+    table = {"#" + pattern + ".*" * number: 4 for number in range(22)}
+    config = parse_config(json.dumps(config_of(target_modules="all-linear", rank_pattern=table)).encode())
+    with pytest.raises(AdapterError) as refused:
+        resolve_targets(config, tiny_layout(num_layers=100))
+    assert refused.value.code == "pattern_too_complex"
+
+
+def test_long_character_classes_are_cheap() -> None:
+    table = {"#[" + "a-z" * 150 + "]*" + ".*" * number: 4 for number in range(22)}
+    assert len(resolve(num_layers=50, target_modules="all-linear", rank_pattern=table)) == 350
