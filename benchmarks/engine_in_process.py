@@ -9,11 +9,11 @@ from pathlib import Path
 
 from loraserve_adapters.pack import load_and_pack
 from loraserve_adapters.packed_file import packed_file_name
+from workload import WorkItem, make_work
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
-from workload import WorkItem, make_work
 
 CONCURRENCY = 16
 

@@ -94,7 +94,9 @@ def model_bytes(path: Path) -> int:
     config = json.loads((path / "config.json").read_text())
     total = (path / "model.safetensors").stat().st_size
     element_bytes = 2 if config["dtype"] == "bfloat16" else 4
-    return total if config["tie_word_embeddings"] else total - config["vocab_size"] * config["hidden_size"] * element_bytes
+    return (
+        total if config["tie_word_embeddings"] else total - config["vocab_size"] * config["hidden_size"] * element_bytes
+    )
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

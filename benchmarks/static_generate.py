@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, PreTrainedModel
-
 from workload import WorkItem, make_work
 
 BATCH_SIZE = 16
@@ -41,9 +40,7 @@ def main() -> None:
     )
     _generate(model, names, make_work(num_requests=BATCH_SIZE, num_adapters=len(names), vocab_size=100, output_mean=4))
     start = time.perf_counter()
-    num_tokens = sum(
-        _generate(model, names, work[i : i + BATCH_SIZE]) for i in range(0, len(work), BATCH_SIZE)
-    )
+    num_tokens = sum(_generate(model, names, work[i : i + BATCH_SIZE]) for i in range(0, len(work), BATCH_SIZE))
     seconds = time.perf_counter() - start
     print(json.dumps({"output_tokens": num_tokens, "seconds": seconds, "output_tokens_per_s": num_tokens / seconds}))
 

@@ -97,7 +97,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         max_model_len=plan.max_model_len,
         vocab_size=min(len(tokenizer), model.logits_size),
         eos_token_ids=_eos_token_ids(tokenizer, model_config, generation_config),
-        tokenizer_json=tokenizer.backend_tokenizer.to_str(),
+        tokenizer_json=loader.tokenizer_json(tokenizer),
         chat_template=_chat_template(tokenizer),
         special_tokens={
             name: str(value)

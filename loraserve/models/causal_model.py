@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 
 from loraserve.models import self_check
 from loraserve.models.context import ForwardContext
+from loraserve.models.errors import ModelRefusedError
 from loraserve.models.linears import replace_linears
+from loraserve.models.mapped_weights import MappedWeights
+from loraserve.models.module_swaps import swap_modules
 from loraserve.models.rope import freeze_rope
 from loraserve.models.structure import AttentionSpec, record_structure
 
@@ -43,7 +46,10 @@ class CausalModel:
         self._linear_groups = structure.linear_groups
         self.layout = _describe_layout(model, self._linear_groups)
         self.lora_groups = _lora_groups(self._linear_groups)
-        self.logits_size: int = model.get_output_embeddings().out_features
+        head = model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ModelRefusedError(f"{type(model).__name__} cannot be served: it has no output linear (lm_head)")
+        self.logits_size = head.out_features
         """Columns of the logits; the tokenizer may know fewer tokens."""
 
     @property
@@ -65,10 +71,16 @@ class CausalModel:
         probe = self_check.make_probe(model, attention, max_model_len)
         self_check.require_equal(model, attention, context, probe)
         total = len(self._linear_groups)
+        mapped = MappedWeights()
         for index, lora_group in enumerate(self.lora_groups):
+            weights = [linear.weight for _, linear in self._linear_groups[index]]
             replace_linears(model, self._linear_groups[index], lora_group, context)
-            self._linear_groups[index] = []  # the originals' weights are freed here
+            self._linear_groups[index] = []
+            for weight in weights:
+                mapped.give_back(weight)
+            del weights  # those that are not a file's mapping are freed here
             progress(index + 1, total)
+        swap_modules(model, context.backend)
         self_check.require_equal(model, attention, context, probe)
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:

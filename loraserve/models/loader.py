@@ -1,6 +1,7 @@
 """From a directory of safetensors, or only a config, to a model of transformers in memory."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -82,8 +83,14 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The tokenizer as it really works; the tokenizer.json it was read from is not always the same."""
+    backend: Any = tokenizer.backend_tokenizer
+    return backend.to_str()
+
+
 def load_generation_config(model: str, revision: str | None) -> GenerationConfig | None:
     try:
-        return GenerationConfig.from_pretrained(model, revision=revision)
+        return GenerationConfig.from_pretrained(model, revision=revision or "main")
     except OSError:
         return None

@@ -24,7 +24,7 @@ def freeze_rope(model: nn.Module, max_model_len: int) -> None:
                     rope_type[layer_type] = "default"
         elif is_batch_dependent(rope_type):
             _freeze(module, str(rope_type), None, max_model_len)
-            module.rope_type = "default"
+            setattr(module, "rope_type", "default")  # noqa: B010 - nn.Module is typed to hold tensors only
 
 
 def _freeze(module: nn.Module, rope_type: str, layer_type: str | None, max_model_len: int) -> None:

@@ -62,15 +62,15 @@ def _require_known_masks(model: PreTrainedModel, attention: list[AttentionSpec])
     layer_types: list[str] = getattr(config, "layer_types", None) or []
     if "chunked_attention" in layer_types:
         raise ModelRefusedError(
-            f"{name} cannot be served: its chunked attention (attention_chunk_size {config.attention_chunk_size}) lives "
-            "in a mask and never reaches the attention interface"
+            f"{name} cannot be served: its chunked attention (attention_chunk_size {config.attention_chunk_size}) "
+            "lives in a mask and never reaches the attention interface"
         )
     num_expected = layer_types.count("sliding_attention")
     num_windows = sum(spec.sliding_window is not None for spec in attention)
     if num_windows != num_expected and layer_types:
         raise ModelRefusedError(
-            f"{name} cannot be served: {num_expected} of its layers have a sliding window, but {num_windows} pass it to "
-            "the attention interface"
+            f"{name} cannot be served: {num_expected} of its layers have a sliding window, but {num_windows} pass it "
+            "to the attention interface"
         )
 
 
@@ -97,7 +97,7 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
         return torch.zeros_like(query).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(_RECORDER_NAME, record)
-    previous = model.config._attn_implementation
+    previous = model.config._attn_implementation or "eager"
     model.set_attn_implementation(_RECORDER_NAME)
     try:
         yield

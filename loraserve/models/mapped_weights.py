@@ -1,0 +1,36 @@
+"""Weights that are still a mapping of their safetensors file, and giving their memory back once they were copied."""
+
+import ctypes
+import sys
+from pathlib import Path
+
+from torch import Tensor
+
+_PAGE_BYTES = 4096
+_MADV_DONTNEED = 4
+
+
+class MappedWeights:
+    """The process's mappings of *.safetensors files, as seen when constructed. Knows none where there is no /proc."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+        if sys.platform == "linux":
+            self._ranges = [(start, end) for start, end, path in _mappings() if path.endswith(".safetensors")]
+
+    def give_back(self, weight: Tensor) -> None:
+        """Drop the weight's pages from memory if they are a file's; they would be read again if touched."""
+        start = -(-weight.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
+        end = (weight.data_ptr() + weight.nbytes) // _PAGE_BYTES * _PAGE_BYTES
+        if end > start and any(low <= start and end <= high for low, high in self._ranges):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+
+
+def _mappings() -> list[tuple[int, int, str]]:
+    found = []
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6:
+            start, _, end = fields[0].partition("-")
+            found.append((int(start, 16), int(end, 16), fields[5]))
+    return found

@@ -1,0 +1,101 @@
+"""Norms and gated MLPs computed by the backend's fused ops, each kept only if it reproduces the original module."""
+
+import torch
+from loraserve_kernels.backend import Backend
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import SiLUActivation
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+"""Largest difference from the original, as a share of its largest output: rounding in the dtype."""
+_NUM_PROBE_ROWS = 5
+
+
+class FusedRmsNorm(nn.Module):
+    """x: [1, T, D] or [1, T, num_heads, D], as transformers calls it on our packed batches."""
+
+    def __init__(self, weight: Tensor, eps: float, backend: Backend) -> None:
+        super().__init__()
+        self._weight = weight
+        self._eps = eps
+        self._backend = backend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._backend.rms_norm(x[0], self._weight, self._eps)[None]
+
+
+class FusedMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)) for x: [1, T, D]."""
+
+    def __init__(self, original: nn.Module, backend: Backend) -> None:
+        super().__init__()
+        self.gate_proj = original.get_submodule("gate_proj")
+        self.up_proj = original.get_submodule("up_proj")
+        self.down_proj = original.get_submodule("down_proj")
+        self._backend = backend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self._backend.silu_mul(self.gate_proj(x)[0], self.up_proj(x)[0])[None])
+
+
+class FusedGateUpMlp(nn.Module):
+    """The same where gate and up are one linear of the model itself, gate first (Phi-3)."""
+
+    def __init__(self, original: nn.Module, backend: Backend) -> None:
+        super().__init__()
+        self.gate_up_proj = original.get_submodule("gate_up_proj")
+        self.down_proj = original.get_submodule("down_proj")
+        self._backend = backend
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x)[0].chunk(2, dim=-1)
+        return self.down_proj(self._backend.silu_mul(gate, up)[None])
+
+
+def swap_modules(model: PreTrainedModel, backend: Backend) -> None:
+    """Swap what can be. The model's linears must compute the base model alone meanwhile."""
+    for name, module in list(model.named_modules()):
+        replacement = _fused_norm(module, backend) or _fused_mlp(module, backend, model)
+        if replacement is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacement)
+
+
+def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:
+    """Families differ in whether the stored weight is the factor or the factor minus one (Gemma)."""
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    weight = weight.detach()
+    x = _probe_input(weight.shape[0], weight.dtype)
+    plus_one = 1.0 + weight.float()
+    for factor in (weight.float(), plus_one):
+        rounded = factor.to(weight.dtype)
+        fused = FusedRmsNorm(rounded, eps, backend)
+        if torch.equal(rounded.float(), factor) and _reproduces(fused, module, x):
+            return fused
+    return None
+
+
+def _fused_mlp(module: nn.Module, backend: Backend, model: PreTrainedModel) -> nn.Module | None:
+    activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    if not isinstance(activation, nn.SiLU | SiLUActivation):
+        return None
+    if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+        fused: nn.Module = FusedMlp(module, backend)
+    elif all(hasattr(module, name) for name in ("gate_up_proj", "down_proj")):
+        fused = FusedGateUpMlp(module, backend)
+    else:
+        return None
+    x = _probe_input(model.config.get_text_config().hidden_size, model.dtype)
+    return fused if _reproduces(fused, module, x) else None
+
+
+def _probe_input(num_features: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(1, _NUM_PROBE_ROWS, num_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def _reproduces(fused: nn.Module, original: nn.Module, x: Tensor) -> bool:
+    with torch.inference_mode():
+        expected, found = original(x).float(), fused(x).float()
+    return bool((found - expected).abs().max() <= TOLERANCE[x.dtype] * expected.abs().max())
