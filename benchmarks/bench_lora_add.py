@@ -42,9 +42,8 @@ def main() -> None:
         ]
         ours, reference = lora_us(backend, cases), lora_us(ReferenceBackend(), cases)
         read = read_us(size_bytes, copies)
-        print(
-            f"{name:30} {ours:8.0f} {size_bytes / ours / 1e3:6.1f} {read:8.0f} {reference:12.0f} {reference / ours:6.1f}"
-        )
+        gigabytes_per_s = size_bytes / ours / 1e3
+        print(f"{name:30} {ours:8.0f} {gigabytes_per_s:6.1f} {read:8.0f} {reference:12.0f} {reference / ours:6.1f}")
 
 
 if __name__ == "__main__":

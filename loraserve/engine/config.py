@@ -33,5 +33,7 @@ class EngineConfig:
     num_threads: int | None = None
     seed: int = 0
     """Of dummy weights."""
+    kernel_cache_dir: str | None = None
+    """Where the C kernels are compiled to; None = the user's cache directory."""
     check_invariants: bool = False
     """Check KV block and adapter conservation after every step, and fail loudly."""

@@ -1,8 +1,10 @@
 """The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 
+from loraserve_adapters.errors import AdapterError
 from torch import Tensor
 
 from loraserve.engine.adapter_memory import AdapterMemory
@@ -53,7 +55,7 @@ class Engine:
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._last_step_tokens = 0
+        self._recent_step_tokens: deque[int] = deque(maxlen=1024)
 
     def describe(self) -> ModelDescription:
         return self._description
@@ -90,11 +92,11 @@ class Engine:
     # ---- adapters
 
     def load_adapter(self, digest: str, packed_path: str) -> None:
-        """Make an adapter usable; it enters the arena at first use. Raises `AdapterError`, `EngineRequestError`."""
+        """Make an adapter usable; it enters the arena at first use. Raises `AdapterError`."""
         if self._adapters is None:
-            raise EngineRequestError("the engine was started without LoRA (--no-enable-lora)")
-        self._unloading.discard(digest)
+            raise AdapterError("lora_disabled", "the engine was started without LoRA (--no-enable-lora)")
         self._adapters.add(digest, packed_path)
+        self._unloading.discard(digest)
 
     def unload_adapter(self, digest: str) -> None:
         """Refuse new requests for it now; `take_unloaded` reports it once the last one has finished."""
@@ -116,6 +118,8 @@ class Engine:
             for sequence, message in plan.failed
             for output in self._end_request(sequence.state, FinishReason.ERROR, message)
         ]
+        if plan.failed:  # a sibling of one that failed may have been admitted, if the adapter could be read then
+            plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
         if plan.scheduled:
             outputs += self._run(plan)
         if self._check_invariants:
@@ -127,7 +131,7 @@ class Engine:
         self._runner.copy_blocks(plan.block_copies)
         logits = self._runner.forward(self._builder.build(plan.scheduled))
         self._num_steps += 1
-        self._last_step_tokens = sum(item.num_rows for item in plan.scheduled)
+        self._recent_step_tokens.append(sum(item.num_rows for item in plan.scheduled))
         sampling: list[tuple[Sequence, int]] = []  # (sequence, row of the logits)
         end_row = 0
         for item in plan.scheduled:
@@ -310,6 +314,9 @@ class Engine:
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded")
 
     def stats(self) -> EngineStats:
+        """A snapshot; `recent_step_tokens` starts anew with each."""
+        recent_step_tokens = list(self._recent_step_tokens)
+        self._recent_step_tokens.clear()
         counts = self._pool.counts()
         scheduler, adapters = self._scheduler, self._adapters
         return EngineStats(
@@ -332,7 +339,7 @@ class Engine:
             running_adapters=running_digests(scheduler.running),
             waiting_adapters=running_digests(list(scheduler.waiting)),
             resident_adapters=[] if adapters is None else adapters.resident,
-            last_step_tokens=self._last_step_tokens,
+            recent_step_tokens=recent_step_tokens,
         )
 
     def check_invariants(self) -> None:

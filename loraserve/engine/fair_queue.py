@@ -2,11 +2,13 @@
 
 Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
 grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant that returns from idle
-starts at the smallest counter of the active ones, so idleness earns no credit.
+starts no lower than the smallest counter of the active ones, so idleness earns no credit, and no lower than where it
+left, so that finishing its work pays no debt: tenants that come and go cannot starve one that waits.
 """
 
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
 from loraserve.engine.sequence import Sequence
 
@@ -16,16 +18,19 @@ class FairQueue:
         self._waiting: dict[str, deque[Sequence]] = {}
         self._served: dict[str, float] = {}
         self._num_live: dict[str, int] = {}
-        """Waiting and running sequences of each tenant; a tenant with none is idle and forgotten."""
+        """Waiting and running sequences of each tenant; a tenant with none is idle."""
 
     def __len__(self) -> int:
         return sum(len(queue) for queue in self._waiting.values())
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In the order to be tried: each time the least-served tenant's next. Charges between two items count."""
+        """In the order to be tried: each time the least-served tenant's next, of equals the one that waits longest.
+
+        Charges between two items count.
+        """
         remaining = {tenant: deque(queue) for tenant, queue in self._waiting.items()}
         while remaining:
-            tenant = min(remaining, key=lambda name: (self._served[name], name))
+            tenant = min(remaining, key=self._served.__getitem__)
             yield remaining[tenant].popleft()
             if not remaining[tenant]:
                 del remaining[tenant]
@@ -33,15 +38,17 @@ class FairQueue:
     def arrive(self, tenant: str) -> None:
         """A sequence of the tenant becomes live."""
         if tenant not in self._num_live:
+            smallest = min((self._served[name] for name in self._num_live), default=0.0)
+            self._served[tenant] = max(self._served.get(tenant, 0.0), smallest)
             self._num_live[tenant] = 0
-            self._served[tenant] = min(self._served.values(), default=0.0)
         self._num_live[tenant] += 1
 
     def leave(self, tenant: str) -> None:
         """A live sequence of the tenant finished."""
         self._num_live[tenant] -= 1
         if self._num_live[tenant] == 0:
-            del self._num_live[tenant], self._served[tenant]
+            del self._num_live[tenant]
+            self._forget_idle()
 
     def charge(self, tenant: str, num_tokens: int) -> None:
         self._served[tenant] += num_tokens
@@ -61,3 +68,10 @@ class FairQueue:
         self._waiting[tenant].remove(sequence)
         if not self._waiting[tenant]:
             del self._waiting[tenant]
+
+    def _forget_idle(self) -> None:
+        """Drop the counters of idle tenants that would start no lower without them."""
+        smallest = min((self._served[name] for name in self._num_live), default=inf)
+        self._served = {
+            name: served for name, served in self._served.items() if name in self._num_live or served > smallest
+        }

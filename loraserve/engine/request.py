@@ -94,7 +94,7 @@ class SequenceOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot of the engine, sent with every step's outputs and at least once a second."""
+    """A snapshot of the engine, sent several times a second while it works and once a second while it is idle."""
 
     step: int = 0
     num_running: int = 0
@@ -121,4 +121,5 @@ class EngineStats:
     """Digests with a running sequence."""
     waiting_adapters: list[str] = field(default_factory=list)
     resident_adapters: list[str] = field(default_factory=list)
-    last_step_tokens: int = 0
+    recent_step_tokens: list[int] = field(default_factory=list)
+    """Tokens computed in each step since the previous snapshot."""

@@ -196,7 +196,8 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._enter_running(sequence)
         num_rows = self._num_rows(sequence, budget)
-        assert self._try_extend(sequence, num_rows, plan), "blocks were counted before admission"
+        has_blocks = self._try_extend(sequence, num_rows, plan)
+        assert has_blocks, "blocks were counted before admission"
         self._append(plan, sequence, num_rows)
         return _Admission.ADMITTED
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_kernels.backend import Backend
 from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.cpu_library import CompilerUnavailable
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from loraserve.engine.adapter_memory import AdapterMemory
@@ -79,7 +82,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     model_config = loader.load_config(config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
-    backend, backend_note = choose_backend(device, config.backend)
+    backend, backend_note = _backend(config, device)
     hf_model = _load_weights(config, model_config, device, progress)
     model = CausalModel(hf_model, backend)
     plan = _plan(config, model, model_config)
@@ -114,6 +117,14 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         notes=[*([backend_note] if backend_note else []), *plan.notes],
     )
     return EngineParts(description, runner, adapters, plan.num_blocks, model.logits_size)
+
+
+def _backend(config: EngineConfig, device: torch.device) -> tuple[Backend, str]:
+    cache_dir = None if config.kernel_cache_dir is None else Path(config.kernel_cache_dir)
+    try:
+        return choose_backend(device, config.backend, cache_dir)
+    except (CompilerUnavailable, ValueError) as error:
+        raise EngineStartError(f"--backend {config.backend} cannot run: {error}") from error
 
 
 def _device(requested: str) -> torch.device:

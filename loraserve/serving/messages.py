@@ -84,10 +84,10 @@ class StartProgress(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
-    """Everything one engine step produced."""
+    """Everything one engine step produced, and now and then how the engine is doing."""
 
     outputs: list[SequenceOutput]
-    stats: EngineStats
+    stats: EngineStats | None = None
 
 
 class AdapterLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -109,4 +109,6 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = Ready | StartFailed | StartProgress | StepOutputs | AdapterLoaded | AdapterUnloaded | AdapterFailed | EngineFailed
+FromEngine = (
+    Ready | StartFailed | StartProgress | StepOutputs | AdapterLoaded | AdapterUnloaded | AdapterFailed | EngineFailed
+)

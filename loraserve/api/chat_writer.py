@@ -1,0 +1,115 @@
+"""The shapes of /v1/chat/completions."""
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from loraserve.api.chunks import ChunkHead
+from loraserve.api.prompt_logprobs import prompt_logprobs
+from loraserve.api.schemas.chat import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletionResponse,
+    ChatDelta,
+    ChatLogprobs,
+    ContentLogprob,
+    ResponseMessage,
+    TopLogprob,
+)
+from loraserve.api.schemas.usage import usage_of
+from loraserve.api.token_names import TokenNames, finite
+from loraserve.engine.request import TokenLogprob
+from loraserve.serving.choice import ChoiceDelta
+from loraserve.serving.generation import Generation
+from loraserve.serving.token_text import TokenText
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    n: int
+    top_logprobs: int | None
+    """None = no logprobs."""
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    tokens_as_ids: bool
+
+
+class ChatWriter:
+    def __init__(self, head: ChunkHead, options: ChatOptions, token_text: TokenText) -> None:
+        self.head = head
+        self._options = options
+        self._token_text = token_text
+        self._names = TokenNames(token_text, options.tokens_as_ids)
+
+    def response(self, deltas: list[ChoiceDelta], generation: Generation) -> ChatCompletionResponse:
+        prompt, options = generation.prompts[0], self._options
+        return ChatCompletionResponse(
+            id=self.head.id,
+            object=self.head.object,
+            created=self.head.created,
+            model=self.head.model,
+            system_fingerprint=self.head.system_fingerprint,
+            choices=[self._choice(delta) for delta in deltas],
+            usage=usage_of(generation.usage()),
+            prompt_logprobs=UNSET
+            if options.prompt_logprobs is None
+            else prompt_logprobs(prompt.prompt_logprobs, options.prompt_logprobs, self._token_text),
+            prompt_token_ids=prompt.engine_request.prompt_token_ids if options.return_token_ids else UNSET,
+        )
+
+    def opening(self, generation: Generation) -> list[msgspec.Struct]:
+        return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content="")) for index in range(self._options.n)]
+
+    def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
+        """The last one has an empty delta and the finish reason."""
+        choices: list[msgspec.Struct] = []
+        is_silent_end = delta.finish_reason is not None and not delta.text
+        tells_tokens = bool(delta.token_ids) and (
+            self._options.top_logprobs is not None or self._options.return_token_ids
+        )
+        if delta.text or tells_tokens or (delta.token_ids and not is_silent_end):
+            choices.append(
+                ChatChunkChoice(
+                    delta.index, ChatDelta(content=delta.text), self._logprobs(delta), token_ids=self._token_ids(delta)
+                )
+            )
+        if delta.finish_reason is not None:
+            choices.append(
+                ChatChunkChoice(
+                    delta.index, ChatDelta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+                )
+            )
+        return choices
+
+    def _choice(self, delta: ChoiceDelta) -> ChatChoice:
+        return ChatChoice(
+            index=delta.index,
+            message=ResponseMessage(ASSISTANT, delta.text),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            token_ids=self._token_ids(delta),
+        )
+
+    def _token_ids(self, delta: ChoiceDelta) -> list[int] | msgspec.UnsetType:
+        return delta.token_ids if self._options.return_token_ids else UNSET
+
+    def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
+        count = self._options.top_logprobs
+        if count is None:
+            return None
+        return ChatLogprobs([self._content_logprob(token, count) for token in delta.logprobs])
+
+    def _content_logprob(self, token: TokenLogprob, count: int) -> ContentLogprob:
+        return ContentLogprob(
+            token=self._names.name(token.token_id),
+            logprob=finite(token.logprob),
+            bytes=self._names.bytes_of(token.token_id),
+            top_logprobs=[
+                TopLogprob(self._names.name(token_id), finite(logprob), self._names.bytes_of(token_id))
+                for token_id, logprob in token.top[:count]
+            ],
+        )

@@ -1,0 +1,30 @@
+"""Stream chunks as bytes. Everything that is the same in all chunks of a response is encoded once."""
+
+import msgspec
+
+from loraserve.api.schemas.usage import Usage
+
+
+class ChunkHead(msgspec.Struct, frozen=True):
+    """The fields before `choices`."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChunkEncoder:
+    """usage_field: whether chunks have a `usage`, null unless given, as OpenAI's do with include_usage."""
+
+    def __init__(self, head: ChunkHead, usage_field: bool) -> None:
+        self._encoder = msgspec.json.Encoder()
+        self._head = b"data: " + self._encoder.encode(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if usage_field else b"]}\n\n"
+
+    def chunk(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
+        """None = no choices."""
+        choices = b"" if choice is None else self._encoder.encode(choice)
+        tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
+        return self._head + choices + tail

@@ -1,0 +1,49 @@
+"""Strict request bodies: a wrong type, an unknown field or a field we cannot honour is refused by name."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+from litestar import Request
+
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.errors import ErrorCode, ServingError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
+MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+
+
+async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises `ServingError`."""
+    body = await request.body()
+    try:
+        decoded = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _refused(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ServingError(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise ServingError(ErrorCode.INVALID_JSON, "The request body is nested too deeply.") from error
+    refuse_unsupported(decoded)
+    return decoded
+
+
+def _refused(reason: str) -> ServingError:
+    at = PATH.search(reason)
+    path = at["path"] if at else ""
+    if found := UNKNOWN_FIELD.match(reason):
+        param = _joined(path, found["field"])
+        return ServingError(ErrorCode.UNKNOWN_PARAMETER, f"Unknown parameter: '{param}'.", param=param)
+    if found := MISSING_FIELD.match(reason):
+        param = _joined(path, found["field"])
+        return ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{param}'.", param=param)
+    expectation = PATH.sub("", reason)
+    subject = f"'{path}'" if path else "the request body"
+    return ServingError(ErrorCode.INVALID_TYPE, f"Invalid type for {subject}: {expectation}.", param=path or None)
+
+
+def _joined(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field

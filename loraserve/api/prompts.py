@@ -1,0 +1,86 @@
+"""From what a request says to token ids."""
+
+from collections.abc import Sequence
+
+from loraserve.api.ranges import check_at_most, check_token_ids, unsupported
+from loraserve.api.schemas.chat import ContentPart, RequestMessage
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.chat_template import ChatMessage
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.settings import Limits
+
+ROLES = ("system", "developer", "user", "assistant")
+SPLIT_TEXT = "\n"
+"""Between the text parts of one message, as in vLLM."""
+
+
+def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, vocab_size: int) -> list[str | list[int]]:
+    """The four forms of OpenAI's `prompt` as a list of texts or of lists of checked token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid_value("prompt", "is empty.")
+    if all(isinstance(item, int) for item in prompt):
+        prompts: list[str | list[int]] = [[item for item in prompt if isinstance(item, int)]]
+    else:
+        prompts = [item for item in prompt if not isinstance(item, int)]
+        if len(prompts) < len(prompt) or len({type(item) for item in prompts}) > 1:
+            raise invalid_value("prompt", "mixes texts and token ids.")
+    check_at_most("prompt", len(prompts), limits.max_prompts, "prompts")
+    for token_ids in prompts:
+        if isinstance(token_ids, list):
+            check_token_ids("prompt", token_ids, vocab_size)
+    return prompts
+
+
+def truncate(token_ids: list[int], limit: int | None, max_model_len: int) -> list[int]:
+    """The last `limit` tokens; -1 stands for the model's context length."""
+    if limit is None:
+        return token_ids
+    if limit != -1 and not 1 <= limit <= max_model_len:
+        raise invalid_value("truncate_prompt_tokens", f"is {limit}; it must be -1 or between 1 and {max_model_len}.")
+    return token_ids[-(max_model_len if limit == -1 else limit) :]
+
+
+def check_not_empty(param: str, token_ids: list[int]) -> None:
+    if not token_ids:
+        raise invalid_value(param, "has no tokens.")
+
+
+def chat_messages(
+    messages: Sequence[RequestMessage], limits: Limits, *, add_generation_prompt: bool, continue_final_message: bool
+) -> list[ChatMessage]:
+    """Raises `ServingError` naming the message at fault."""
+    if not messages:
+        raise invalid_value("messages", "is empty.")
+    check_at_most("messages", len(messages), limits.max_messages, "messages")
+    if continue_final_message and add_generation_prompt:
+        raise invalid_value("continue_final_message", "needs 'add_generation_prompt': false.")
+    if continue_final_message and messages[-1].role != "assistant":
+        raise invalid_value("continue_final_message", "needs a last message of role 'assistant'.")
+    return [_chat_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def _chat_message(param: str, message: RequestMessage) -> ChatMessage:
+    refuse_unsupported(message, f"{param}.")
+    if message.role in ("tool", "function"):
+        raise unsupported(f"{param}.role", f"is '{message.role}', which is not supported.")
+    if message.role not in ROLES:
+        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
+    if message.content is None:
+        raise ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}.content' is missing.", param=f"{param}.content")
+    return ChatMessage(message.role, _text(f"{param}.content", message.content), message.name)
+
+
+def _text(param: str, content: str | list[ContentPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part_text(param: str, part: ContentPart) -> str:
+    if part.type != "text":
+        raise unsupported(param, f"is of type {part.type[:32]!r}; only text is supported.")
+    if part.text is None:
+        raise ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}.text' is missing.", param=f"{param}.text")
+    return part.text

@@ -1,0 +1,34 @@
+"""Range checks whose messages carry the parameter, the value and the limit."""
+
+from collections.abc import Collection
+
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+
+
+def check_range(param: str, value: float, low: float, high: float) -> None:
+    """Both ends are allowed; NaN never is."""
+    if not low <= value <= high:
+        raise invalid_value(param, f"is {_shown(value)}; it must be between {_shown(low)} and {_shown(high)}.")
+
+
+def check_at_most(param: str, count: int, limit: int, what: str) -> None:
+    if count > limit:
+        raise invalid_value(param, f"has {count} {what}; the limit is {limit}.")
+
+
+def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """NOTE: ids that index tensors in the engine; nothing may pass unchecked."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        worst = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise invalid_value(param, f"contains token id {_shown(worst)}; ids must be between 0 and {vocab_size - 1}.")
+
+
+def unsupported(param: str, message: str) -> ServingError:
+    return ServingError(ErrorCode.UNSUPPORTED_PARAMETER, f"'{param}' {message}", param=param)
+
+
+def _shown(number: float) -> str:
+    """Short, whatever the client sent: Python refuses to print huge integers."""
+    if isinstance(number, int) and abs(number) >= 2**64:
+        return "beyond 64 bits"
+    return f"{number:.17g}" if isinstance(number, float) else str(number)

@@ -1,0 +1,26 @@
+"""Every response carries x-request-id: the client's own if it is harmless, else a new one."""
+
+import re
+import uuid
+
+from litestar.types import Message, Scope
+
+HEADER = b"x-request-id"
+HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+STATE_KEY = "loraserve_request_id"
+
+
+def request_id_of(scope: Scope) -> str:
+    """The same for the whole request."""
+    known = scope["state"].get(STATE_KEY)
+    if known is None:
+        given = next((value for name, value in scope["headers"] if name == HEADER), b"").decode("latin-1")
+        known = given if HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
+        scope["state"][STATE_KEY] = known
+    return known
+
+
+async def add_request_id(message: Message, scope: Scope) -> None:
+    """A before_send hook: unlike a middleware it also sees 404 and 405."""
+    if message["type"] == "http.response.start":
+        message["headers"] = [*message["headers"], (HEADER, request_id_of(scope).encode())]

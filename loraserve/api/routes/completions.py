@@ -1,0 +1,146 @@
+"""POST /v1/completions."""
+
+import time
+from functools import partial
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.completion_writer import CompletionOptions, CompletionWriter, EchoedPrompt
+from loraserve.api.decoding import decode_body
+from loraserve.api.event_stream import EventStream
+from loraserve.api.identity import response_head
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.prompts import check_not_empty, split_prompts, truncate
+from loraserve.api.ranges import unsupported
+from loraserve.api.request_id import request_id_of
+from loraserve.api.respond import respond
+from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
+from loraserve.api.target import resolve_target
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.generation import GenerationJob, Prompt
+from loraserve.serving.tokenizer import TextTokenizer
+
+DEFAULT_MAX_TOKENS = 16
+DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)
+OPERATION = json_body(CompletionRequest)
+
+
+@post("/v1/completions", status_code=200, operation_class=OPERATION, responses=ERROR_RESPONSES, tags=["inference"])
+async def create_completion(
+    request: Request, context: NamedDependency[AppContext]
+) -> Response[CompletionResponse] | EventStream:
+    return await _complete(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/completions",
+    status_code=200,
+    operation_class=OPERATION,
+    responses=ERROR_RESPONSES,
+    tags=["inference"],
+)
+async def create_adapter_completion(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[CompletionResponse] | EventStream:
+    return await _complete(request, context, adapter)
+
+
+async def _complete(
+    request: Request, context: AppContext, path_adapter: str | None
+) -> Response[CompletionResponse] | EventStream:
+    received_s = time.monotonic()
+    asked = await decode_body(request, DECODER)
+    runtime = context.runtime
+    runtime.lifecycle.check_open()
+    target = resolve_target(runtime, asked.model, path_adapter)
+    checked = _check(context, asked)
+    prompts = await _prompts(context, asked, checked)
+    job = GenerationJob(prompts, target.adapter, checked.text, received_s, checked.cache_salt)
+    request_id = asked.request_id or request_id_of(request.scope)
+    writer = CompletionWriter(
+        response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
+        CompletionOptions(
+            n=checked.params.n,
+            logprobs=asked.logprobs,
+            prompt_logprobs=asked.prompt_logprobs,
+            return_token_ids=bool(asked.return_token_ids),
+            tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+            echo=await _echoes(context, asked, prompts) if asked.echo else None,
+        ),
+        runtime.tokenizer.token_text,
+    )
+    return await respond(request, runtime, job, writer, stream=asked.stream, options=asked.stream_options)
+
+
+def _check(context: AppContext, asked: CompletionRequest) -> CheckedSampling:
+    if asked.best_of is not None and asked.best_of != (asked.n or 1):
+        raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
+    if asked.logprobs is not None:
+        context.sampling.check_top_logprobs("logprobs", asked.logprobs)
+    max_tokens = asked.max_tokens
+    if max_tokens is not None and max_tokens < 1 and not (max_tokens == 0 and asked.echo):
+        raise invalid_value("max_tokens", f"is {max_tokens}; it must be at least 1, or 0 with 'echo': true.")
+    prompt_logprobs = asked.prompt_logprobs
+    if asked.echo and asked.logprobs is not None:
+        prompt_logprobs = max(asked.logprobs, prompt_logprobs or 0)
+    return context.sampling.check(
+        asked, max_tokens=max_tokens, logprobs=asked.logprobs, prompt_logprobs=prompt_logprobs
+    )
+
+
+async def _prompts(context: AppContext, asked: CompletionRequest, checked: CheckedSampling) -> list[Prompt]:
+    model, limits = context.runtime.engine.model, context.runtime.settings.limits
+    add_special_tokens = asked.add_special_tokens is not False
+    prompts: list[Prompt] = []
+    for prompt in split_prompts(asked.prompt, limits, model.vocab_size):
+        if isinstance(prompt, str):
+            prompt = await context.runtime.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len)
+        check_not_empty("prompt", token_ids)
+        # For max_tokens=0 the engine generates one token, which is dropped.
+        check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len)
+        room = model.max_model_len - len(token_ids)
+        max_tokens = min(DEFAULT_MAX_TOKENS, room) if checked.max_tokens is None else max(1, checked.max_tokens)
+        prompts.append(Prompt(token_ids, prompt_sampling(checked, max_tokens)))
+    return prompts
+
+
+async def _echoes(context: AppContext, asked: CompletionRequest, prompts: list[Prompt]) -> list[EchoedPrompt]:
+    if isinstance(asked.prompt, str):
+        texts = [asked.prompt]
+    else:
+        texts = [text for text in asked.prompt if isinstance(text, str)]
+    are_given = len(texts) == len(prompts) and asked.truncate_prompt_tokens is None
+    return [
+        await _echo(context, prompt, texts[index] if are_given else None, asked.skip_special_tokens)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+async def _echo(context: AppContext, prompt: Prompt, given: str | None, skip_special_tokens: bool) -> EchoedPrompt:
+    tokenizer = context.runtime.tokenizer
+    text = (
+        given
+        if given is not None
+        else await tokenizer.decode(prompt.token_ids, skip_special_tokens=skip_special_tokens)
+    )
+    offsets = await tokenizer.run(len(prompt.token_ids), partial(_text_offsets, tokenizer, prompt.token_ids, len(text)))
+    return EchoedPrompt(text, offsets)
+
+
+def _text_offsets(tokenizer: TextTokenizer, token_ids: list[int], num_text_chars: int) -> list[int]:
+    """Where each token begins in its text."""
+    detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
+    offsets: list[int] = []
+    num_chars = 0
+    for token_id in token_ids:
+        offsets.append(num_chars)
+        num_chars += len(detokenizer.step(token_id))
+    # Some tokenizers put a space before a text, which the text itself does not have.
+    num_added = max(0, num_chars - num_text_chars)
+    return [max(0, offset - num_added) for offset in offsets]

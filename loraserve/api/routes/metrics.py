@@ -1,0 +1,15 @@
+"""GET /metrics."""
+
+from litestar import Response, get
+from litestar.di import NamedDependency
+
+from loraserve.api.app_context import AppContext
+
+CONTENT_TYPE = "text/plain; version=0.0.4"
+"""Litestar adds the charset."""
+
+
+@get("/metrics", tags=["health"], media_type="text/plain")
+async def metrics(context: NamedDependency[AppContext]) -> Response[bytes]:
+    """Prometheus text format."""
+    return Response(context.runtime.metrics.render(), media_type=CONTENT_TYPE)

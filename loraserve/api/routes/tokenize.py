@@ -1,0 +1,72 @@
+"""POST /tokenize and /detokenize."""
+
+import msgspec
+from litestar import Request, post
+from litestar.di import NamedDependency
+from msgspec import UNSET
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.decoding import decode_body
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.prompts import chat_messages
+from loraserve.api.ranges import check_token_ids
+from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from loraserve.api.target import resolve_optional
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+
+TOKENIZE_DECODER = msgspec.json.Decoder(TokenizeRequest, strict=True)
+DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeRequest, strict=True)
+
+
+@post(
+    "/tokenize", status_code=200, operation_class=json_body(TokenizeRequest), responses=ERROR_RESPONSES, tags=["text"]
+)
+async def tokenize(request: Request, context: NamedDependency[AppContext]) -> TokenizeResponse:
+    """The token ids that a completion of `prompt`, or a chat of `messages`, would begin with."""
+    asked = await decode_body(request, TOKENIZE_DECODER)
+    runtime = context.runtime
+    resolve_optional(runtime, asked.model)
+    token_ids = await _token_ids(context, asked)
+    return TokenizeResponse(
+        count=len(token_ids),
+        max_model_len=runtime.engine.model.max_model_len,
+        tokens=token_ids,
+        token_strs=runtime.tokenizer.token_strings(token_ids) if asked.return_token_strs else UNSET,
+    )
+
+
+@post(
+    "/detokenize",
+    status_code=200,
+    operation_class=json_body(DetokenizeRequest),
+    responses=ERROR_RESPONSES,
+    tags=["text"],
+)
+async def detokenize(request: Request, context: NamedDependency[AppContext]) -> DetokenizeResponse:
+    """The text of token ids, special tokens included."""
+    asked = await decode_body(request, DETOKENIZE_DECODER)
+    runtime = context.runtime
+    resolve_optional(runtime, asked.model)
+    check_token_ids("tokens", asked.tokens, runtime.engine.model.vocab_size)
+    return DetokenizeResponse(await runtime.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+async def _token_ids(context: AppContext, asked: TokenizeRequest) -> list[int]:
+    tokenizer = context.runtime.tokenizer
+    if (asked.prompt is None) == (asked.messages is None):
+        raise ServingError(ErrorCode.MISSING_PARAMETER, "Send either 'prompt' or 'messages'.", param="prompt")
+    if asked.messages is None:
+        if asked.continue_final_message:
+            raise invalid_value("continue_final_message", "is only for 'messages'.")
+        return await tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
+    return await tokenizer.encode_chat(
+        chat_messages(
+            asked.messages,
+            context.runtime.settings.limits,
+            add_generation_prompt=asked.add_generation_prompt,
+            continue_final_message=asked.continue_final_message,
+        ),
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        add_special_tokens=bool(asked.add_special_tokens),
+    )

@@ -1,0 +1,130 @@
+"""/v1/chat/completions."""
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from loraserve.api.schemas.logprobs import PromptLogprobs
+from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.api.schemas.unsupported import ABSENT
+from loraserve.api.schemas.usage import Usage
+
+
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Only text."""
+
+    type: str
+    text: str | None = None
+    # Known so that these parts are refused by their type.
+    audio_url: Raw = ABSENT
+    file: Raw = ABSENT
+    image_url: Raw = ABSENT
+    input_audio: Raw = ABSENT
+    refusal: Raw = ABSENT
+    video_url: Raw = ABSENT
+
+
+class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    # What assistants' messages carry when clients send them back.
+    annotations: Raw = ABSENT
+    audio: Raw = ABSENT
+    function_call: Raw = ABSENT
+    reasoning: Raw = ABSENT
+    reasoning_content: Raw = ABSENT
+    refusal: Raw = ABSENT
+    tool_call_id: Raw = ABSENT
+    tool_calls: Raw = ABSENT
+
+
+class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    messages: list[RequestMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """Go on writing the last message, which must be the assistant's."""
+
+    audio: Raw = ABSENT
+    best_of: int | None = None
+    """Only equal to `n`."""
+    chat_template: Raw = ABSENT
+    chat_template_kwargs: Raw = ABSENT
+    documents: Raw = ABSENT
+    echo: Raw = ABSENT
+    function_call: Raw = ABSENT
+    functions: Raw = ABSENT
+    include_reasoning: Raw = ABSENT
+    mm_processor_kwargs: Raw = ABSENT
+    modalities: Raw = ABSENT
+    moderation: Raw = ABSENT
+    parallel_tool_calls: Raw = ABSENT
+    prediction: Raw = ABSENT
+    prompt_cache_retention: Raw = ABSENT
+    reasoning_effort: Raw = ABSENT
+    tool_choice: Raw = ABSENT
+    tools: Raw = ABSENT
+    verbosity: Raw = ABSENT
+    web_search_options: Raw = ABSENT
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[ContentLogprob]
+
+
+class ResponseMessage(msgspec.Struct, frozen=True):
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ResponseMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """One entry of a stream chunk's `choices`."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET

@@ -1,0 +1,64 @@
+"""Request fields that completions and chat share."""
+
+import msgspec
+from msgspec import Raw
+
+from loraserve.api.schemas.unsupported import ABSENT, UnsupportedEverywhere
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    include_usage: bool = False
+    """A last chunk with `usage` and no choices."""
+    continuous_usage_stats: bool = False
+    """`usage` so far in every chunk."""
+    include_obfuscation: bool | None = None
+    """Accepted; we never pad chunks."""
+
+
+class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
+
+    model: str | None = None
+    """The base model's name, an adapter's name, or base:adapter."""
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int | None = None
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    """Keep this many of the prompt's last tokens; -1 = as many as fit the model."""
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Tokens of logprobs read "token_id:<id>"."""
+    cache_salt: str | None = None
+    """Prefixes are shared only with requests of the same salt."""
+    priority: int | None = None
+    """Only 0."""
+    request_id: str | None = None
+
+    # Harmless: accepted, and without effect.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Raw = ABSENT
+    store: bool | None = None
+    """Only false."""
+    service_tier: str | None = None
+    """Only "auto" or "default"."""

@@ -1,0 +1,81 @@
+"""What is printed once the server answers: where it is, what it serves, and three commands to copy."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraserve.serving.messages import ModelInfo
+
+MAX_ADAPTERS_SHOWN = 8
+DEMO_CHAT_PROMPT = "<|user|>{}<|end|><|assistant|>"
+"""The demo model's chat template, for its completion example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    base_url: str
+    uds: Path | None
+    needs_key: bool
+    model_name: str
+    model: ModelInfo
+    adapters: list[str]
+    data_dir: Path
+    is_demo: bool
+
+    def __str__(self) -> str:
+        where = f"{self.uds} ({self.base_url})" if self.uds else self.base_url
+        return "\n".join(
+            [
+                f"loraserve is ready: {where}",
+                f"  base URL  {self.base_url}/v1",
+                f"  model     {self.model_name} ({_facts(self.model)})",
+                f"  adapters  {_names(self.adapters)}",
+                f"  data      {self.data_dir}",
+                *(f"  note      {note}" for note in self.model.notes),
+                "",
+                *self._examples(),
+            ]
+        )
+
+    def _examples(self) -> list[str]:
+        completion_model, chat_model = self._example_models()
+        prompt = DEMO_CHAT_PROMPT.format("hello world") if self.is_demo else "Once upon a time"
+        completion = {"model": completion_model, "prompt": prompt, "max_tokens": 32}
+        question = "hello world" if self.is_demo else "Who are you?"
+        chat = {"model": chat_model, "messages": [{"role": "user", "content": question}], "stream": True}
+        if self.is_demo:
+            completion["temperature"] = chat["temperature"] = 0
+        examples = [self._curl("/v1/models"), self._curl("/v1/completions", completion)]
+        if self.model.chat_template is not None:
+            examples.append(self._curl("/v1/chat/completions", chat))
+        return examples
+
+    def _example_models(self) -> tuple[str, str]:
+        preferred = [name for name in ("uppercase", "reverse") if self.is_demo and name in self.adapters]
+        names = preferred or self.adapters or [self.model_name]
+        return names[0], names[-1]
+
+    def _curl(self, path: str, body: dict[str, object] | None = None) -> str:
+        words = ["curl", "-N"] if body and body.get("stream") else ["curl"]
+        if self.uds:
+            words += ["--unix-socket", str(self.uds)]
+        words.append(self.base_url + path)
+        command = shlex.join(words)
+        if self.needs_key:
+            command += ' -H "Authorization: Bearer $LORASERVE_API_KEY"'
+        if body is not None:
+            command += f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+        return command
+
+
+def _facts(model: ModelInfo) -> str:
+    return f"{model.architecture}, {model.dtype}, {model.backend} backend, {model.max_model_len} tokens"
+
+
+def _names(adapters: list[str]) -> str:
+    if not adapters:
+        return "none yet"
+    shown = ", ".join(adapters[:MAX_ADAPTERS_SHOWN])
+    num_more = len(adapters) - MAX_ADAPTERS_SHOWN
+    return f"{shown} and {num_more} more" if num_more > 0 else shown

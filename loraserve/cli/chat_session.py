@@ -1,0 +1,202 @@
+"""A conversation with a running server: messages in, streamed text out, commands in between."""
+
+import json
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+
+import httpx
+from rich.console import Console
+
+CONNECT_TIMEOUT_S = 5.0
+DATA = "data: "
+HELP = """\
+/model          list the models
+/model NAME     talk to another adapter, or to the base model
+/system TEXT    set the system prompt; without TEXT: none
+/clear          forget the conversation
+/exit           leave (also Ctrl-D); Ctrl-C stops an answer"""
+
+
+class ChatError(Exception):
+    """The server cannot be reached or refused; the message is for the person."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    temperature: float | None = None
+    max_tokens: int | None = None
+    single_turn: bool = False
+
+
+def connect(url: str, api_key: str | None) -> httpx.Client:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    return httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout)
+
+
+class ChatSession:
+    """The state of the conversation, and its requests."""
+
+    def __init__(self, client: httpx.Client, model: str | None, system: str | None, options: ChatOptions) -> None:
+        """Raises `ChatError`."""
+        self._client = client
+        self._options = options
+        self._turns: list[dict[str, str]] = []
+        self.system = system
+        self.model = model or self.models()[0]
+
+    def models(self) -> list[str]:
+        """The base model first. Raises `ChatError`."""
+        try:
+            response = self._client.get("/v1/models")
+        except httpx.HTTPError as error:
+            raise ChatError(f"{self._client.base_url} does not answer ({error}); is the server running?") from error
+        _raise_for_error(response)
+        return [card["id"] for card in response.json()["data"]]
+
+    def clear(self) -> None:
+        self._turns.clear()
+
+    def ask(self, text: str) -> Generator[str]:
+        """Yield the answer as it comes. What came of it stays in the conversation, also if it is stopped.
+
+        Raises `ChatError`.
+        """
+        if self._options.single_turn:
+            self.clear()
+        self._turns.append({"role": "user", "content": text})
+        pieces: list[str] = []
+        try:
+            for piece in self._stream():
+                pieces.append(piece)
+                yield piece
+        finally:
+            if pieces:
+                self._turns.append({"role": "assistant", "content": "".join(pieces)})
+            else:
+                self._turns.pop()
+
+    def _stream(self) -> Iterator[str]:
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=self._body()) as response:
+                if response.status_code != 200:
+                    response.read()
+                _raise_for_error(response)
+                yield from _pieces(response.iter_lines())
+        except httpx.HTTPError as error:
+            raise ChatError(f"the connection broke: {error}") from error
+
+    def _body(self) -> dict[str, object]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        chosen = {"temperature": self._options.temperature, "max_tokens": self._options.max_tokens}
+        return {
+            "model": self.model,
+            "messages": system + self._turns,
+            "stream": True,
+            **{name: value for name, value in chosen.items() if value is not None},
+        }
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        if not line.startswith(DATA) or line == "data: [DONE]":
+            continue
+        event = json.loads(line.removeprefix(DATA))
+        if "error" in event:
+            raise ChatError(event["error"]["message"])
+        for choice in event["choices"]:
+            if content := choice["delta"].get("content"):
+                yield content
+
+
+def _raise_for_error(response: httpx.Response) -> None:
+    if response.status_code == 200:
+        return
+    try:
+        message = response.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:200]
+    raise ChatError(f"{message} (HTTP {response.status_code})")
+
+
+def run_chat(session: ChatSession) -> int:
+    """Until /exit or the end of the input. Returns the exit code. Raises `ChatError` without a terminal."""
+    if sys.stdin.isatty():
+        return _Terminal(session).run()
+    for line in sys.stdin:
+        for piece in session.ask(line.rstrip("\n")):
+            print(piece, end="", flush=True)
+        print()
+    return 0
+
+
+class _Terminal:
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+        self._console = Console(highlight=False)
+
+    def run(self) -> int:
+        self._console.print(f"Talking to [bold]{self._session.model}[/]. /help lists the commands.")
+        while (line := self._read()) is not None:
+            if line.startswith("/"):
+                if not self._command(line):
+                    break
+            elif line:
+                self._answer(line)
+        return 0
+
+    def _read(self) -> str | None:
+        """None at the end of the input."""
+        try:
+            return self._console.input(f"[bold cyan]{self._session.model}>[/] ").strip()
+        except KeyboardInterrupt:
+            self._console.print()
+            return ""
+        except EOFError:
+            self._console.print()
+            return None
+
+    def _answer(self, text: str) -> None:
+        answer = self._session.ask(text)
+        try:
+            for piece in answer:
+                self._console.print(piece, end="", markup=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            # Closing the connection makes the server stop too.
+            answer.close()
+            self._console.print(" [dim](stopped)[/]", end="")
+        except ChatError as error:
+            self._console.print(str(error), style="red", markup=False, end="")
+        self._console.print()
+
+    def _command(self, line: str) -> bool:
+        """False to leave."""
+        name, _, argument = line.partition(" ")
+        match name, argument.strip():
+            case (("/exit" | "/quit"), _):
+                return False
+            case "/model", chosen:
+                self._choose_model(chosen)
+            case "/system", text:
+                self._session.system = text or None
+            case "/clear", _:
+                self._session.clear()
+            case _:
+                self._console.print(HELP, markup=False)
+        return True
+
+    def _choose_model(self, chosen: str) -> None:
+        try:
+            models = self._session.models()
+        except ChatError as error:
+            self._console.print(str(error), style="red", markup=False)
+            return
+        if chosen in models:
+            self._session.model = chosen
+            # Turns of another adapter would be taken for this one's own.
+            self._session.clear()
+            return
+        if chosen:
+            self._console.print(f"There is no model {chosen!r}.", markup=False, style="red")
+        self._console.print("  ".join(models), markup=False)

@@ -1,0 +1,37 @@
+"""`--config FILE`: a TOML table of flags without their dashes. Flags and environment variables override it."""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+
+def load_config_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """An eager option's callback: makes the file's values the other options' defaults."""
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path} cannot be read: {error}", ctx, param) from error
+    options = {option.name: option for option in ctx.command.params if option.name and option is not param}
+    ctx.default_map = {}
+    for key, value in values.items():
+        option = options.get(key.replace("-", "_"))
+        if option is None:
+            raise click.BadParameter(f"{path}: {_unknown(key, list(options))}", ctx, param)
+        ctx.default_map[option.name] = _as_option_value(option, value)
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+    hint = f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""
+    return f"there is no option {key!r}{hint}"
+
+
+def _as_option_value(option: click.Parameter, value: Any) -> Any:
+    """An option that may be repeated takes one value too."""
+    is_repeatable = getattr(option, "multiple", False)
+    return [value] if is_repeatable and not isinstance(value, list) else value

@@ -1,0 +1,149 @@
+"""The checks of `loraserve doctor`. Each returns what it found; none raises."""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from loraserve.cli.listen import ListenError, bind_tcp
+from loraserve.cli.version import installed_version
+from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
+
+MIB, GIB = 1 << 20, 1 << 30
+MIN_PYTHON = (3, 11)
+MIN_FREE_DISK_BYTES = GIB
+MIN_FREE_MEMORY_BYTES = GIB
+PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "litestar", "uvicorn", "msgspec", "httpx")
+
+
+class Status(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    """The server starts, but slower or with less."""
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def all_checks(model: str, host: str, port: int, data_dir: Path) -> list[Check]:
+    return [
+        python(),
+        packages(),
+        cpu(),
+        memory(),
+        kernels(),
+        disk(data_dir),
+        port_is_free(host, port),
+        model_files(model),
+    ]
+
+
+def python() -> Check:
+    if sys.version_info < MIN_PYTHON:
+        return Check("python", Status.FAIL, platform.python_version(), "install Python 3.11 or later")
+    return Check("python", Status.OK, platform.python_version())
+
+
+def packages() -> Check:
+    missing = [name for name in PACKAGES if installed_version(name) is None]
+    if missing:
+        return Check("packages", Status.FAIL, f"missing: {', '.join(missing)}", "pip install loraserve")
+    return Check("packages", Status.OK, ", ".join(f"{name} {installed_version(name)}" for name in PACKAGES[:2]))
+
+
+def cpu() -> Check:
+    """NOTE: the same question as the engine's own when it picks a dtype."""
+    found = f"{available_cpus()} usable CPUs, {platform.machine()}"
+    try:
+        import torch
+
+        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported()
+    except (ImportError, AttributeError):
+        return Check("cpu", Status.WARN, found + ", bfloat16 unknown", "float32 is used unless --dtype says otherwise")
+    if not has_bfloat16:
+        return Check("cpu", Status.WARN, found + ", no fast bfloat16", "bfloat16 models are served in float32")
+    return Check("cpu", Status.OK, found + ", fast bfloat16")
+
+
+def memory() -> Check:
+    available = available_memory_bytes()
+    found = f"{available / GIB:.1f} GiB available"
+    if available < MIN_FREE_MEMORY_BYTES:
+        return Check("memory", Status.WARN, found, "raise the container's limit or choose a smaller model")
+    return Check("memory", Status.OK, found)
+
+
+def kernels() -> Check:
+    try:
+        from loraserve_kernels.choose_backend import choose_backend
+
+        backend, reason = choose_backend("cpu")
+    except Exception as error:
+        return Check("kernels", Status.FAIL, f"{type(error).__name__}: {error}", "reinstall loraserve")
+    if backend.name != "cpu":
+        return Check("kernels", Status.WARN, reason, "install a C compiler (gcc or clang): much faster adapters")
+    return Check("kernels", Status.OK, reason)
+
+
+def disk(data_dir: Path) -> Check:
+    existing = next(path for path in (data_dir, *data_dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{data_dir}: {free / GIB:.1f} GiB free"
+    if not _is_writable(existing):
+        return Check("data directory", Status.FAIL, f"{existing} is not writable", "choose another --data-dir")
+    if free < MIN_FREE_DISK_BYTES:
+        return Check("data directory", Status.WARN, found, "free some space: packed adapters are kept there")
+    return Check("data directory", Status.OK, found)
+
+
+def _is_writable(directory: Path) -> bool:
+    return directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)
+
+
+def port_is_free(host: str, port: int) -> Check:
+    try:
+        bind_tcp(host, port).close()
+    except ListenError as error:
+        return Check("port", Status.FAIL, str(error))
+    return Check("port", Status.OK, f"{host}:{port} is free")
+
+
+def model_files(model: str) -> Check:
+    directory = Path(model)
+    if directory.is_dir():
+        return _directory_files(directory)
+    return _cached_files(model)
+
+
+def _directory_files(directory: Path) -> Check:
+    missing = [name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()]
+    weights = sorted(directory.glob("*.safetensors"))
+    if not weights:
+        missing.append("*.safetensors")
+    if missing:
+        status = Status.WARN if missing == ["tokenizer.json"] else Status.FAIL
+        return Check("model", status, f"{directory} lacks {', '.join(missing)}", "save the model with save_pretrained")
+    size_bytes = sum(path.stat().st_size for path in weights)
+    return Check("model", Status.OK, f"{directory}: {size_bytes / MIB:.0f} MiB of weights")
+
+
+def _cached_files(model: str) -> Check:
+    """A name: looked up in the local Hugging Face cache, never downloaded here."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(model, "config.json")
+    except (ImportError, ValueError) as error:
+        return Check("model", Status.FAIL, f"{model} is neither a directory nor a model's name: {error}")
+    if isinstance(found, str):
+        return Check("model", Status.OK, f"{model} is in the Hugging Face cache")
+    return Check("model", Status.WARN, f"{model} is not in the Hugging Face cache", "it is downloaded at first start")

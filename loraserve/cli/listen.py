@@ -1,0 +1,68 @@
+"""The listening socket, bound before the model is loaded so that a taken port is known at once."""
+
+import errno
+import os
+import socket
+import stat
+from pathlib import Path
+
+
+class ListenError(Exception):
+    """The address cannot be used; the message says what to change."""
+
+
+def bind_tcp(host: str, port: int) -> socket.socket:
+    """Bound, not listening yet: clients are refused until the server is ready. Port 0 = any free one."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise ListenError(f"--host {host} is not an address of this machine: {error.strerror}") from error
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ListenError(_tcp_reason(host, port, error)) from error
+    return bound
+
+
+def _tcp_reason(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is in use; stop what listens there or choose another --port"
+    if error.errno == errno.EACCES:
+        return f"port {port} needs more rights than we have; choose a --port above 1023"
+    return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+def bind_unix(path: Path) -> socket.socket:
+    """Like `bind_tcp`. A socket file that nobody listens on any more is replaced."""
+    if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _is_served(path):
+        path.unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(os.fspath(path))
+    except OSError as error:
+        bound.close()
+        reason = "it exists and is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        raise ListenError(f"cannot listen on --uds {path}: {reason}") from error
+    return bound
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
+
+
+def base_url(bound: socket.socket) -> str:
+    """Where a client on this machine finds the server; for a Unix socket, what curl wants as the host."""
+    if bound.family == socket.AF_UNIX:
+        return "http://localhost"
+    host, port = bound.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

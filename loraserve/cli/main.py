@@ -1,0 +1,27 @@
+"""The `loraserve` command. Subcommands are imported when named, so that help and completion stay fast."""
+
+import importlib
+
+import rich_click as click
+
+COMMANDS = ("serve", "chat", "bench", "doctor", "version")
+"""Each is the attribute of the same name in `loraserve.cli.<name>`; importing that module must stay cheap."""
+
+
+class _LazyGroup(click.RichGroup):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(f"loraserve.cli.{cmd_name}"), cmd_name)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Serve thousands of LoRA adapters over one base model, any mix of them in one batch."""
+
+
+if __name__ == "__main__":
+    main(prog_name="loraserve")

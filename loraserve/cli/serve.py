@@ -1,0 +1,195 @@
+"""`loraserve serve`: the options. What they start is in `server.py`."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from loraserve.cli.config_file import load_config_file
+from loraserve.cli.option_types import HumanInt, LoraModuleType
+from loraserve.cli.serve_settings import ServeSettings
+from loraserve.cli.vllm_flags import refusal
+from loraserve.engine.config import EngineConfig
+
+MODEL_ALIASES = ("--model-id", "--model-path")
+
+_defaults = EngineConfig(model="")
+
+
+class _ServeCommand(click.RichCommand):
+    """Accepts command lines written for vLLM, and refuses what we do not have with a reason."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for token in args:
+            if message := refusal(token):
+                raise click.UsageError(message, ctx)
+        return super().parse_args(ctx, spread_values([_main_name(token) for token in args]))
+
+
+def _main_name(token: str) -> str:
+    flag, separator, value = token.partition("=")
+    return f"--model{separator}{value}" if flag.replace("_", "-") in MODEL_ALIASES else token
+
+
+def spread_values(args: list[str]) -> list[str]:
+    """`--lora-modules a=1 b=2` as vLLM takes it becomes `--lora-modules a=1 --lora-modules b=2`.
+
+    A model after the adapters stays a model: it is neither name=path nor JSON.
+    """
+    spread: list[str] = []
+    flag: str | None = None
+    for token in args:
+        if token.startswith("-"):
+            flag = token if token.replace("_", "-") in _SEVERAL_VALUES else None
+            spread.append(token)
+        elif flag is None:
+            spread.append(token)
+        else:
+            takes, repeated = _SEVERAL_VALUES[flag.replace("_", "-")], spread[-1] != flag
+            spread += [flag, token] if repeated and takes(token) else [token]
+    return spread
+
+
+def _is_lora_module(token: str) -> bool:
+    return "=" in token or token.startswith("{")
+
+
+_SEVERAL_VALUES: dict[str, Callable[[str], bool]] = {
+    "--lora-modules": _is_lora_module,
+    "--served-model-name": lambda _token: True,
+    "--allowed-hosts": lambda _token: True,
+    "--allowed-origins": lambda _token: True,
+}
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A click option that is also read from LORASERVE_<FLAG>."""
+    flag = names[0].partition("/")[0].lstrip("-")
+    attributes.setdefault("envvar", f"LORASERVE_{flag.replace('-', '_').upper()}")
+    return click.option(*names, **attributes)
+
+
+@click.command(
+    cls=_ServeCommand,
+    context_settings={
+        "show_default": True,
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+@click.argument("positional_model", metavar="[MODEL]", required=False)
+@_option("--model", panel="Model", help="Model directory or cached Hugging Face name; same as MODEL. [bundled demo]")
+@_option("--served-model-name", panel="Model", multiple=True, help="Name(s) of the base model in requests.")
+@_option("--tokenizer", panel="Model", help="Directory or name of another tokenizer.")
+@_option("--revision", panel="Model", help="Revision in the local Hugging Face cache.")
+@_option(
+    "--chat-template",
+    panel="Model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Jinja file to use instead of the model's chat template.",
+)
+@_option("--load-format", panel="Model", type=click.Choice(["auto", "safetensors", "dummy"]), default="auto")
+@_option(
+    "--dtype",
+    panel="Model",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    help="Of weights, KV cache and adapters. auto = what this machine computes fast.",
+)
+@_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
+@_option(
+    "--adapter-dir",
+    panel="Adapters",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Load every sub-folder with an adapter_config.json, named by the folder.",
+)
+@_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
+@_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
+@_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1), help="Refuse adapters above this rank.")
+@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="Always on unless turned off.")
+@_option(
+    "--allow-runtime-lora-updating/--no-allow-runtime-lora-updating",
+    panel="Adapters",
+    default=None,
+    envvar=["LORASERVE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"],
+    help="Let clients load adapters from paths of this machine. [on without keys on loopback]",
+)
+@_option("--host", panel="Server", help="[127.0.0.1; with --api-key 0.0.0.0]")
+@_option("--port", panel="Server", type=click.IntRange(0, 65535), default=8000, help="0 = any free one.")
+@_option("--uds", panel="Server", type=click.Path(path_type=Path), help="Unix socket instead of host and port.")
+@_option(
+    "--api-key",
+    panel="Server",
+    multiple=True,
+    envvar=["LORASERVE_API_KEY", "VLLM_API_KEY"],
+    help="Key clients must send; may be repeated.",
+)
+@_option(
+    "--allowed-hosts",
+    panel="Server",
+    multiple=True,
+    help="More names a server without keys may be called by. [localhost, 127.0.0.1, [::1]]",
+)
+@_option(
+    "--allowed-origins",
+    panel="Server",
+    multiple=True,
+    help="Web pages that may call a server without keys, such as https://example.com.",
+)
+@_option("--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Also vLLM's names in /metrics.")
+@_option(
+    "--data-dir",
+    panel="Server",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Everything we write goes here. [~/.local/share/loraserve]",
+)
+@_option(
+    "--shutdown-timeout",
+    panel="Server",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds that running requests get to finish after SIGTERM.",
+)
+@_option("--max-model-len", panel="Engine", type=HumanInt(), help="Prompt and output together; 32k, 128K, …")
+@_option("--max-num-seqs", panel="Engine", type=click.IntRange(1), default=_defaults.max_num_seqs)
+@_option("--max-num-batched-tokens", panel="Engine", type=HumanInt(), default=_defaults.max_num_batched_tokens)
+@_option("--kv-cache-memory-bytes", panel="Engine", type=HumanInt(), help="For KV blocks; 512M, 4G, …")
+@_option("--block-size", panel="Engine", type=click.IntRange(1), default=_defaults.block_size)
+@_option("--enable-prefix-caching/--no-enable-prefix-caching", panel="Engine", default=_defaults.enable_prefix_caching)
+@_option("--device", panel="Engine", type=click.Choice(["auto", "cpu"]), default=_defaults.device)
+@_option("--backend", panel="Engine", type=click.Choice(["auto", "cpu", "reference"]), default=_defaults.backend)
+@_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
+@_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")
+@_option("--check-invariants", is_flag=True, hidden=True)
+@_option(
+    "--config",
+    is_eager=True,
+    expose_value=False,
+    callback=load_config_file,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of these options.",
+)
+def serve(positional_model: str | None, **options: Any) -> None:
+    """Serve MODEL and its adapters over an OpenAI-compatible API.
+
+    Without MODEL: the bundled demo model with its adapters. Every option can also be set as LORASERVE_<OPTION>.
+    """
+    model = options.pop("model")
+    if positional_model and model and positional_model != model:
+        raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
+    settings = ServeSettings(model=positional_model or model, **options)
+    _check(settings)
+    from loraserve.cli.server import run_server
+
+    sys.exit(run_server(settings))
+
+
+def _check(settings: ServeSettings) -> None:
+    if settings.model is None and len(settings.served_model_name) > 1:
+        # `--served-model-name a b` takes every word that follows, as in vLLM.
+        raise click.UsageError("several --served-model-name need a model: give MODEL before them, or --model")
+    if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
+        raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
+    if settings.uds and settings.host:
+        raise click.UsageError("--uds excludes --host")

@@ -1,0 +1,143 @@
+"""What `loraserve serve` was asked for, from flags, environment and config file together."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraserve.cli.option_types import LoraModule
+from loraserve.engine.config import EngineConfig
+from loraserve.serving.settings import ServingSettings
+
+DEMO = Path(__file__).parents[1] / "demo"
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""As a Host header has them. Checking it keeps web pages of other sites away from an open server."""
+DEMO_NAME = "loraserve-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """One field per option of `loraserve serve`, by the option's name."""
+
+    model: str | None
+    """None = the bundled demo model with its adapters."""
+    tokenizer: str | None
+    revision: str | None
+    served_model_name: tuple[str, ...]
+    chat_template: Path | None
+    load_format: str
+    dtype: str
+    device: str
+    backend: str
+    num_threads: int | None
+    seed: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory_bytes: int | None
+    block_size: int
+    enable_prefix_caching: bool
+    check_invariants: bool
+    enable_lora: bool | None
+    lora_modules: tuple[LoraModule, ...]
+    adapter_dir: Path | None
+    adapter_memory_bytes: int | None
+    max_loras: int | None
+    max_lora_rank: int | None
+    allow_runtime_lora_updating: bool | None
+    host: str | None
+    port: int
+    uds: Path | None
+    api_key: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    vllm_metrics: bool
+    data_dir: Path | None
+    shutdown_timeout: float
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model is None
+
+    @property
+    def bind_host(self) -> str:
+        """Only this machine can reach a server without keys, unless --host says otherwise."""
+        return self.host or ("0.0.0.0" if self.api_key else "127.0.0.1")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names requests call the base model by; the first one is the main one."""
+        return self.served_model_name or (DEMO_NAME if self.model is None else self.model,)
+
+    @property
+    def data_path(self) -> Path:
+        """Everything we write is below it."""
+        return self.data_dir.expanduser() if self.data_dir else default_data_dir()
+
+    @property
+    def adapters(self) -> list[LoraModule]:
+        """To load before serving: named ones, then the folders of --adapter-dir, then the demo's."""
+        if self.enable_lora is False:
+            return []
+        found = list(self.lora_modules)
+        if self.adapter_dir is not None:
+            found += adapter_folders(self.adapter_dir)
+        if self.is_demo:
+            found += adapter_folders(DEMO / "adapters")
+        return found
+
+    @property
+    def is_open_on_loopback(self) -> bool:
+        """Without keys, and reachable from this machine only: whoever can connect could as well read our files."""
+        return not self.api_key and (self.uds is not None or self.bind_host in ("::1", *LOOPBACK_HOSTS))
+
+    @property
+    def _checks_hosts(self) -> bool:
+        return self.is_open_on_loopback or bool(self.allowed_hosts and not self.api_key)
+
+    @property
+    def serving(self) -> ServingSettings:
+        allow_runtime_lora = self.allow_runtime_lora_updating
+        return ServingSettings(
+            served_model_names=list(self.model_names),
+            data_dir=self.data_path,
+            api_keys=list(self.api_key),
+            allowed_hosts=[*LOOPBACK_HOSTS, *self.allowed_hosts] if self._checks_hosts else None,
+            allowed_origins=list(self.allowed_origins),
+            allow_runtime_lora=self.is_open_on_loopback if allow_runtime_lora is None else allow_runtime_lora,
+            compat_metrics=self.vllm_metrics,
+        )
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            model=str(DEMO / "model") if self.model is None else self.model,
+            tokenizer=self.tokenizer,
+            revision=self.revision,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            adapter_memory_bytes=self.adapter_memory_bytes,
+            max_loras=self.max_loras,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_lora=self.enable_lora is not False,
+            num_threads=self.num_threads,
+            seed=self.seed,
+            kernel_cache_dir=str(self.data_path / "kernels"),
+            check_invariants=self.check_invariants,
+        )
+
+
+def default_data_dir() -> Path:
+    data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data_home).expanduser() / "loraserve"
+
+
+def adapter_folders(directory: Path) -> list[LoraModule]:
+    """Every sub-folder with an adapter_config.json, named by the folder."""
+    return [LoraModule(config.parent.name, config.parent) for config in sorted(directory.glob("*/adapter_config.json"))]

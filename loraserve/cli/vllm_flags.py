@@ -1,0 +1,49 @@
+"""Flags of `vllm serve` that we do not have: named, so that they are refused with a reason and not with a riddle."""
+
+UNSUPPORTED_FLAGS = {
+    "--gpu-memory-utilization": "set --kv-cache-memory-bytes and --adapter-memory-bytes",
+    "--cpu-offload-gb": "weights stay on one device",
+    "--swap-space": "preempted requests are recomputed, nothing is swapped",
+    "--kv-cache-dtype": "the KV cache has the model's dtype (--dtype)",
+    "--quantization": "weights are served in --dtype",
+    "--tensor-parallel-size": "one engine runs on one device",
+    "--pipeline-parallel-size": "one engine runs on one device",
+    "--data-parallel-size": "run several servers behind a load balancer",
+    "--trust-remote-code": "code that comes with a model is never run",
+    "--enforce-eager": "there are no CUDA graphs to turn off",
+    "--max-cpu-loras": "set --adapter-memory-bytes",
+    "--lora-dtype": "adapters are served in the model's dtype (--dtype)",
+    "--lora-extra-vocab-size": "adapters with new tokens are refused by name",
+    "--fully-sharded-loras": "one engine runs on one device",
+    "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
+    "--generation-config": "the model's generation_config is used; requests override it",
+    "--hf-overrides": "edit the model's config.json",
+    "--speculative-config": "there is no speculative decoding",
+    "--enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
+    "--no-enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
+    "--scheduling-policy": "requests are scheduled fairly between tenants",
+    "--tool-call-parser": "tool calls are not parsed",
+    "--enable-auto-tool-choice": "tool calls are not parsed",
+    "--reasoning-parser": "reasoning is not parsed",
+    "--ssl-keyfile": "put a TLS proxy in front",
+    "--ssl-certfile": "put a TLS proxy in front",
+    "--root-path": "strip the prefix in the proxy",
+    "--disable-log-requests": "requests are not logged",
+    "--disable-log-stats": "statistics are not logged; read /metrics",
+    "--api-server-count": "one API process serves one engine",
+}
+
+SHORT_FLAGS = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-q": "--quantization",
+}
+
+
+def refusal(token: str) -> str | None:
+    """Why the flag at the start of `token` is not supported; None if it is no such flag."""
+    flag = token.partition("=")[0]
+    flag = SHORT_FLAGS.get(flag, flag).replace("_", "-")
+    reason = UNSUPPORTED_FLAGS.get(flag)
+    return None if reason is None else f"{flag} is a flag of vLLM that loraserve does not have: {reason}."

@@ -1,0 +1,129 @@
+"""One choice of one prompt: engine tokens in, text out."""
+
+from dataclasses import dataclass, field
+
+from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
+from loraserve.serving.detokenizer import Detokenizer
+from loraserve.serving.stop_strings import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What the API process does to a choice's text; the engine knows nothing of it."""
+
+    eos_token_ids: frozenset[int]
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    """Stop strings match only in the text after this many tokens."""
+    discard_tokens: bool = False
+    """For max_tokens=0: the one token that the engine must generate is dropped."""
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What a choice gained. `token_ids`, `text_offsets` and `logprobs` (if asked for) are aligned."""
+
+    prompt_index: int
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    """Where each token begins in the choice's generated text, in characters."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for EOS."""
+
+    def extend(self, later: "ChoiceDelta") -> None:
+        self.text += later.text
+        self.token_ids += later.token_ids
+        self.text_offsets += later.text_offsets
+        self.logprobs += later.logprobs
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+
+
+class ChoiceAssembler:
+    """Tokens are taken one by one, so the result does not depend on how the engine's steps were joined.
+
+    When a stop string is complete, the tokens up to and including the one that completed it count; what the engine
+    generated beyond (it learns of the stop later) is dropped from text, token ids and logprobs alike.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_index",
+        "_matcher",
+        "_num_chars",
+        "_options",
+        "_prompt_index",
+        "finished",
+        "num_tokens",
+    )
+
+    def __init__(self, prompt_index: int, index: int, options: TextOptions, detokenizer: Detokenizer) -> None:
+        self._prompt_index = prompt_index
+        self._index = index
+        self._options = options
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(options.stop, options.include_stop_str_in_output) if options.stop else None
+        self._num_chars = 0
+        self.num_tokens = 0
+        self.finished = False
+
+    def add(self, output: SequenceOutput) -> ChoiceDelta:
+        """Not to be called once `finished`."""
+        delta = ChoiceDelta(self._prompt_index, self._index)
+        if not self._options.discard_tokens:
+            self._add_tokens(delta, output)
+        if not self.finished and output.finish_reason is not None:
+            self._finish(delta, output)
+        return delta
+
+    def _add_tokens(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
+        stops_at = len(output.token_ids) - 1 if output.finish_reason is FinishReason.STOP else -1
+        for position, token_id in enumerate(output.token_ids):
+            self.num_tokens += 1
+            delta.token_ids.append(token_id)
+            delta.text_offsets.append(self._num_chars)
+            if output.logprobs is not None:
+                delta.logprobs.append(output.logprobs[position])
+            if position == stops_at and self._is_silent_end(token_id):
+                continue
+            self._show(delta, self._detokenizer.step(token_id))
+            if self.finished:
+                return
+
+    def _is_silent_end(self, token_id: int) -> bool:
+        """The token that ends a choice is counted, but not part of its text."""
+        ends = token_id in self._options.eos_token_ids or token_id in self._options.stop_token_ids
+        return ends and not self._options.include_stop_str_in_output
+
+    def _show(self, delta: ChoiceDelta, text: str) -> None:
+        self._num_chars += len(text)
+        if self._matcher is None:
+            delta.text += text
+        elif self.num_tokens <= self._options.min_tokens:
+            delta.text += self._matcher.release(text)
+        else:
+            delta.text += self._matcher.feed(text)
+            if self._matcher.matched is not None:
+                self._end(delta, FinishReason.STOP, self._matcher.matched)
+
+    def _finish(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
+        self._show(delta, self._detokenizer.flush())
+        if self.finished:
+            return
+        if self._matcher is not None:
+            delta.text += self._matcher.release()
+        self._end(delta, output.finish_reason, output.stop_token_id)
+
+    def _end(self, delta: ChoiceDelta, reason: FinishReason | None, stop_reason: str | int | None) -> None:
+        self.finished = True
+        delta.finish_reason = reason
+        delta.stop_reason = stop_reason
+        if self._options.discard_tokens and reason is FinishReason.STOP:
+            delta.finish_reason, delta.stop_reason = FinishReason.LENGTH, None

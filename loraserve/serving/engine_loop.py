@@ -1,0 +1,150 @@
+"""The engine process's loop: take what the API process sent, run one step, answer with one message."""
+
+import time
+from typing import Protocol
+
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
+from loraserve.serving.messages import (
+    AbortRequests,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    AddRequests,
+    FromEngine,
+    LoadAdapter,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    UnloadAdapter,
+)
+
+STATS_INTERVAL_S = 0.1
+"""A busy engine reports its statistics this often: they list every resident adapter, too much for each step."""
+IDLE_HEARTBEAT_S = 1.0
+"""An idle engine reports its statistics this often, which also shows that it is alive."""
+
+
+class Steppable(Protocol):
+    """What the loop needs of `loraserve.engine.engine.Engine`."""
+
+    def add_request(self, request: EngineRequest) -> None: ...
+
+    def abort(self, request_id: str) -> list[SequenceOutput]: ...
+
+    def load_adapter(self, digest: str, packed_path: str) -> None: ...
+
+    def unload_adapter(self, digest: str) -> None: ...
+
+    def take_unloaded(self) -> list[str]: ...
+
+    def step(self) -> list[SequenceOutput]: ...
+
+    def has_work(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Channel(Protocol):
+    """The way to the API process. Both raise `PeerGone` when it is gone."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        """Everything that has arrived, waiting up to timeout_s for the first message."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Wait until the message is on its way: an API process that does not read holds the engine back,
+        so unread outputs never pile up here."""
+        ...
+
+
+class EngineLoop:
+    """Runs until `Shutdown`, then finishes whatever is unfinished with reason "abort"."""
+
+    def __init__(self, engine: Steppable, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._num_unfinished: dict[str, int] = {}
+        """Choices without a finish_reason, per request."""
+        self._unsent: list[SequenceOutput] = []
+        """Outputs made between steps (refusals and aborts); they leave with the next step's."""
+        self._next_stats_s = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        while not self._stopping:
+            self.run_once(IDLE_HEARTBEAT_S)
+        self._abort(list(self._num_unfinished))
+        self._send_outputs([])
+
+    def run_once(self, idle_timeout_s: float) -> None:
+        busy = self._engine.has_work()
+        messages = self._channel.receive(0.0 if busy else idle_timeout_s)
+        for message in messages:
+            self._handle(message)
+        if self._engine.has_work():
+            self._send_outputs(self._engine.step())
+        elif self._unsent or not messages:
+            self._send_outputs([])
+        for digest in self._engine.take_unloaded():
+            self._channel.send(AdapterUnloaded(digest))
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequests(requests):
+                for request in requests:
+                    self._add(request)
+            case AbortRequests(request_ids):
+                self._abort(request_ids)
+            case LoadAdapter(digest, packed_path):
+                self._load(digest, packed_path)
+            case UnloadAdapter(digest):
+                self._engine.unload_adapter(digest)
+            case Shutdown():
+                self._stopping = True
+
+    def _add(self, request: EngineRequest) -> None:
+        self._num_unfinished[request.request_id] = request.sampling.n
+        try:
+            self._engine.add_request(request)
+        except EngineRequestError as error:
+            self._unsent += [
+                SequenceOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=str(error))
+                for index in range(request.sampling.n)
+            ]
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._unsent += self._engine.abort(request_id)
+
+    def _load(self, digest: str, packed_path: str) -> None:
+        try:
+            self._engine.load_adapter(digest, packed_path)
+        except AdapterError as error:
+            self._channel.send(AdapterFailed(digest, error.message))
+        except EngineRequestError as error:
+            self._channel.send(AdapterFailed(digest, str(error)))
+        except OSError as error:
+            self._channel.send(AdapterFailed(digest, f"the packed adapter cannot be read: {error}"))
+        else:
+            self._channel.send(AdapterLoaded(digest))
+
+    def _send_outputs(self, outputs: list[SequenceOutput]) -> None:
+        outputs = self._unsent + outputs
+        self._unsent = []
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._count_finished(output.request_id)
+        now = time.monotonic()
+        has_stats = now >= self._next_stats_s or not self._engine.has_work()
+        if has_stats:
+            self._next_stats_s = now + STATS_INTERVAL_S
+        if outputs or has_stats:
+            self._channel.send(StepOutputs(outputs, self._engine.stats() if has_stats else None))
+
+    def _count_finished(self, request_id: str) -> None:
+        self._num_unfinished[request_id] -= 1
+        if self._num_unfinished[request_id] == 0:
+            del self._num_unfinished[request_id]

@@ -1,0 +1,249 @@
+"""Runs one API request, which may be several prompts with several choices each, and gives back text as it comes."""
+
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+
+from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
+from loraserve.serving.engine_client import EngineClient, EngineDeadError
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.lifecycle import Lifecycle
+from loraserve.serving.merge import merge
+from loraserve.serving.metrics import ChoiceTimes, ServingMetrics
+from loraserve.serving.registry import AdapterRegistry, ResolvedAdapter
+from loraserve.serving.settings import Limits
+from loraserve.serving.tokenizer import TextTokenizer
+
+QUEUE_RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """A checked API request."""
+
+    prompts: list[Prompt]
+    adapter: ResolvedAdapter | None
+    """None = the base model."""
+    text: TextOptions
+    received_s: float
+    """`time.monotonic()` when the request came in."""
+    cache_salt: str = ""
+    tenant: str = ""
+
+
+@dataclass(slots=True)
+class _ChoiceRun:
+    assembler: ChoiceAssembler
+    times: ChoiceTimes
+
+
+@dataclass(slots=True)
+class PromptRun:
+    """What became of one prompt."""
+
+    index: int
+    engine_request: EngineRequest
+    choices: list[_ChoiceRun]
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(slots=True)
+class GenerationService:
+    """Admits jobs. One per app."""
+
+    engine: EngineClient
+    tokenizer: TextTokenizer
+    adapters: AdapterRegistry
+    metrics: ServingMetrics
+    lifecycle: Lifecycle
+    limits: Limits = field(default_factory=Limits)
+
+    def start(self, job: GenerationJob) -> "Generation":
+        """Take the job in; the engine gets it with the first iteration of `Generation.steps`.
+
+        The caller must see to it that `Generation.close` is called. Raises `ServingError`.
+        """
+        self._admit()
+        return Generation(self, job)
+
+    def _admit(self) -> None:
+        self.lifecycle.check_open()
+        if self.engine.error is not None:
+            raise engine_dead()
+        # The engine's own count lags by a step; what came in since shows in ours.
+        num_behind_batch = self.lifecycle.num_sequences - self.engine.model.max_num_seqs
+        num_waiting = max(self.engine.stats.num_waiting, num_behind_batch)
+        if num_waiting >= self.limits.max_queued:
+            message = f"{num_waiting} sequences are waiting, the limit is {self.limits.max_queued}. Retry later."
+            raise ServingError(ErrorCode.QUEUE_FULL, message, retry_after_s=QUEUE_RETRY_AFTER_S)
+
+
+class Generation:
+    """One job on its way. `close` may be called at any time, from anywhere, more than once; it never waits."""
+
+    def __init__(self, service: GenerationService, job: GenerationJob) -> None:
+        self._service = service
+        self._job = job
+        self._label = service.metrics.adapter_label(job.adapter.name if job.adapter else None)
+        self._closed = False
+        self._unfinished_reason = FinishReason.ABORT
+        self.prompts = [self._prompt_run(index, prompt) for index, prompt in enumerate(job.prompts)]
+        self._num_sequences = sum(len(prompt.choices) for prompt in self.prompts)
+        service.lifecycle.enter(self._num_sequences)
+
+    async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
+        """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
+        self._check_adapter()
+        for prompt in self.prompts:
+            sampling = prompt.engine_request.sampling
+            num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
+            self._service.metrics.request_started(self._label, num_prompt_tokens, sampling.n, sampling.max_tokens)
+        try:
+            async with contextlib.aclosing(self._outputs()) as outputs:
+                async for arrived in outputs:
+                    deltas = [delta for index, gained in arrived for delta in self._take(self.prompts[index], gained)]
+                    self._service.metrics.snapshot(self._service.engine.stats)
+                    if deltas:
+                        yield _joined(deltas)
+                    if all(prompt.finished for prompt in self.prompts):
+                        return
+        except EngineDeadError as error:
+            self._unfinished_reason = FinishReason.ERROR
+            raise engine_dead() from error
+        finally:
+            self.close()
+
+    def usage(self) -> TokenUsage:
+        return TokenUsage(
+            num_prompt_tokens=sum(len(prompt.engine_request.prompt_token_ids) for prompt in self.prompts),
+            num_completion_tokens=sum(
+                choice.assembler.num_tokens for prompt in self.prompts for choice in prompt.choices
+            ),
+            num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
+        )
+
+    def close(self) -> None:
+        """Abort what still runs."""
+        if self._closed:
+            return
+        self._closed = True
+        for prompt in self.prompts:
+            if not prompt.finished:
+                self._service.engine.abort(prompt.engine_request.request_id)
+                self._count_unfinished(prompt)
+        self._service.lifecycle.exit(self._num_sequences)
+
+    def _prompt_run(self, index: int, prompt: Prompt) -> PromptRun:
+        job, tokenizer = self._job, self._service.tokenizer
+        request = EngineRequest(
+            request_id=uuid.uuid4().hex,
+            prompt_token_ids=prompt.token_ids,
+            sampling=prompt.sampling,
+            adapter_digest=job.adapter.digest if job.adapter else None,
+            cache_salt=job.cache_salt,
+            tenant=job.tenant,
+        )
+        choices = [
+            _ChoiceRun(
+                ChoiceAssembler(
+                    index,
+                    choice,
+                    job.text,
+                    tokenizer.detokenizer(prompt.token_ids, skip_special_tokens=job.text.skip_special_tokens),
+                ),
+                ChoiceTimes(job.received_s),
+            )
+            for choice in range(prompt.sampling.n)
+        ]
+        return PromptRun(index, request, choices)
+
+    def _check_adapter(self) -> None:
+        """NOTE: nothing is awaited between this and handing the request over, so that an unload comes after it."""
+        adapter = self._job.adapter
+        if adapter is not None and not self._service.adapters.has_digest(adapter.digest):
+            raise model_not_found(adapter.name)
+
+    def _outputs(self) -> AsyncGenerator[list[tuple[int, list[SequenceOutput]]]]:
+        return merge([self._service.engine.generate(prompt.engine_request) for prompt in self.prompts])
+
+    def _take(self, prompt: PromptRun, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
+        now_s = time.monotonic()
+        deltas = [delta for output in outputs if (delta := self._take_one(prompt, output, now_s)) is not None]
+        if not prompt.finished and all(choice.assembler.finished for choice in prompt.choices):
+            prompt.finished = True
+            # After a stop string the engine does not know yet that it is done; otherwise this does nothing.
+            self._service.engine.abort(prompt.engine_request.request_id)
+        return deltas
+
+    def _take_one(self, prompt: PromptRun, output: SequenceOutput, now_s: float) -> ChoiceDelta | None:
+        if output.finish_reason is FinishReason.ERROR:
+            self._unfinished_reason = FinishReason.ERROR
+            raise ServingError(ErrorCode.ENGINE_ERROR, output.error or "The engine could not run the request.")
+        prompt.num_cached_tokens = max(prompt.num_cached_tokens, output.num_cached_tokens)
+        if output.prompt_logprobs is not None:
+            prompt.prompt_logprobs = output.prompt_logprobs
+        choice = prompt.choices[output.index]
+        if choice.assembler.finished:
+            return None
+        if output.queue_s is not None:
+            choice.times.queue_s = output.queue_s
+        if output.token_ids:
+            self._service.metrics.tokens(self._label, choice.times, now_s)
+        delta = choice.assembler.add(output)
+        if delta.finish_reason is not None:
+            self._count_finished(prompt, choice, delta.finish_reason, now_s)
+        return delta
+
+    def _count_finished(self, prompt: PromptRun, choice: _ChoiceRun, reason: FinishReason, now_s: float) -> None:
+        num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
+        self._service.metrics.choice_finished(
+            self._label, choice.times, reason, num_prompt_tokens, choice.assembler.num_tokens, now_s
+        )
+
+    def _count_unfinished(self, prompt: PromptRun) -> None:
+        for choice in prompt.choices:
+            if not choice.assembler.finished:
+                self._count_finished(prompt, choice, self._unfinished_reason, time.monotonic())
+
+
+def _joined(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
+    """Several steps' deltas of one choice become one."""
+    by_choice: dict[tuple[int, int], ChoiceDelta] = {}
+    for delta in deltas:
+        first = by_choice.setdefault((delta.prompt_index, delta.index), delta)
+        if first is not delta:
+            first.extend(delta)
+    return [*by_choice.values()]
+
+
+async def collect(steps: AsyncIterator[list[ChoiceDelta]]) -> list[ChoiceDelta]:
+    """All choices, complete, by prompt and index."""
+    deltas = [delta async for step in steps for delta in step]
+    return sorted(_joined(deltas), key=lambda delta: (delta.prompt_index, delta.index))
+
+
+def engine_dead() -> ServingError:
+    return ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running. The server's log says why.", retry_after_s=5)
+
+
+def model_not_found(name: str) -> ServingError:
+    message = f"The model '{name}' does not exist. GET /v1/models lists the base model and its adapters."
+    return ServingError(ErrorCode.MODEL_NOT_FOUND, message, param="model")

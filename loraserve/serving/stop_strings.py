@@ -1,0 +1,45 @@
+"""Finds stop strings in text that arrives in pieces, and never lets out text that may turn out to be part of one."""
+
+
+class StopMatcher:
+    """The outcome depends on the text alone, not on how it was cut into pieces.
+
+    The match that is complete first wins; of two that end together, the longer.
+    """
+
+    __slots__ = ("_held", "_include_stop", "_stops", "matched")
+
+    def __init__(self, stops: tuple[str, ...], include_stop: bool) -> None:
+        self._stops = stops
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that is safe to show. Once `matched` is set, it ends at the stop string and nothing follows."""
+        text = self._held + text
+        found = self._first_match(text)
+        if found is not None:
+            start, stop = found
+            self._held, self.matched = "", stop
+            return text[: start + len(stop)] if self._include_stop else text[:start]
+        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def release(self, text: str = "") -> str:
+        """Let out what is held, and `text` after it, unsearched."""
+        text, self._held = self._held + text, ""
+        return text
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        found = [(start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of `stop` that `text` ends with."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,169 @@
+"""The closed list of metrics that routers, autoscalers and dashboards know from vLLM: its names, labels and buckets."""
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from loraserve.engine.request import FinishReason
+from loraserve.serving.engine_client import EngineClient
+from loraserve.serving.registry import AdapterRegistry
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"
+MAX_NAMES = 256
+"""Adapter names in the labels of vllm:lora_requests_info."""
+
+# fmt: off
+TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+                  40.0, 80.0, 160.0, 640.0, 2560.0)
+ITL_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+                 80.0)
+LATENCY_BUCKETS_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+                     480.0, 960.0, 1920.0, 7680.0)
+ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+N_BUCKETS = (1, 2, 5, 10, 20)
+# fmt: on
+
+
+def buckets_1_2_5(max_value: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50, … up to max_value."""
+    buckets: list[int] = []
+    decade = 1
+    while decade <= max_value:
+        buckets += [step * decade for step in (1, 2, 5) if step * decade <= max_value]
+        decade *= 10
+    return buckets
+
+
+class VllmMetrics:
+    """What requests feed. What the engine counts is read off its stats at each scrape."""
+
+    def __init__(self, engine: EngineClient, adapters: AdapterRegistry, model_name: str) -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        lengths = buckets_1_2_5(engine.model.max_model_len)
+        self.prompt_tokens = Counter(
+            "vllm:prompt_tokens", "Prompt tokens of started requests.", LABELS, registry=self.registry
+        ).labels(model_name, ENGINE)
+        success = Counter(
+            "vllm:request_success", "Finished choices.", (*LABELS, "finished_reason"), registry=self.registry
+        )
+        self.request_success = {reason: success.labels(model_name, ENGINE, reason.value) for reason in FinishReason}
+        self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens per engine step.", ITERATION_BUCKETS)
+        self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a choice.", lengths)
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens of a choice.", lengths
+        )
+        self.request_params_n = self._histogram("request_params_n", "Parameter n.", N_BUCKETS)
+        self.request_params_max_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", lengths)
+        self.ttft_s = self._histogram("time_to_first_token_seconds", "Received to first token.", TTFT_BUCKETS_S)
+        itl_s = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Gap between tokens.",
+            LABELS,
+            buckets=ITL_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.itl_s = itl_s.labels(model_name, ENGINE)
+        self.registry.register(_OldItlName(itl_s))
+        self.tpot_s = self._histogram(
+            "request_time_per_output_token_seconds", "Mean gap between a choice's tokens.", ITL_BUCKETS_S
+        )
+        self.e2e_s = self._histogram("e2e_request_latency_seconds", "Received to finished.", LATENCY_BUCKETS_S)
+        self.queue_s = self._histogram("request_queue_time_seconds", "Waiting in the engine.", LATENCY_BUCKETS_S)
+        self.prefill_s = self._histogram("request_prefill_time_seconds", "Scheduled to first token.", LATENCY_BUCKETS_S)
+        self.decode_s = self._histogram("request_decode_time_seconds", "First to last token.", LATENCY_BUCKETS_S)
+        self.inference_s = self._histogram(
+            "request_inference_time_seconds", "Scheduled to last token.", LATENCY_BUCKETS_S
+        )
+        self.registry.register(_EngineCollector(engine, model_name))
+        self.registry.register(_LoraInfoCollector(engine, adapters))
+
+    def _histogram(self, name: str, text: str, buckets: "list[int] | tuple[float, ...]") -> Histogram:
+        histogram = Histogram(f"vllm:{name}", text, LABELS, buckets=buckets, registry=self.registry)
+        return histogram.labels(self._model_name, ENGINE)
+
+
+class _OldItlName(Collector):
+    """The same numbers under the name they had before vLLM renamed them."""
+
+    NAME = "vllm:time_per_output_token_seconds"
+
+    def __init__(self, itl_s: Histogram) -> None:
+        self._itl_s = itl_s
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._itl_s.collect():
+            renamed = Metric(self.NAME, family.documentation, family.type)
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    name = sample.name.replace(family.name, self.NAME)
+                    renamed.add_sample(name, sample.labels, sample.value)
+            yield renamed
+
+
+class _EngineCollector(Collector):
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self._engine = engine
+        self._values = (model_name, ENGINE)
+
+    def collect(self) -> Iterator[Metric]:
+        stats, model = self._engine.stats, self._engine.model
+        used_blocks = stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks
+        yield self._gauge("num_requests_running", "Sequences in the running batch.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.num_waiting)
+        yield self._gauge(
+            "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used_blocks / (stats.num_blocks or 1)
+        )
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.prefix_cache_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits)
+        yield self._counter("num_preemptions", "Sequences preempted.", stats.num_preemptions)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.num_generation_tokens)
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
+        )
+        info.add_metric([str(model.block_size), str(model.num_blocks), ENGINE], 1)
+        yield info
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=LABELS)
+        family.add_metric(self._values, value)
+        return family
+
+
+class _LoraInfoCollector(Collector):
+    """vllm:lora_requests_info as the inference gateway's protocol documents it: running = in device memory."""
+
+    def __init__(self, engine: EngineClient, adapters: AdapterRegistry) -> None:
+        self._engine = engine
+        self._adapters = adapters
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._engine.stats
+        adapters = self._adapters.list()
+        loaded = {*stats.resident_adapters, *stats.running_adapters}
+        waiting = {*stats.waiting_adapters} - loaded
+        running_names = [adapter.name for adapter in adapters if adapter.digest in loaded]
+        waiting_names = [adapter.name for adapter in adapters if adapter.digest in waiting]
+        # There are no slots: what fits depends on the adapters, so this is how many average ones would.
+        mean_bytes = sum(adapter.size_bytes for adapter in adapters) / (len(adapters) or 1)
+        max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters in device memory and adapters waited for; the value is the time.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        family.add_metric([str(max_lora), _join(running_names), _join(waiting_names)], time.time())
+        yield family
+
+
+def _join(names: list[str]) -> str:
+    return ",".join(names[:MAX_NAMES])

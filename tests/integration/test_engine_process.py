@@ -1,0 +1,284 @@
+"""LocalEngine and the engine process's loop over a real process and socket; the model behind them is a fake."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
+from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
+from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
+
+SUPPORT = Path(__file__).parents[1] / "support"
+FAKE_ENGINE = (sys.executable, "-P", str(SUPPORT / "fake_engine.py"))
+WAIT_S = 30.0
+ENDLESS = 1 << 30
+
+Progress = list[tuple[str, int, int]]
+
+
+@asynccontextmanager
+async def running_engine(model: str = "fake", progress: Progress | None = None) -> AsyncIterator[LocalEngine]:
+    progress = [] if progress is None else progress
+    engine = await LocalEngine.start(EngineConfig(model), lambda *step: progress.append(step), FAKE_ENGINE)
+    try:
+        yield engine
+    finally:
+        await engine.close(WAIT_S)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await test()
+
+    asyncio.run(bounded())
+
+
+def request(
+    request_id: str = "r", *, max_tokens: int = 5, n: int = 1, prompt: list[int] | None = None
+) -> EngineRequest:
+    return EngineRequest(request_id, prompt or [1, 2, 3], SamplingParams(max_tokens=max_tokens, n=n))
+
+
+async def tokens_of(engine: LocalEngine, asked: EngineRequest) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in range(asked.sampling.n)]
+    async for outputs in engine.generate(asked):
+        for output in outputs:
+            tokens[output.index] += output.token_ids
+    return tokens
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_start_reports_progress_and_model() -> None:
+    async def test() -> None:
+        progress: Progress = []
+        async with running_engine("some-model", progress) as engine:
+            assert progress == [("weights", 1, 3), ("weights", 2, 3), ("weights", 3, 3)]
+            assert engine.model.name == "some-model"
+            assert engine.error is None
+
+    run(test)
+
+
+def test_choices_of_concurrent_requests_arrive_whole_and_in_order() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            asked = [request(f"r{i}", max_tokens=i + 1, n=i % 3 + 1) for i in range(20)]
+            for one, tokens in zip(asked, await asyncio.gather(*(tokens_of(engine, a) for a in asked)), strict=True):
+                assert tokens == [list(range(one.sampling.max_tokens))] * one.sampling.n
+
+    run(test)
+
+
+def test_steps_are_joined_when_the_consumer_lags() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=50))
+            tokens = [token for output in await anext(stream) for token in output.token_ids]
+            await until(lambda: engine.stats.num_running == 0)
+            rest = [token for output in await anext(stream) for token in output.token_ids]
+            assert tokens + rest == list(range(50))
+            assert [outputs async for outputs in stream] == []
+
+    run(test)
+
+
+def test_closing_the_iterator_aborts() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=ENDLESS))
+            await anext(stream)
+            await stream.aclose()
+            await until(lambda: engine.stats.num_preemptions == 1)
+            assert engine.stats.num_running == 0
+
+    run(test)
+
+
+def test_cancelling_the_consumer_aborts() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            consumer = asyncio.create_task(tokens_of(engine, request(max_tokens=ENDLESS)))
+            await until(lambda: engine.stats.num_running == 1)
+            consumer.cancel()
+            await until(lambda: engine.stats.num_preemptions == 1)
+
+    run(test)
+
+
+def test_abort_right_after_the_add_ends_the_request_as_aborted() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=ENDLESS, n=2))
+            first = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            engine.abort("r")
+            engine.abort("r")
+            outputs = await first + [output for more in [o async for o in stream] for output in more]
+            assert [o.finish_reason for o in outputs if o.finish_reason] == [FinishReason.ABORT] * 2
+            engine.abort("r")
+            engine.abort("never seen")
+            assert await tokens_of(engine, request()) == [[0, 1, 2, 3, 4]]
+
+    run(test)
+
+
+def test_refused_request_is_answered_for_every_choice() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            outputs = [
+                o for outputs in [o async for o in engine.generate(request(max_tokens=-1, n=2))] for o in outputs
+            ]
+            assert [(o.index, o.finish_reason, o.error) for o in outputs] == [
+                (0, FinishReason.ERROR, "max_tokens is negative"),
+                (1, FinishReason.ERROR, "max_tokens is negative"),
+            ]
+
+    run(test)
+
+
+def test_request_id_in_use_is_a_bug() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=ENDLESS))
+            await anext(stream)
+            with pytest.raises(ValueError, match="in use"):
+                await anext(engine.generate(request()))
+            await stream.aclose()
+
+    run(test)
+
+
+def test_adapters_load_unload_and_are_refused_with_the_reason() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            await asyncio.gather(engine.load("d", "/packed"), engine.load("d", "/packed"), engine.load("e", "/packed"))
+            await until(lambda: engine.stats.resident_adapters == ["d", "e"])
+            await engine.unload("d")
+            await until(lambda: engine.stats.resident_adapters == ["e"])
+            with pytest.raises(AdapterLoadError, match="/bad does not fit"):
+                await engine.load("f", "/bad")
+            with pytest.raises(AdapterLoadError, match="cannot be read"):
+                await engine.load("f", "/missing")
+
+    run(test)
+
+
+def test_idle_engine_sends_heartbeats() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            before = engine.last_progress_s
+            await until(lambda: engine.last_progress_s > before)
+
+    run(test)
+
+
+def test_killed_engine_fails_generate_load_and_everything_after() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request("other", max_tokens=ENDLESS))
+            await anext(stream)
+            with pytest.raises(EngineDeadError, match="signal 9"):
+                await tokens_of(engine, request(prompt=[666]))
+            with pytest.raises(EngineDeadError):
+                async for _ in stream:
+                    pass
+            await engine.wait_dead()
+            assert engine.error == "the engine ended with signal 9"
+            with pytest.raises(EngineDeadError):
+                await anext(engine.generate(request()))
+            with pytest.raises(EngineDeadError):
+                await engine.load("d", "/packed")
+
+    run(test)
+
+
+def test_failing_step_says_what_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            with pytest.raises(EngineDeadError, match="RuntimeError: a planted failure"):
+                await tokens_of(engine, request(prompt=[667]))
+            assert engine._process.returncode == 1
+
+    run(test)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_refused_start_gives_the_engines_message() -> None:
+    async def test() -> None:
+        with pytest.raises(EngineStartFailedError, match="the model is refused because of a reason"):
+            async with running_engine("refused"):
+                pass
+
+    run(test)
+
+
+def test_crash_at_start_gives_the_exit_code() -> None:
+    async def test() -> None:
+        with pytest.raises(EngineStartFailedError, match="exit code 3"):
+            async with running_engine("crash"):
+                pass
+
+    run(test)
+
+
+def test_cancelled_start_leaves_no_process() -> None:
+    async def test() -> None:
+        started = asyncio.Event()
+        start = asyncio.create_task(LocalEngine.start(EngineConfig("slow"), lambda *_: started.set(), FAKE_ENGINE))
+        await started.wait()
+        assert psutil.Process().children()
+        start.cancel()
+        await asyncio.wait([start])
+        assert start.cancelled()
+        assert not psutil.Process().children()
+
+    run(test)
+
+
+def test_close_finishes_what_runs_as_aborted() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=ENDLESS))
+            await anext(stream)
+            await engine.close(WAIT_S)
+            outputs = [output for outputs in [o async for o in stream] for output in outputs]
+            assert outputs[-1].finish_reason == FinishReason.ABORT
+            assert engine._process.returncode == 0
+
+    run(test)
+
+
+def test_signals_of_the_terminal_do_not_stop_the_engine() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            os.kill(engine.pid, signal.SIGINT)
+            os.kill(engine.pid, signal.SIGTERM)
+            assert await tokens_of(engine, request()) == [[0, 1, 2, 3, 4]]
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["kill", "close_socket"])
+def test_engine_ends_with_its_parent(how: str) -> None:
+    parent = [sys.executable, "-P", str(SUPPORT / "engine_parent.py"), how, *FAKE_ENGINE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with subprocess.Popen(parent, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout is not None
+        engine = psutil.Process(int(process.stdout.readline()))
+        if how == "kill":
+            process.kill()
+        engine.wait(WAIT_S)

@@ -1,0 +1,247 @@
+"""`loraserve serve` as a process: start, announce, drain, fail. The engine is the fake one."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+SERVE_FAKE = Path(__file__).parents[1] / "support" / "serve_fake.py"
+WAIT_S = 30.0
+ENDLESS = 1 << 25
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[str]
+    output: list[str]
+    url: str
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        return self.process.wait(WAIT_S)
+
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+
+def start(data_dir: Path, *args: str, model: str = "fake") -> subprocess.Popen[str]:
+    path = os.pathsep.join(path for path in sys.path if path)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("LORASERVE_")}
+    return subprocess.Popen(
+        [sys.executable, "-P", str(SERVE_FAKE), model, "--port", "0", "--data-dir", str(data_dir), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**environment, "PYTHONPATH": path, "COLUMNS": "200"},
+    )
+
+
+def run_to_end(data_dir: Path, *args: str, model: str = "fake") -> tuple[int, str]:
+    with start(data_dir, *args, model=model) as process:
+        output, _ = process.communicate(timeout=WAIT_S)
+        return process.returncode, output
+
+
+@contextmanager
+def running_server(data_dir: Path, *args: str) -> Iterator[Server]:
+    with start(data_dir, *args) as process:
+        assert process.stdout is not None
+        output: list[str] = []
+        url = _read_until_ready(process.stdout, output)
+        # Read on, so that the server never waits for us.
+        reader = threading.Thread(target=lambda: output.extend(line.rstrip() for line in process.stdout or []))
+        reader.start()
+        try:
+            yield Server(process, output, url)
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
+            reader.join(WAIT_S)
+
+
+def _read_until_ready(lines: Iterable[str], output: list[str]) -> str:
+    """The server's URL."""
+    for line in lines:
+        output.append(line.rstrip())
+        if found := re.match(r"loraserve is ready: .*(http://[^\s)]+)", line):
+            return found[1]
+    raise AssertionError("\n".join(output))
+
+
+def completion(max_tokens: int) -> dict[str, object]:
+    return {"model": "fake", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+
+
+def stream_events(lines: Iterator[str]) -> Iterator[dict]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+@contextmanager
+def streaming(server: Server, max_tokens: int) -> Iterator[Iterator[dict]]:
+    """A stream that has begun."""
+    with (
+        httpx.Client(base_url=server.url, timeout=WAIT_S) as client,
+        client.stream("POST", "/v1/completions", json=completion(max_tokens)) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        events = stream_events(response.iter_lines())
+        next(events)
+        yield events
+
+
+def finish_reason(events: Iterator[dict]) -> str | None:
+    reasons = [event["choices"][0]["finish_reason"] for event in events if event["choices"]]
+    return reasons[-1]
+
+
+def test_announces_where_it_is_and_stops_on_sigterm(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data") as server:
+        assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == "fake"
+        server.stop()
+        assert server.wait() == 0
+    text = "\n".join(server.output)
+    assert "weights: 3 of 3" in text
+    assert f"curl {server.url}/v1/models" in text
+    assert f"curl {server.url}/v1/completions" in text
+    assert str(tmp_path / "data") in text
+    assert not (tmp_path / "data").stat().st_mode & 0o077
+
+
+def test_interrupt_of_the_whole_group_drains_too(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server, streaming(server, 200) as events:
+        server.engine().send_signal(signal.SIGINT)
+        server.stop(signal.SIGINT)
+        assert finish_reason(events) == "length"
+        assert server.wait() == 0
+
+
+def test_drain_finishes_what_runs_and_refuses_what_is_new(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server, streaming(server, 1000) as events:
+        server.stop()
+        while (answer := httpx.post(f"{server.url}/v1/completions", json=completion(1))).status_code == 200:
+            pass
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "server_draining"
+        assert finish_reason(events) == "length"
+        assert server.wait() == 0
+
+
+def test_what_outlives_the_shutdown_timeout_is_aborted(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--shutdown-timeout", "0.2") as server, streaming(server, ENDLESS) as events:
+        server.stop()
+        assert finish_reason(events) == "abort"
+        assert server.wait() == 0
+
+
+def test_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server, streaming(server, ENDLESS):
+        engine = server.engine()
+        server.stop()
+        while httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code != 503:
+            pass
+        server.stop()
+        assert server.wait() == 1
+        engine.wait(WAIT_S)
+
+
+def test_signal_during_the_start_stops_cleanly(tmp_path: Path) -> None:
+    with start(tmp_path, model="slow") as process:
+        assert process.stdout is not None
+        assert "weights" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+
+
+def test_engine_death_stops_the_server_with_the_reason(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        server.engine().kill()
+        assert server.wait() == 1
+    assert "the engine ended with signal 9" in "\n".join(server.output)
+
+
+def test_taken_port_is_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = run_to_end(tmp_path, "--port", str(port))
+    assert code == 1
+    assert output == f"error: port {port} on 127.0.0.1 is in use; stop what listens there or choose another --port\n"
+
+
+def test_refused_model_is_one_line(tmp_path: Path) -> None:
+    code, output = run_to_end(tmp_path, model="refused")
+    assert code == 1
+    assert output.splitlines()[-1] == "error: the model is refused because of a reason"
+
+
+def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    code, output = run_to_end(tmp_path, "--lora-modules", f"sql={tmp_path / 'folder'}")
+    assert code == 1
+    assert f"error: adapter 'sql' from {tmp_path / 'folder'}: " in output
+    assert "adapter_config.json" in output
+
+
+def test_unix_socket_in_place_of_a_port(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with running_server(tmp_path, "--uds", str(path)) as server:
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as client:
+            assert client.get("/v1/models").status_code == 200
+        server.stop()
+        assert server.wait() == 0
+    assert f"--unix-socket {path}" in "\n".join(server.output)
+    assert not path.exists()
+
+
+def test_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "server.sock"
+    with socket.socket(socket.AF_UNIX) as live:
+        live.bind(str(path))
+        live.listen()
+        code, output = run_to_end(tmp_path, "--uds", str(path))
+        assert code == 1
+        assert "is in use" in output
+    with running_server(tmp_path, "--uds", str(path)) as server:
+        server.stop()
+        assert server.wait() == 0
+
+
+def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--api-key", "secret", "--host", "127.0.0.1") as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+        server.stop()
+        assert server.wait() == 0
+    text = "\n".join(server.output)
+    assert "Bearer $LORASERVE_API_KEY" in text
+    assert "secret" not in text
+
+
+def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+    with running_server(tmp_path / "data", "--chat-template", str(template)) as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["prompt_tokens"] == len("hello")
+        server.stop()
+        assert server.wait() == 0
+    assert f"curl -N {server.url}/v1/chat/completions" in "\n".join(server.output)

@@ -1,0 +1,138 @@
+"""An engine process without a model: speaks the protocol on the socket given as its argument.
+
+The model's name in the config picks the start: "refused" fails, "crash" exits with code 3, anything else is ready.
+A request generates the tokens 0, 1, 2 … (modulo 250), one per step for each choice; what is in its prompt shapes it:
+[666] kills the engine, [667] raises, max_tokens < 0 is refused; adapter paths with "bad" are refused.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.errors import AdapterError
+
+from loraserve import demo
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
+from loraserve.serving.engine_loop import EngineLoop
+from loraserve.serving.engine_process import SocketChannel, main
+from loraserve.serving.messages import ModelInfo, Ready, StartFailed, StartProgress
+
+STEP_S = 0.002
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._unloaded: list[str] = []
+        self._loaded: list[str] = []
+        self._num_aborts = 0
+        self._step = 0
+
+    def add_request(self, request: EngineRequest) -> None:
+        if request.sampling.max_tokens < 0:
+            raise EngineRequestError("max_tokens is negative")
+        self._running[request.request_id] = (request, 0)
+
+    def abort(self, request_id: str) -> list[SequenceOutput]:
+        if request_id not in self._running:
+            return []
+        request, _ = self._running.pop(request_id)
+        self._num_aborts += 1
+        return [
+            SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)
+            for index in range(request.sampling.n)
+        ]
+
+    def load_adapter(self, digest: str, packed_path: str) -> None:
+        if "bad" in packed_path:
+            raise AdapterError("shape_mismatch", f"{packed_path} does not fit")
+        if "missing" in packed_path:
+            raise FileNotFoundError(packed_path)
+        self._loaded.append(digest)
+
+    def unload_adapter(self, digest: str) -> None:
+        self._loaded.remove(digest)
+        self._unloaded.append(digest)
+
+    def take_unloaded(self) -> list[str]:
+        unloaded, self._unloaded = self._unloaded, []
+        return unloaded
+
+    def has_work(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[SequenceOutput]:
+        time.sleep(STEP_S)
+        self._step += 1
+        return [output for request_id in list(self._running) for output in self._advance(request_id)]
+
+    def _advance(self, request_id: str) -> list[SequenceOutput]:
+        request, token = self._running[request_id]
+        if request.prompt_token_ids == [666]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if request.prompt_token_ids == [667]:
+            raise RuntimeError("a planted failure")
+        done = token + 1 == request.sampling.max_tokens
+        self._running[request_id] = (request, token + 1)
+        if done:
+            del self._running[request_id]
+        reason = FinishReason.LENGTH if done else None
+        return [
+            SequenceOutput(request_id, index, [token % 250], finish_reason=reason)
+            for index in range(request.sampling.n)
+        ]
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            step=self._step,
+            num_running=len(self._running),
+            num_preemptions=self._num_aborts,
+            resident_adapters=sorted(self._loaded),
+        )
+
+
+def model_info(name: str) -> ModelInfo:
+    return ModelInfo(
+        name=name,
+        architecture="Fake",
+        dtype="float32",
+        device="cpu",
+        backend="fake",
+        max_model_len=1 << 30,
+        vocab_size=250,
+        eos_token_ids=[249],
+        tokenizer_json=(Path(demo.__file__).parent / "model" / "tokenizer.json").read_text(),
+        chat_template=None,
+        special_tokens={},
+        default_sampling={},
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_blocks=16,
+        block_size=16,
+        arena_size_bytes=0,
+        layout=BaseLayout("fingerprint", "float32", (), ()),
+    )
+
+
+def serve(channel: SocketChannel) -> int:
+    config = channel.receive_config()
+    if config.model == "crash":
+        return 3
+    for done in range(3):
+        channel.send(StartProgress("weights", done + 1, 3))
+    if config.model == "refused":
+        channel.send(StartFailed("the model is refused because of a reason"))
+        return 1
+    if config.model == "slow":
+        time.sleep(600)
+    channel.send(Ready(model_info(config.model)))
+    EngineLoop(FakeEngine(), channel).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), serve))

@@ -1,0 +1,212 @@
+"""An `EngineClient` without an engine: its tokens are a function of the request, so any mix-up changes the text."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
+from loraserve.serving.messages import ModelInfo
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. STOP here, said the user; hello world, hello adapters!",
+    "Ein Größenvergleich: naïve café — 東京 は 大きい 🙂🚀",
+    "user assistant system 0123456789 {json: true}\n\n",
+]
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role not in ('system', 'user', 'assistant') %}{{ raise_exception('no such role') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def make_tokenizer() -> Tokenizer:
+    """Byte-level BPE with a few merges; puts <|bos|> in front."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", 0)])
+    return tokenizer
+
+
+def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelInfo:
+    tokenizer = tokenizer or make_tokenizer()
+    module = BaseModule("model.layers.0.self_attn.q_proj", 16, 16)
+    model = ModelInfo(
+        name="tiny",
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        device="cpu",
+        backend="fake",
+        max_model_len=512,
+        vocab_size=tokenizer.get_vocab_size(),
+        eos_token_ids=[1],
+        tokenizer_json=tokenizer.to_str(),
+        chat_template=CHAT_TEMPLATE,
+        special_tokens={"bos_token": "<|bos|>", "eos_token": "<|eos|>"},
+        default_sampling={},
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        num_blocks=100,
+        block_size=16,
+        arena_size_bytes=1 << 20,
+        layout=BaseLayout("f" * 64, "float32", ((module,),), ()),
+    )
+    return msgspec.structs.replace(model, **changes)
+
+
+Reply = Callable[[EngineRequest, int], list[int]]
+
+
+def hashed_reply(request: EngineRequest, index: int) -> list[int]:
+    """Printable tokens that depend on adapter, prompt, seed and choice; endless for practical purposes."""
+    text = f"{request.adapter_digest}|{request.prompt_token_ids}|{request.sampling.seed}|{index}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return [40 + byte % 50 for byte in digest] * 100
+
+
+@dataclass
+class FakeEngine:
+    """Each choice gains `tokens_per_step` tokens per step; a step takes `step_s`."""
+
+    model: ModelInfo = field(default_factory=make_model)
+    reply: Reply = hashed_reply
+    step_s: float = 0.0
+    tokens_per_step: int = 1
+    gate: asyncio.Event | None = None
+    """Steps wait for it, if there is one."""
+    stats: EngineStats = field(default_factory=EngineStats)
+    last_progress_s: float = field(default_factory=time.monotonic)
+    error: str | None = None
+    fail_with: str | None = None
+    """Requests end with this error after one token."""
+    die_after: int | None = None
+    """The engine dies after this many steps of a request."""
+    num_cached_tokens: int = 0
+    refuse_load: str | None = None
+    requests: list[EngineRequest] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
+    aborted: list[str] = field(default_factory=list)
+    """Requests told to stop before they were complete."""
+    completed: list[str] = field(default_factory=list)
+    loads: list[str] = field(default_factory=list)
+    unloads: list[str] = field(default_factory=list)
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[list[SequenceOutput]]:
+        if self.error is not None:
+            raise EngineDeadError(self.error)
+        self.requests.append(request)
+        self.running.add(request.request_id)
+        try:
+            replies = [self._reply_outputs(request, index) for index in range(request.sampling.n)]
+            for step in range(max(len(outputs) for outputs in replies)):
+                if self.gate is not None:
+                    await self.gate.wait()
+                await asyncio.sleep(self.step_s)
+                if request.request_id in self.aborted:
+                    return
+                self._check_step(request, step)
+                if self.fail_with is not None and step > 0:
+                    yield [
+                        SequenceOutput(
+                            request.request_id, 0, [], finish_reason=FinishReason.ERROR, error=self.fail_with
+                        )
+                    ]
+                    return
+                if step == max(len(outputs) for outputs in replies) - 1:
+                    self.completed.append(request.request_id)
+                yield [outputs[step] for outputs in replies if step < len(outputs)]
+        except (GeneratorExit, asyncio.CancelledError):
+            self.abort(request.request_id)
+            raise
+        finally:
+            self.running.discard(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self.running - {*self.completed, *self.aborted}:
+            self.aborted.append(request_id)
+
+    async def load(self, digest: str, packed_path: str) -> None:
+        await asyncio.sleep(0)
+        if self.refuse_load is not None:
+            raise AdapterLoadError(self.refuse_load)
+        self.loads.append(digest)
+
+    async def unload(self, digest: str) -> None:
+        await asyncio.sleep(0)
+        self.unloads.append(digest)
+
+    def _check_step(self, request: EngineRequest, step: int) -> None:
+        self.last_progress_s = time.monotonic()
+        self.stats = EngineStats(
+            step=self.stats.step + 1,
+            num_running=len(self.running),
+            num_waiting=self.stats.num_waiting,
+            num_generation_tokens=self.stats.num_generation_tokens + request.sampling.n,
+            recent_step_tokens=[request.sampling.n],
+        )
+        if self.die_after is not None and step >= self.die_after:
+            self.error = "the engine ended with signal 9"
+            raise EngineDeadError(self.error)
+
+    def _reply_outputs(self, request: EngineRequest, index: int) -> list[SequenceOutput]:
+        token_ids, reason, stop_token_id = self._finished_reply(request, index)
+        starts = range(0, len(token_ids), self.tokens_per_step)
+        pieces = [token_ids[start : start + self.tokens_per_step] for start in starts]
+        return [
+            SequenceOutput(
+                request.request_id,
+                index,
+                piece,
+                logprobs=self._logprobs(piece, request.sampling.logprobs),
+                finish_reason=reason if number == len(pieces) - 1 else None,
+                stop_token_id=stop_token_id if number == len(pieces) - 1 else None,
+                num_cached_tokens=self.num_cached_tokens if number == 0 and index == 0 else 0,
+                prompt_logprobs=self._prompt_logprobs(request) if number == 0 and index == 0 else None,
+                queue_s=0.001 if number == 0 else None,
+            )
+            for number, piece in enumerate(pieces)
+        ]
+
+    def _finished_reply(self, request: EngineRequest, index: int) -> tuple[list[int], FinishReason, int | None]:
+        sampling = request.sampling
+        token_ids: list[int] = []
+        for token_id in self.reply(request, index)[: sampling.max_tokens]:
+            token_ids.append(token_id)
+            if len(token_ids) <= sampling.min_tokens:
+                continue
+            if token_id in self.model.eos_token_ids and not sampling.ignore_eos:
+                return token_ids, FinishReason.STOP, None
+            if token_id in sampling.stop_token_ids:
+                return token_ids, FinishReason.STOP, token_id
+        return token_ids, FinishReason.LENGTH, None
+
+    def _logprobs(self, token_ids: list[int], count: int | None) -> list[TokenLogprob] | None:
+        if count is None:
+            return None
+        return [self._logprob(token_id, count) for token_id in token_ids]
+
+    def _logprob(self, token_id: int, count: int) -> TokenLogprob:
+        top = [(token_id, -0.5), *((other, -1.0 - other) for other in range(40, 40 + count))]
+        return TokenLogprob(token_id, -0.5, 1, top[:count])
+
+    def _prompt_logprobs(self, request: EngineRequest) -> list[TokenLogprob | None] | None:
+        count = request.sampling.prompt_logprobs
+        if count is None:
+            return None
+        return [None, *(self._logprob(token_id, count) for token_id in request.prompt_token_ids[1:])]

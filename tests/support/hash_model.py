@@ -1,0 +1,234 @@
+"""An engine around a model that is a hash: the next token depends on every token and adapter the KV blocks hold.
+
+A wrong block, a stale prefix, a missed copy, a wrong adapter or a wrong row changes the tokens that come out;
+`expected_choice` says in plain Python what must come out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.sampler import Sampler, SamplingRow
+
+VOCAB_SIZE = 30
+LOGITS_SIZE = 32
+EOS = 7
+BASE = -1.0
+"""What base model rows write into the cache in place of their adapter's value."""
+
+
+def logits_after(adapter_value: float, token_ids: Sequence[float]) -> np.ndarray:
+    """[LOGITS_SIZE]: of the token after `token_ids`, computed with the adapter whose elements are `adapter_value`."""
+    words = np.array([adapter_value, *token_ids], np.float64)
+    if not np.isfinite(words).all():
+        return np.full(LOGITS_SIZE, np.nan, np.float32)
+    return np.frombuffer(sha256(words.tobytes()).digest(), np.uint8).astype(np.float32) / 32
+
+
+class HashRunner:
+    """Stands in for `ModelRunner`. A KV cell holds its token, its adapter and who may read it."""
+
+    def __init__(self, num_blocks: int, block_size: int, table: AdapterTable | None) -> None:
+        self.tokens = np.zeros((num_blocks, block_size))
+        self.adapters = np.zeros((num_blocks, block_size))
+        self.readers = np.full((num_blocks, block_size), None, object)
+        self.scheduled: list[ScheduledSequence] = []
+        """Of the batch to come; only to know whose rows they are."""
+        self.poison_next: int | None = None
+        """The next batch writes NaN for the rows of this sequence of it (counted around)."""
+        self.poisoned: set[str] = set()
+        self.num_forwards = 0
+        self.batch_adapters: list[set[str | None]] = []
+        self._block_size = block_size
+        self._table = table
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        self.num_forwards += 1
+        self.batch_adapters.append({item.sequence.request.adapter_digest for item in self.scheduled})
+        num_rows = len(batch.token_ids)
+        adapter_of_row = self._spread(batch.segments.start, batch.segments.adapter_slot, num_rows)
+        num_sampled = len(batch.sampled_rows)
+        adapter_of_sampled = self._spread(
+            batch.sampled_segments.start, batch.sampled_segments.adapter_slot, num_sampled
+        )
+        assert batch.segments.has_adapter == any(value != BASE for value in adapter_of_row)
+        assert adapter_of_sampled == [adapter_of_row[row] for row in batch.sampled_rows.tolist()]
+        self._write(batch, adapter_of_row)
+        logits = [self._logits(batch, row, adapter_of_row[row]) for row in batch.sampled_rows.tolist()]
+        return torch.from_numpy(np.array(logits, np.float32).reshape(num_sampled, LOGITS_SIZE))
+
+    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for source, destination in copies:
+            for cache in (self.tokens, self.adapters, self.readers):
+                cache[destination] = cache[source]
+
+    def zero_blocks(self, blocks: Sequence[int]) -> None:
+        self.tokens[list(blocks)] = 0
+        self.adapters[list(blocks)] = 0
+        self.readers[list(blocks)] = None
+
+    def non_finite_blocks(self) -> set[int]:
+        return set(np.flatnonzero(np.isnan(self.tokens).any(axis=1)).tolist())
+
+    def _spread(self, start: Tensor, slots: Tensor, num_rows: int) -> list[float]:
+        """The adapter value of each row, read from the arena."""
+        starts, adapter_slots = start.tolist(), slots.tolist()
+        assert num_rows == 0 or (starts[0] == 0 and starts[-1] == num_rows), "segments do not cover the rows"
+        assert adapter_slots == sorted(set(adapter_slots)), "segments are not ordered and distinct"
+        values = []
+        for i, adapter_slot in enumerate(adapter_slots):
+            values += [self._adapter_value(adapter_slot)] * (starts[i + 1] - starts[i])
+        return values
+
+    def _adapter_value(self, adapter_slot: int) -> float:
+        if adapter_slot == -1:
+            return BASE
+        assert self._table is not None
+        return float(self._table.arena[self._table.offset_a[adapter_slot, 0]])
+
+    def _write(self, batch: StepBatch, adapter_of_row: list[float]) -> None:
+        cells = batch.slot_mapping.tolist()
+        assert len(set(cells)) == len(cells), "two rows write one cell"
+        for i, item in enumerate(self.scheduled):
+            start, num_rows = int(batch.row_start[i]), int(batch.num_rows[i])
+            is_poisoned = self.poison_next is not None and i == self.poison_next % len(self.scheduled)
+            if is_poisoned:
+                self.poisoned.add(item.sequence.request.request_id)
+            for row in range(start, start + num_rows):
+                cell = divmod(cells[row], self._block_size)
+                self.tokens[cell] = np.nan if is_poisoned else int(batch.token_ids[row])
+                self.adapters[cell] = adapter_of_row[row]
+                self.readers[cell] = _reader(item.sequence.request)
+        if self.scheduled:
+            self.poison_next = None
+
+    def _logits(self, batch: StepBatch, row: int, adapter_value: float) -> np.ndarray:
+        i = int(np.searchsorted(batch.row_start.numpy(), row, side="right")) - 1
+        last = int(batch.row_start[i] + batch.num_rows[i]) - 1
+        position = int(batch.context_lens[i]) - 1 - (last - row)
+        assert position == int(batch.positions[row])
+        cells = [divmod(p, self._block_size) for p in range(position + 1)]
+        context = [(int(batch.block_table[i, block]), offset) for block, offset in cells]
+        reader = _reader(self.scheduled[i].sequence.request)
+        assert all(self.readers[cell] == reader for cell in context), "a block of another tenant or adapter is read"
+        assert all(self.adapters[cell] == adapter_value for cell in context), "a block of another adapter is read"
+        return logits_after(adapter_value, [float(self.tokens[cell]) for cell in context])
+
+
+def _reader(request: EngineRequest) -> tuple[str, str | None]:
+    return request.cache_salt, request.adapter_digest
+
+
+class _RecordingBuilder:
+    def __init__(self, inner: BatchBuilder, runner: HashRunner) -> None:
+        self._inner = inner
+        self._runner = runner
+
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepBatch:
+        self._runner.scheduled = list(scheduled)
+        return self._inner.build(scheduled)
+
+
+def make_hash_engine(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    adapters: AdapterMemory | None = None,
+    num_blocks: int = 12,
+    block_size: int = 4,
+    **overrides: object,
+) -> tuple[Engine, HashRunner]:
+    """An engine that checks its invariants after every step. max_model_len is what the blocks hold, at most 48."""
+    runner = HashRunner(num_blocks, block_size, None if adapters is None else adapters.table)
+    parts = SimpleNamespace(
+        description=SimpleNamespace(
+            max_model_len=min(48, num_blocks * block_size),
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=[EOS],
+            layout=SimpleNamespace(fingerprint="hash model"),
+        ),
+        runner=runner,
+        adapters=adapters,
+        num_blocks=num_blocks,
+        logits_size=LOGITS_SIZE,
+    )
+    monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)
+    settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
+    config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
+    engine = Engine(config, lambda *_: None)
+    engine._builder = _RecordingBuilder(engine._builder, runner)  # type: ignore[assignment]
+    return engine, runner
+
+
+@dataclass(slots=True)
+class Choice:
+    """What one choice received, or must receive."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    error: str | None = None
+
+    def take(self, output: SequenceOutput) -> None:
+        assert self.finish_reason is None, "an output after the last one"
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or []
+        self.finish_reason = output.finish_reason
+        self.stop_token_id = output.stop_token_id
+        self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.error = output.error
+
+
+def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
+    """What choice `index` of a request that is never stopped must receive."""
+    params = request.sampling
+    sampler = Sampler(VOCAB_SIZE, LOGITS_SIZE)
+    choice = Choice()
+    prompt = request.prompt_token_ids
+    if params.prompt_logprobs is not None and index == 0:
+        rows = np.array([logits_after(adapter_value, prompt[:end]) for end in range(1, len(prompt))], np.float32)
+        logits = torch.from_numpy(rows.reshape(-1, LOGITS_SIZE))
+        choice.prompt_logprobs = [None, *sampler.prompt_logprobs(logits, prompt[1:], params.prompt_logprobs)]
+    while choice.finish_reason is None:
+        tokens = prompt + choice.token_ids
+        row = SamplingRow(params, params.seed + index, len(tokens), prompt, choice.token_ids, (EOS,))
+        sampled = sampler.sample(torch.from_numpy(logits_after(adapter_value, tokens)[None]), [row])
+        token_id, logprob = sampled.token_ids[0], sampled.logprobs[0]
+        choice.token_ids = [*choice.token_ids, token_id]
+        choice.logprobs += [] if logprob is None else [logprob]
+        num_output = len(choice.token_ids)
+        if num_output >= params.min_tokens and token_id in params.stop_token_ids:
+            choice.finish_reason, choice.stop_token_id = FinishReason.STOP, token_id
+        elif num_output >= params.min_tokens and token_id == EOS and not params.ignore_eos:
+            choice.finish_reason = FinishReason.STOP
+        elif num_output == params.max_tokens or len(prompt) + num_output == max_model_len:
+            choice.finish_reason = FinishReason.LENGTH
+    return choice
+
+
+def run_to_idle(engine: Engine, max_steps: int = 2000) -> dict[tuple[str, int], Choice]:
+    """Every choice's outputs, by (request id, index). Fails when a step with work to do does nothing."""
+    choices: dict[tuple[str, int], Choice] = {}
+    for _ in range(max_steps):
+        if not engine.has_work():
+            return choices
+        num_steps = engine.stats().step
+        outputs = engine.step()
+        assert engine.stats().step > num_steps or outputs, "a step with work to do did nothing"
+        for output in outputs:
+            choices.setdefault((output.request_id, output.index), Choice()).take(output)
+    raise AssertionError(f"not idle after {max_steps} steps")

@@ -1,0 +1,78 @@
+"""Packed adapters for `AdapterMemory` whose every element says which adapter it belongs to."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import torch
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
+from loraserve_adapters.packed_file import write_packed
+
+from loraserve.engine.adapter_memory import AdapterMemory
+
+LAYOUT = "layout-of-the-tests"
+
+
+@dataclass(frozen=True, slots=True)
+class TinyAdapter:
+    """Takes `num_units` * 256 bytes of float32, all equal to `value`."""
+
+    value: int
+    num_units: int
+
+    @property
+    def digest(self) -> str:
+        return sha256(f"adapter {self.value} of {self.num_units} units".encode()).hexdigest()
+
+    @property
+    def size_bytes(self) -> int:
+        return self.num_units * ALIGNMENT_BYTES
+
+    def write(self, folder: Path, layout_fingerprint: str = LAYOUT) -> Path:
+        """One group of one member: A fills the first 256 bytes, B starts in the middle of them."""
+        path = folder / f"{self.digest}.packed"
+        payload = np.full(self.size_bytes // 4, self.value, np.float32)
+        write_packed(
+            PackedAdapter(
+                digest=self.digest,
+                layout_fingerprint=layout_fingerprint,
+                dtype="float32",
+                max_lora_rank=self.num_units,
+                offset_a=np.array([0], np.int64),
+                offset_b=np.array([32], np.int64),
+                lora_rank=np.array([self.num_units], np.int32),
+                scaling=np.array([self.value / 2], np.float32),
+                payload=payload.view(np.uint8),
+            ),
+            path,
+        )
+        return path
+
+
+def damage(path: Path) -> None:
+    """Change the payload's last byte."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 0xFF
+    path.write_bytes(content)
+
+
+def make_adapter_memory(num_units: int, max_resident: int = 8) -> AdapterMemory:
+    """An arena of `num_units` * 256 bytes."""
+    return AdapterMemory(
+        num_groups=1,
+        num_members=1,
+        layout_fingerprint=LAYOUT,
+        size_bytes=num_units * ALIGNMENT_BYTES,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_resident=max_resident,
+    )
+
+
+def content(memory: AdapterMemory, adapter_slot: int, num_units: int) -> list[float]:
+    """The distinct values of the adapter's extent, as the kernels find it through the table."""
+    start = int(memory.table.offset_a[adapter_slot, 0])
+    assert int(memory.table.offset_b[adapter_slot, 0]) == start + 32
+    assert int(memory.table.lora_rank[adapter_slot, 0]) == num_units
+    return torch.unique(memory.table.arena[start : start + num_units * ALIGNMENT_BYTES // 4]).tolist()

@@ -1,0 +1,29 @@
+from loraserve.api.errors import CODE_OF_STATUS, ERROR_TABLE, error_body
+from loraserve.serving.errors import ErrorCode, ServingError
+
+TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "rate_limit_error",
+    "server_error",
+}
+
+
+def test_every_code_has_a_status_and_a_known_type() -> None:
+    assert set(ERROR_TABLE) == set(ErrorCode)
+    for status, kind in ERROR_TABLE.values():
+        assert 400 <= status < 600
+        assert kind in TYPES
+        assert (kind == "server_error") == (status >= 500)
+
+
+def test_the_frameworks_statuses_map_to_codes_of_the_same_status() -> None:
+    for status, code in CODE_OF_STATUS.items():
+        assert ERROR_TABLE[code][0] == status
+
+
+def test_body() -> None:
+    body = error_body(ServingError(ErrorCode.MODEL_NOT_FOUND, "gone", param="model")).error
+    assert (body.message, body.type, body.param, body.code) == ("gone", "not_found_error", "model", "model_not_found")

@@ -1,0 +1,13 @@
+import subprocess
+import sys
+
+
+def test_the_api_process_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, loraserve.api.app\n"
+        "heavy = {'torch', 'transformers', 'triton', 'safetensors', 'peft'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else 0)"
+    )
+    path = f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
+    done = subprocess.run([sys.executable, "-c", path + code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

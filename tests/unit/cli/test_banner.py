@@ -1,0 +1,72 @@
+import shlex
+from pathlib import Path
+
+from loraserve_adapters.base_layout import BaseLayout
+
+from loraserve.cli.banner import Banner
+from loraserve.serving.messages import ModelInfo
+
+MODEL = ModelInfo(
+    name="m",
+    architecture="LlamaForCausalLM",
+    dtype="bfloat16",
+    device="cpu",
+    backend="cpu",
+    max_model_len=64,
+    vocab_size=9,
+    eos_token_ids=[],
+    tokenizer_json="{}",
+    chat_template="{{ messages }}",
+    special_tokens={},
+    default_sampling={},
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+    num_blocks=1,
+    block_size=16,
+    arena_size_bytes=0,
+    layout=BaseLayout("f", "bfloat16", (), ()),
+    notes=["max_model_len lowered to 64"],
+)
+
+
+def banner(*, adapters: list[str], uds: Path | None = None, needs_key: bool = False, is_demo: bool = False) -> str:
+    return str(
+        Banner(
+            base_url="http://127.0.0.1:8000",
+            uds=uds,
+            needs_key=needs_key,
+            model_name="base",
+            model=MODEL,
+            adapters=adapters,
+            data_dir=Path("/data"),
+            is_demo=is_demo,
+        )
+    )
+
+
+def curls(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.splitlines() if line.startswith("curl")]
+
+
+def test_three_commands_ask_models_one_adapter_and_another_as_a_stream() -> None:
+    text = banner(adapters=["a", "b", "c"])
+    models, completion, chat = curls(text)
+    assert models == ["curl", "http://127.0.0.1:8000/v1/models"]
+    assert '"model": "a"' in completion[-1]
+    assert '"model": "c"' in chat[-1]
+    assert '"stream": true' in chat[-1]
+    assert "max_model_len lowered to 64" in text
+
+
+def test_without_adapters_the_base_is_asked() -> None:
+    assert all('"model": "base"' in command[-1] for command in curls(banner(adapters=[]))[1:])
+
+
+def test_key_is_a_variable_and_socket_a_flag() -> None:
+    for command in curls(banner(adapters=[], needs_key=True, uds=Path("/run/my socket"))):
+        assert "Authorization: Bearer $LORASERVE_API_KEY" in command
+        assert command[command.index("--unix-socket") + 1] == "/run/my socket"
+
+
+def test_many_adapters_are_counted() -> None:
+    assert "and 12 more" in banner(adapters=[f"a{i}" for i in range(20)])

@@ -1,0 +1,52 @@
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loraserve.cli import doctor_checks
+from loraserve.cli.doctor_checks import Status
+from loraserve.cli.main import main
+from loraserve.cli.serve_settings import DEMO
+
+
+def test_demo_model_is_complete() -> None:
+    assert doctor_checks.model_files(str(DEMO / "model")).status is Status.OK
+
+
+def test_missing_model_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    check = doctor_checks.model_files(str(tmp_path))
+    assert check.status is Status.FAIL
+    assert "tokenizer.json, *.safetensors" in check.found
+
+
+def test_taken_port_fails() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        check = doctor_checks.port_is_free("127.0.0.1", taken.getsockname()[1])
+    assert check.status is Status.FAIL
+    assert "is in use" in check.found
+
+
+def test_data_directory_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path: Path) -> None:
+    assert doctor_checks.disk(tmp_path / "a" / "b").status is Status.OK
+    (tmp_path / "file").touch()
+    assert doctor_checks.disk(tmp_path / "file" / "a").status is Status.FAIL
+
+
+def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "available_memory_bytes", lambda: 5)
+    assert doctor_checks.memory().status is Status.WARN
+
+
+@pytest.mark.parametrize(("port", "code"), [("0", 0), ("taken", 1)])
+def test_exit_code_tells_whether_the_server_would_start(
+    port: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_checks, "kernels", lambda: doctor_checks.Check("kernels", Status.WARN, "slow"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = port if port == "0" else str(taken.getsockname()[1])
+        result = CliRunner().invoke(main, ["doctor", "--json", "--port", port, "--data-dir", str(tmp_path)])
+    assert result.exit_code == code, result.output
+    assert {check["name"] for check in json.loads(result.output)} >= {"python", "cpu", "memory", "port", "model"}

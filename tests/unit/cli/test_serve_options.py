@@ -1,0 +1,209 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from loraserve.cli.main import main
+from loraserve.cli.option_types import LoraModule
+from loraserve.cli.serve_settings import DEMO, ServeSettings
+
+Invoke = Callable[..., Result]
+
+
+class Started(list[ServeSettings]):
+    @property
+    def settings(self) -> ServeSettings:
+        (only,) = self
+        return only
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What would have been started."""
+    started = Started()
+
+    def run_server(settings: ServeSettings) -> int:
+        started.append(settings)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "loraserve.cli.server", SimpleNamespace(run_server=run_server))
+    return started
+
+
+def invoke(*args: str, env: dict[str, str] | None = None, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["serve", *args], env={"COLUMNS": "300", **(env or {})}, prog_name="loraserve")
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_without_a_model_the_demo_is_served(started: Started) -> None:
+    invoke()
+    settings = started.settings
+    assert settings.is_demo
+    assert settings.engine.model == str(DEMO / "model")
+    assert settings.model_names == ("loraserve-demo",)
+    assert settings.bind_host == "127.0.0.1"
+    assert settings.port == 8000
+
+
+@pytest.mark.parametrize("flag", ["--model", "--model-id", "--model-path", "--model_path"])
+def test_model_is_positional_or_a_flag(started: Started, flag: str) -> None:
+    invoke("org/model", flag, "org/model")
+    invoke(flag + "=org/model")
+    assert [settings.engine.model for settings in started] == ["org/model"] * 2
+
+
+def test_two_models_are_refused(started: Started) -> None:
+    assert "two models" in invoke("a", "--model", "b", code=2)
+
+
+def test_lora_modules_take_several_values_in_both_forms(started: Started) -> None:
+    json_form = '{"name": "c", "path": "/c", "base_model_name": "m"}'
+    invoke("--lora-modules", "a=/a", "b=/b", json_form, "m", "--lora-modules", "d=/d=/e")
+    settings = started.settings
+    assert settings.model == "m"
+    assert settings.lora_modules == tuple(
+        LoraModule(name, Path(path)) for name, path in [("a", "/a"), ("b", "/b"), ("c", "/c"), ("d", "/d=/e")]
+    )
+
+
+@pytest.mark.parametrize("value", ["nameonly", "=path", "name=", '{"name": "a"}', '{"name": "a"', '{"name":"a","x":1}'])
+def test_malformed_lora_module_is_refused(started: Started, value: str) -> None:
+    assert "--lora-modules" in invoke("m", "--lora-modules", value, code=2)
+
+
+def test_served_model_name_takes_several_values(started: Started) -> None:
+    invoke("m", "--served-model-name", "a", "b", "--port", "1")
+    assert started.settings.model_names == ("a", "b")
+
+
+def test_model_swallowed_by_served_model_name_is_noticed(started: Started) -> None:
+    assert "need a model" in invoke("--served-model-name", "a", "m", code=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("2MiB", 2 << 20)]
+)
+def test_counts_take_suffixes(started: Started, text: str, count: int) -> None:
+    invoke("--max-model-len", text)
+    assert started.settings.engine.max_model_len == count
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "12x", "1.3", "k", ""])
+def test_malformed_counts_are_refused(started: Started, text: str) -> None:
+    assert "--max-model-len" in invoke("--max-model-len", text, code=2)
+
+
+def test_underscores_are_dashes(started: Started) -> None:
+    invoke("--max_num_seqs", "7", "--no-enable_prefix_caching")
+    assert started.settings.engine.max_num_seqs == 7
+    assert not started.settings.engine.enable_prefix_caching
+
+
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "-tp", "--gpu_memory_utilization", "--trust-remote-code"])
+def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, flag: str) -> None:
+    assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
+
+
+def test_misspelt_flag_gets_a_suggestion(started: Started) -> None:
+    assert "--max-num-seqs" in invoke("--max-num-seq", "2", code=2)
+
+
+def test_flag_beats_environment_beats_config_file(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text('port = 1\nmax-num-seqs = 2\nseed = 3\nlora_modules = "a=/a"\nserved-model-name = ["x", "y"]\n')
+    env = {"LORASERVE_MAX_NUM_SEQS": "20", "LORASERVE_SEED": "30", "LORASERVE_MODEL": "m"}
+    invoke("--config", str(config), "--seed", "300", env=env)
+    settings = started.settings
+    assert (settings.port, settings.max_num_seqs, settings.seed) == (1, 20, 300)
+    assert settings.lora_modules == (LoraModule("a", Path("/a")),)
+    assert settings.model_names == ("x", "y")
+    assert settings.model == "m"
+
+
+def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text("max-model-length = 5\n")
+    output = invoke("--config", str(config), code=2)
+    assert "'max-model-length'; did you mean 'max-model-len'?" in output
+
+
+@pytest.mark.parametrize("variable", ["LORASERVE_API_KEY", "VLLM_API_KEY"])
+def test_api_key_opens_the_server_to_the_network(started: Started, variable: str) -> None:
+    invoke(env={variable: "secret"})
+    assert started.settings.api_key == ("secret",)
+    assert started.settings.bind_host == "0.0.0.0"
+
+
+def test_api_keys_repeat_and_host_stays_what_it_is_told(started: Started) -> None:
+    invoke("--api-key", "a", "--api-key", "b", "--host", "127.0.0.2")
+    assert started.settings.api_key == ("a", "b")
+    assert started.settings.bind_host == "127.0.0.2"
+
+
+def test_data_dir_is_flag_then_environment_then_home(started: Started, tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "XDG_DATA_HOME": ""}
+    invoke("--data-dir", "/a", env={"LORASERVE_DATA_DIR": "/b"})
+    invoke(env={"LORASERVE_DATA_DIR": "/b"})
+    assert [settings.data_path for settings in started] == [Path("/a"), Path("/b")]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in home.items():
+            patch.setenv(name, value)
+        invoke()
+        assert started[-1].data_path == tmp_path / ".local/share/loraserve"
+
+
+def test_adapter_dir_names_adapters_by_folder(started: Started, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    (tmp_path / "not-an-adapter").mkdir()
+    invoke("m", "--adapter-dir", str(tmp_path), "--lora-modules", "c=/c")
+    assert [adapter.name for adapter in started.settings.adapters] == ["c", "a", "b"]
+
+
+def test_no_enable_lora_excludes_adapters(started: Started) -> None:
+    assert "excludes" in invoke("m", "--no-enable-lora", "--lora-modules", "a=/a", code=2)
+    invoke("--no-enable-lora")
+    assert started.settings.adapters == []
+    assert not started.settings.engine.enable_lora
+
+
+def test_help_imports_neither_torch_nor_the_server() -> None:
+    code = (
+        "import sys\nfrom loraserve.cli.main import main\n"
+        "for args in ([], ['serve']):\n    main([*args, '--help'], standalone_mode=False)\n"
+        "print(sorted({'torch', 'transformers', 'uvicorn', 'litestar', 'httpx'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "hosts", "may_load"),
+    [
+        ([], ["localhost", "127.0.0.1", "[::1]"], True),
+        (["--allowed-hosts", "box", "lan"], ["localhost", "127.0.0.1", "[::1]", "box", "lan"], True),
+        (["--host", "0.0.0.0"], None, False),
+        (["--host", "0.0.0.0", "--allowed-hosts", "box"], ["localhost", "127.0.0.1", "[::1]", "box"], False),
+        (["--api-key", "k", "--host", "127.0.0.1"], None, False),
+        (["--api-key", "k", "--allow-runtime-lora-updating"], None, True),
+    ],
+)
+def test_open_server_checks_hosts_and_only_loopback_may_load_paths(
+    started: Started, args: list[str], hosts: list[str] | None, may_load: bool
+) -> None:
+    invoke("m", *args)
+    serving = started.settings.serving
+    assert serving.allowed_hosts == hosts
+    assert serving.allow_runtime_lora is may_load
+
+
+def test_api_process_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, loraserve.cli.server; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"

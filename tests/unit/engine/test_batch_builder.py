@@ -1,0 +1,105 @@
+import pytest
+
+from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.sequence import RequestState, Sequence
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture
+def builder() -> BatchBuilder:
+    return BatchBuilder(max_num_rows=16, max_num_seqs=4, max_blocks=5, block_size=BLOCK_SIZE)
+
+
+def scheduled(
+    token_ids: list[int], num_computed: int, num_rows: int, num_sampled: int, blocks: list[int], adapter_slot: int = -1
+) -> ScheduledSequence:
+    request = EngineRequest("r", token_ids, SamplingParams(max_tokens=1))
+    sequence = Sequence(RequestState(request, 0.0, b""), 0, token_ids, len(token_ids))
+    sequence.num_computed_tokens = num_computed
+    sequence.blocks = blocks
+    sequence.adapter_slot = adapter_slot
+    return ScheduledSequence(sequence, num_rows, num_sampled)
+
+
+def test_rows_of_prompts_chunks_and_decodes_follow_each_other(builder: BatchBuilder) -> None:
+    batch = builder.build(
+        [
+            scheduled([10, 11, 12, 13, 14, 15], num_computed=2, num_rows=4, num_sampled=1, blocks=[7, 2]),
+            scheduled([20, 21, 22, 23, 24], num_computed=4, num_rows=1, num_sampled=1, blocks=[3, 5]),
+            scheduled([30, 31, 32, 33, 34, 35], num_computed=0, num_rows=5, num_sampled=0, blocks=[9, 8, 6]),
+        ]
+    )
+    assert batch.token_ids.tolist() == [12, 13, 14, 15, 24, 30, 31, 32, 33, 34]
+    assert batch.positions.tolist() == [2, 3, 4, 5, 4, 0, 1, 2, 3, 4]
+    assert batch.slot_mapping.tolist() == [30, 31, 8, 9, 20, 36, 37, 38, 39, 32]
+    assert batch.row_start.tolist() == [0, 4, 5]
+    assert batch.num_rows.tolist() == [4, 1, 5]
+    assert batch.context_lens.tolist() == [6, 5, 5]
+    assert batch.sampled_rows.tolist() == [3, 4]
+    assert [batch.block_table[i, :2].tolist() for i in range(3)] == [[7, 2], [3, 5], [9, 8]]
+
+
+def test_neighbours_of_one_adapter_share_a_segment(builder: BatchBuilder) -> None:
+    batch = builder.build(
+        [
+            scheduled([1, 2], 0, 2, 1, [0], adapter_slot=-1),
+            scheduled([1, 2, 3], 0, 2, 0, [1], adapter_slot=0),
+            scheduled([1, 2, 3], 2, 1, 1, [2], adapter_slot=0),
+            scheduled([1, 2, 3], 0, 3, 2, [3], adapter_slot=5),
+        ]
+    )
+    assert batch.segments.start.tolist() == [0, 2, 5, 8]
+    assert batch.segments.adapter_slot.tolist() == [-1, 0, 5]
+    assert batch.segments.has_adapter
+    assert batch.sampled_segments.start.tolist() == [0, 1, 2, 4]
+    assert batch.sampled_segments.adapter_slot.tolist() == [-1, 0, 5]
+    assert batch.sampled_rows.tolist() == [1, 4, 6, 7]
+
+
+def test_a_batch_of_the_base_model_alone_has_no_adapter(builder: BatchBuilder) -> None:
+    batch = builder.build([scheduled([1], 0, 1, 1, [0]), scheduled([1, 2], 1, 1, 1, [1])])
+    assert not batch.segments.has_adapter
+    assert not batch.sampled_segments.has_adapter
+    assert batch.segments.start.tolist() == [0, 2]
+
+
+def test_sampled_rows_can_be_base_alone_beside_an_adapters_chunk(builder: BatchBuilder) -> None:
+    batch = builder.build([scheduled([1], 0, 1, 1, [0]), scheduled([1, 2, 3], 0, 2, 0, [1], adapter_slot=2)])
+    assert batch.segments.has_adapter
+    assert not batch.sampled_segments.has_adapter
+
+
+def test_a_chunk_that_samples_nothing_has_no_sampled_segments(builder: BatchBuilder) -> None:
+    batch = builder.build([scheduled([1, 2, 3], 0, 2, 0, [0], adapter_slot=3)])
+    assert batch.sampled_rows.tolist() == []
+    assert batch.sampled_segments.start.tolist() == [0]
+    assert batch.sampled_segments.adapter_slot.tolist() == []
+
+
+def test_a_smaller_batch_shows_nothing_of_the_one_before(builder: BatchBuilder) -> None:
+    first = [scheduled(list(range(4)), 0, 4, 1, [i], adapter_slot=i) for i in range(4)]
+    builder.build(first)
+    batch = builder.build([scheduled([9], 0, 1, 1, [4], adapter_slot=1)])
+    assert batch.token_ids.tolist() == [9]
+    assert batch.slot_mapping.tolist() == [16]
+    assert batch.segments.start.tolist() == [0, 1]
+    assert batch.segments.adapter_slot.tolist() == [1]
+    assert batch.sampled_rows.tolist() == [0]
+    assert batch.block_table.shape == (1, 5)
+
+
+def test_batches_are_views_of_buffers_allocated_once(builder: BatchBuilder) -> None:
+    first = builder.build([scheduled([1], 0, 1, 1, [0])])
+    second = builder.build([scheduled([2], 0, 1, 1, [1])])
+    assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
+    assert first.block_table.data_ptr() == second.block_table.data_ptr()
+
+
+def test_fills_every_buffer_to_its_limit(builder: BatchBuilder) -> None:
+    items = [scheduled(list(range(20)), 16, 4, 4, [4, 3, 2, 1, i], adapter_slot=i) for i in range(4)]
+    batch = builder.build(items)
+    assert batch.sampled_rows.tolist() == list(range(16))
+    assert batch.segments.start.tolist() == [0, 4, 8, 12, 16]
+    assert batch.block_table[3].tolist() == [4, 3, 2, 1, 3]

@@ -1,0 +1,536 @@
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SamplingParams
+from tests.support.hash_model import (
+    BASE,
+    VOCAB_SIZE,
+    Choice,
+    HashRunner,
+    expected_choice,
+    make_hash_engine,
+    run_to_idle,
+)
+from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
+
+ADAPTERS = [TinyAdapter(value, num_units) for value, num_units in enumerate((1, 2, 3), start=1)]
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[TinyAdapter, Path]:
+    folder = tmp_path_factory.mktemp("packed")
+    return {adapter: adapter.write(folder) for adapter in ADAPTERS}
+
+
+@pytest.fixture
+def memory() -> AdapterMemory:
+    return make_adapter_memory(4)
+
+
+@pytest.fixture
+def parts(
+    monkeypatch: pytest.MonkeyPatch, memory: AdapterMemory, paths: dict[TinyAdapter, Path]
+) -> tuple[Engine, HashRunner]:
+    engine, runner = make_hash_engine(monkeypatch, adapters=memory)
+    for adapter, path in paths.items():
+        engine.load_adapter(adapter.digest, str(path))
+    return engine, runner
+
+
+@pytest.fixture
+def engine(parts: tuple[Engine, HashRunner]) -> Engine:
+    return parts[0]
+
+
+@pytest.fixture
+def runner(parts: tuple[Engine, HashRunner]) -> HashRunner:
+    return parts[1]
+
+
+def ask(
+    name: str = "r",
+    prompt: list[int] | None = None,
+    adapter: TinyAdapter | None = None,
+    params: SamplingParams = GREEDY,
+    salt: str = "",
+    tenant: str = "t",
+) -> EngineRequest:
+    digest = None if adapter is None else adapter.digest
+    return EngineRequest(name, prompt or [1, 2, 3, 4, 5], params, digest, salt, tenant)
+
+
+def answer(request: EngineRequest, adapter: TinyAdapter | None = None, index: int = 0) -> Choice:
+    return expected_choice(request, index, BASE if adapter is None else adapter.value)
+
+
+# ---- tokens
+
+
+def test_a_batch_of_adapters_and_the_base_model_gives_each_its_own_tokens(engine: Engine) -> None:
+    asked = dict(zip("abcd", [None, *ADAPTERS], strict=True))
+    for name, adapter in asked.items():
+        engine.add_request(ask(name, adapter=adapter))
+    choices = run_to_idle(engine)
+    answers = {(name, 0): answer(ask(name), adapter) for name, adapter in asked.items()}
+    assert choices == answers
+    assert len({tuple(choice.token_ids) for choice in choices.values()}) == 4
+
+
+def test_an_adapter_with_the_same_prompt_does_not_read_the_bases_blocks(engine: Engine) -> None:
+    prompt = list(range(1, 13))
+    for i, adapter in enumerate([None, ADAPTERS[0], ADAPTERS[1], ADAPTERS[0], None]):
+        engine.add_request(ask(f"{i}", prompt, adapter))
+        assert run_to_idle(engine) == {(f"{i}", 0): answer(ask(f"{i}", prompt), adapter)}
+    assert engine.stats().prefix_cache_hits == 2 * 8
+
+
+def test_a_request_of_another_salt_finds_nothing(engine: Engine) -> None:
+    prompt = list(range(1, 13))
+    for i, salt in enumerate(["", "one", "two", "one"]):
+        engine.add_request(ask(f"{i}", prompt, salt=salt))
+        run_to_idle(engine)
+    assert engine.stats().prefix_cache_hits == 8
+
+
+def test_a_request_sees_its_cached_tokens_on_its_first_output_only(engine: Engine) -> None:
+    prompt = list(range(1, 13))
+    engine.add_request(ask("1", prompt))
+    run_to_idle(engine)
+    engine.add_request(ask("2", prompt, params=replace(GREEDY, n=2)))
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    assert [output.num_cached_tokens for output in outputs if output.num_cached_tokens] == [8]
+    first = [next(output for output in outputs if output.index == index) for index in (0, 1)]
+    assert all(output.queue_s is not None for output in first)
+    assert all(output.queue_s is None for output in outputs if output not in first)
+
+
+def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> None:
+    request = ask(params=SamplingParams(max_tokens=9, n=3, seed=5, ignore_eos=True), adapter=ADAPTERS[0])
+    engine.add_request(request)
+    choices = run_to_idle(engine)
+    assert choices == {("r", index): answer(request, ADAPTERS[0], index) for index in range(3)}
+    assert len({tuple(choice.token_ids) for choice in choices.values()}) == 3
+
+
+def test_prompt_logprobs_and_logprobs_survive_chunks_and_choices(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=3, n=2, logprobs=2, prompt_logprobs=1, ignore_eos=True)
+    request = ask(prompt=list(range(1, 24)), params=params)
+    engine.add_request(request)
+    choices = run_to_idle(engine)
+    assert choices == {("r", index): answer(request, index=index) for index in range(2)}
+    assert len(choices["r", 0].prompt_logprobs or []) == 23
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 47])
+def test_prompts_of_every_length_around_a_block_are_answered(engine: Engine, length: int) -> None:
+    request = ask(prompt=[i % 20 + 1 for i in range(length)])
+    engine.add_request(request)
+    choices = run_to_idle(engine)
+    assert choices == {("r", 0): answer(request)}
+    assert len(choices["r", 0].token_ids) == min(4, 48 - length)
+
+
+def test_stop_tokens_eos_and_length_end_a_sequence_with_their_reason(engine: Engine) -> None:
+    tokens = answer(ask()).token_ids
+    first = tokens.index(tokens[2])
+    for name, params in (
+        ("stop", replace(GREEDY, stop_token_ids=(tokens[2],))),
+        ("min", replace(GREEDY, stop_token_ids=(tokens[0],), min_tokens=2)),
+        ("length", GREEDY),
+    ):
+        engine.add_request(ask(name, params=params))
+    choices = run_to_idle(engine)
+    assert (choices["stop", 0].finish_reason, choices["stop", 0].stop_token_id) == (FinishReason.STOP, tokens[2])
+    assert choices["stop", 0].token_ids == tokens[: first + 1]
+    assert len(choices["min", 0].token_ids) >= 2
+    assert choices["length", 0].finish_reason is FinishReason.LENGTH
+
+
+# ---- preemption
+
+workload = st.lists(
+    st.builds(
+        lambda prompt, adapter, tenant, params: (prompt, adapter, tenant, params),
+        st.integers(1, 20).map(lambda length: [i % 7 + 1 for i in range(length)]),
+        st.sampled_from([None, *ADAPTERS]),
+        st.sampled_from("ab"),
+        st.builds(
+            SamplingParams,
+            max_tokens=st.integers(1, 16),
+            n=st.integers(1, 3),
+            temperature=st.sampled_from([0.0, 1.0]),
+            presence_penalty=st.sampled_from([0.0, 0.7]),
+            repetition_penalty=st.sampled_from([1.0, 1.2]),
+            seed=st.integers(0, 9),
+            stop_token_ids=st.sampled_from([(), (3, 4)]),
+            ignore_eos=st.booleans(),
+            logprobs=st.sampled_from([None, 2]),
+            prompt_logprobs=st.sampled_from([None, 0]),
+        ),
+    ),
+    min_size=3,
+    max_size=8,
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(workload=workload)
+def test_a_tiny_pool_gives_the_tokens_of_a_large_one(
+    paths: dict[TinyAdapter, Path], workload: list[tuple[list[int], TinyAdapter | None, str, SamplingParams]]
+) -> None:
+    results = []
+    # (blocks, tokens of a step, arena units, prefix caching)
+    for num_blocks, budget, num_units, caching in ((200, 512, 16, True), (12, 7, 3, True), (12, 10, 6, False)):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            engine, _ = make_hash_engine(
+                monkeypatch,
+                adapters=make_adapter_memory(num_units),
+                num_blocks=num_blocks,
+                max_num_batched_tokens=budget,
+                max_num_seqs=24,
+                enable_prefix_caching=caching,
+            )
+        for adapter, path in paths.items():
+            engine.load_adapter(adapter.digest, str(path))
+        for i, (prompt, adapter, tenant, params) in enumerate(workload):
+            engine.add_request(ask(f"{i}", prompt, adapter, params, tenant=tenant))
+        results.append(run_to_idle(engine))
+    assert results[0] == results[1] == results[2]
+    for i, (prompt, adapter, _, params) in enumerate(workload):
+        request = ask(f"{i}", prompt, adapter, params)
+        for index in range(params.n):
+            assert results[0][f"{i}", index] == answer(request, adapter, index)
+
+
+def test_the_workloads_above_do_preempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
+    for i in range(6):
+        engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
+    run_to_idle(engine)
+    assert engine.stats().num_preemptions > 3
+
+
+# ---- values that are not finite
+
+
+def test_only_the_owner_of_values_that_are_not_finite_fails(engine: Engine, runner: HashRunner) -> None:
+    prompt = list(range(1, 10))
+    engine.add_request(ask("victim", [*prompt, 20], params=replace(GREEDY, n=2)))
+    engine.step()
+    engine.step()
+    engine.add_request(ask("neighbour", [*prompt, 21]))
+    runner.poison_next = 0
+    choices = {("victim", index): Choice() for index in (0, 1)} | run_to_idle(engine)
+    assert runner.poisoned == {"victim"}
+    assert {choices["victim", index].error for index in (0, 1)} == {NOT_FINITE_MESSAGE}
+    assert choices["neighbour", 0] == answer(ask(prompt=[*prompt, 21]))
+
+
+def test_blocks_of_values_that_are_not_finite_are_wiped_and_never_found(engine: Engine, runner: HashRunner) -> None:
+    prompt = list(range(1, 17))
+    runner.poison_next = 0
+    engine.add_request(ask("bad", prompt))
+    engine.step()
+    assert runner.non_finite_blocks()
+    choices = run_to_idle(engine)
+    assert choices["bad", 0].error == NOT_FINITE_MESSAGE
+    assert runner.non_finite_blocks() == set()
+    assert engine.stats().num_cached_blocks == 0
+    engine.add_request(ask("again", prompt))
+    assert run_to_idle(engine) == {("again", 0): answer(ask(prompt=prompt))}
+    assert engine.stats().prefix_cache_hits == 0
+
+
+def test_blocks_that_another_request_shares_are_not_wiped(engine: Engine, runner: HashRunner) -> None:
+    prompt = list(range(1, 13))
+    long = replace(GREEDY, max_tokens=12)
+    engine.add_request(ask("first", prompt, params=long))
+    engine.step()
+    engine.step()
+    engine.add_request(ask("second", prompt, params=long))
+    engine.step()
+    assert engine.stats().prefix_cache_hits == 8
+    runner.poison_next = 1
+    choices = run_to_idle(engine)
+    failed = runner.poisoned.pop()
+    kept = ({"first", "second"} - {failed}).pop()
+    assert choices[failed, 0].error == NOT_FINITE_MESSAGE
+    expected = answer(ask(prompt=prompt, params=long))
+    assert choices[kept, 0].token_ids == expected.token_ids[-len(choices[kept, 0].token_ids) :]
+
+
+# ---- aborts
+
+
+def test_aborting_a_chunked_prompt_answers_every_choice_and_frees_all(engine: Engine, memory: AdapterMemory) -> None:
+    engine.add_request(ask("r", list(range(1, 25)), ADAPTERS[0], replace(GREEDY, n=3)))
+    engine.step()
+    outputs = engine.abort("r")
+    assert [(output.index, output.finish_reason) for output in outputs] == [(i, FinishReason.ABORT) for i in range(3)]
+    assert engine.abort("r") == []
+    assert not engine.has_work()
+    assert engine.stats().num_free_blocks == 12
+    memory.check_invariants({})
+
+
+def test_an_aborted_id_can_be_used_again(engine: Engine) -> None:
+    engine.add_request(ask("r"))
+    engine.step()
+    engine.abort("r")
+    engine.add_request(ask("r"))
+    assert run_to_idle(engine) == {("r", 0): answer(ask())}
+
+
+def test_aborting_leaves_finished_choices_as_they_are(engine: Engine) -> None:
+    request = ask(params=SamplingParams(max_tokens=30, n=3, seed=1, ignore_eos=True, stop_token_ids=(3, 4, 5, 6)))
+    engine.add_request(request)
+    ended: dict[int, FinishReason] = {}
+    while len(ended) == 0:
+        ended |= {o.index: o.finish_reason for o in engine.step() if o.finish_reason is not None}
+    assert len(ended) < 3, "choose another seed"
+    assert {output.index for output in engine.abort("r")} == {0, 1, 2} - set(ended)
+    engine.check_invariants()
+    assert not engine.has_work()
+
+
+# ---- adapters
+
+
+def test_unload_is_acknowledged_once_when_the_last_choice_has_ended(engine: Engine, memory: AdapterMemory) -> None:
+    adapter = ADAPTERS[0]
+    engine.add_request(ask("r", adapter=adapter, params=SamplingParams(max_tokens=6, n=3, ignore_eos=True)))
+    engine.step()
+    engine.unload_adapter(adapter.digest)
+    engine.unload_adapter(adapter.digest)
+    while engine.has_work():
+        assert engine.take_unloaded() == []
+        assert memory.knows(adapter.digest)
+        engine.step()
+    assert engine.take_unloaded() == [adapter.digest]
+    assert engine.take_unloaded() == []
+    assert not memory.knows(adapter.digest)
+    assert not memory.is_resident(adapter.digest)
+
+
+def test_unload_of_an_idle_or_unknown_adapter_is_acknowledged_at_once(engine: Engine) -> None:
+    engine.unload_adapter(ADAPTERS[0].digest)
+    engine.unload_adapter("unknown")
+    assert engine.take_unloaded() == [ADAPTERS[0].digest, "unknown"]
+
+
+def test_an_abort_completes_an_unload(engine: Engine) -> None:
+    engine.add_request(ask("waits", adapter=ADAPTERS[0]))
+    engine.unload_adapter(ADAPTERS[0].digest)
+    assert engine.take_unloaded() == []
+    engine.abort("waits")
+    assert engine.take_unloaded() == [ADAPTERS[0].digest]
+
+
+def test_an_adapter_that_is_being_unloaded_refuses_new_requests_and_keeps_the_old(engine: Engine) -> None:
+    engine.add_request(ask("old", adapter=ADAPTERS[0]))
+    engine.unload_adapter(ADAPTERS[0].digest)
+    with pytest.raises(EngineRequestError, match="is not loaded"):
+        engine.add_request(ask("new", adapter=ADAPTERS[0]))
+    assert run_to_idle(engine) == {("old", 0): answer(ask(), ADAPTERS[0])}
+
+
+def test_an_adapter_can_be_loaded_again_after_unload(engine: Engine, paths: dict[TinyAdapter, Path]) -> None:
+    for i in range(3):
+        engine.unload_adapter(ADAPTERS[0].digest)
+        engine.load_adapter(ADAPTERS[0].digest, str(paths[ADAPTERS[0]]))
+        engine.add_request(ask(f"{i}", adapter=ADAPTERS[0]))
+        assert run_to_idle(engine) == {(f"{i}", 0): answer(ask(), ADAPTERS[0])}
+
+
+def test_a_load_that_fails_does_not_take_a_pending_unload_back(engine: Engine, tmp_path: Path) -> None:
+    engine.add_request(ask("r", adapter=ADAPTERS[0]))
+    engine.unload_adapter(ADAPTERS[0].digest)
+    with pytest.raises(AdapterError):
+        engine.load_adapter(ADAPTERS[0].digest, str(tmp_path / "missing.packed"))
+    run_to_idle(engine)
+    assert engine.take_unloaded() == [ADAPTERS[0].digest]
+
+
+def test_a_corrupt_file_fails_every_choice_of_its_requests_and_no_other(
+    engine: Engine, memory: AdapterMemory, tmp_path: Path
+) -> None:
+    broken = TinyAdapter(9, 2)
+    path = broken.write(tmp_path)
+    engine.load_adapter(broken.digest, str(path))
+    damage(path)
+    engine.add_request(ask("broken", adapter=broken, params=replace(GREEDY, n=2)))
+    engine.add_request(ask("fine", adapter=ADAPTERS[0]))
+    choices = run_to_idle(engine)
+    assert choices["fine", 0] == answer(ask(), ADAPTERS[0])
+    for index in (0, 1):
+        assert choices["broken", index].finish_reason is FinishReason.ERROR
+        assert "sha256" in (choices["broken", index].error or "")
+    memory.check_invariants({})
+    broken.write(tmp_path)
+    engine.add_request(ask("repaired", adapter=broken))
+    assert run_to_idle(engine) == {("repaired", 0): answer(ask(), broken)}
+
+
+def test_a_sibling_of_a_choice_that_failed_is_not_computed_when_it_was_admitted_after(
+    engine: Engine, memory: AdapterMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both choices are preempted, the adapter is evicted, and its file fails to be read once."""
+    request = ask(adapter=ADAPTERS[0], params=replace(GREEDY, n=2, max_tokens=8))
+    engine.add_request(request)
+    engine.step()
+    for sequence in list(engine._scheduler.running):
+        engine._scheduler._preempt(sequence)
+    memory._evict(ADAPTERS[0].digest)
+    read, failures = AdapterMemory._read, [AdapterError("missing_file", "too many open files")]
+
+    def read_flaky(self: AdapterMemory, digest: str, path: Path, *, verify: bool) -> object:
+        if failures:
+            raise failures.pop()
+        return read(self, digest, path, verify=verify)
+
+    monkeypatch.setattr(AdapterMemory, "_read", read_flaky)
+    choices = run_to_idle(engine)
+    assert [choice.error for choice in choices.values()] == ["too many open files"] * 2
+    memory.check_invariants({})
+
+
+def test_every_order_of_two_adapters_in_one_place_answers_all_requests(paths: dict[TinyAdapter, Path]) -> None:
+    """Exhaustive: an arena for one of two adapters, three requests; submit, abort, unload and step in any order."""
+    one, other = ADAPTERS[1], ADAPTERS[2]
+    asked = {"a": one, "b": other, "c": one}
+    memory = make_adapter_memory(3)
+    params = replace(GREEDY, max_tokens=2)
+    answers = {name: answer(ask(name, params=params), adapter) for name, adapter in asked.items()}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        engine, _ = make_hash_engine(monkeypatch, adapters=memory)
+    engine.load_adapter(other.digest, str(paths[other]))
+    for order in product([*asked, "abort a", "unload", "step"], repeat=5):
+        if any(order.count(action) > 1 for action in (*asked, "unload")):
+            continue
+        engine.load_adapter(one.digest, str(paths[one]))
+        live: dict[str, Choice] = {}
+        unloaded = []
+        done = set()
+        for action in (*order, *["step"] * 8):
+            outputs = []
+            done.add(action)
+            if action in asked and (asked[action] is other or "unload" not in done):
+                live[action] = Choice()
+                engine.add_request(ask(action, adapter=asked[action], params=params))
+            elif action == "abort a":
+                outputs = engine.abort("a")
+            elif action == "unload":
+                engine.unload_adapter(one.digest)
+            elif action == "step":
+                outputs = engine.step()
+            for output in outputs:
+                live[output.request_id].take(output)
+                if output.finish_reason is not None:
+                    _check_answer(live.pop(output.request_id), answers[output.request_id])
+            for digest in engine.take_unloaded():
+                unloaded.append(digest)
+                assert not any(asked[name] is one for name in live), "acknowledged while a request uses it"
+        assert not live
+        assert not engine.has_work()
+        assert unloaded == [one.digest] * order.count("unload")
+        memory.check_invariants({})
+
+
+def _check_answer(choice: Choice, expected: Choice) -> None:
+    if choice.finish_reason is FinishReason.ABORT:
+        assert choice.token_ids == expected.token_ids[: len(choice.token_ids)]
+    else:
+        assert choice == expected
+
+
+# ---- requests that are refused
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "message"),
+    [
+        ([], {}, "the prompt has 0 tokens; 1 to 47 are possible"),
+        ([1] * 48, {}, "the prompt has 48 tokens"),
+        ([VOCAB_SIZE], {}, "token id 30 is outside the vocabulary"),
+        ([1, -1], {}, "token id -1 is outside"),
+        ([1], {"stop_token_ids": (VOCAB_SIZE,)}, "token id 30 is outside"),
+        ([1], {"stop_token_ids": (-5,)}, "token id -5 is outside"),
+        ([1], {"allowed_token_ids": (1 << 40,)}, "is outside the vocabulary"),
+        ([1], {"logit_bias": {VOCAB_SIZE + 1: 1.0}}, "token id 31 is outside"),
+        ([1], {"n": 0}, "n is 0; 1 to 6"),
+        ([1], {"n": 7}, "n is 7; 1 to 6"),
+        ([1], {"max_tokens": 0}, "max_tokens is 0"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused_and_changes_nothing(
+    engine: Engine, prompt: list[int], changes: dict[str, object], message: str
+) -> None:
+    request = EngineRequest("r", prompt, replace(GREEDY, **changes), ADAPTERS[0].digest)  # type: ignore[arg-type]
+    with pytest.raises(EngineRequestError, match=message):
+        engine.add_request(request)
+    assert not engine.has_work()
+    assert engine._states == {}
+    assert engine._num_live_requests == {}
+
+
+def test_an_id_in_use_is_refused_and_the_first_request_is_served(engine: Engine) -> None:
+    engine.add_request(ask("r"))
+    with pytest.raises(EngineRequestError, match="'r' is in use"):
+        engine.add_request(ask("r", [9]))
+    assert run_to_idle(engine) == {("r", 0): answer(ask())}
+
+
+def test_an_unknown_adapter_is_refused_and_no_other_is_named(engine: Engine) -> None:
+    with pytest.raises(EngineRequestError) as caught:
+        engine.add_request(ask(adapter=TinyAdapter(77, 1)))
+    assert str(caught.value) == f"adapter {TinyAdapter(77, 1).digest[:12]} is not loaded"
+
+
+def test_an_engine_without_lora_refuses_adapters_and_serves_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_hash_engine(monkeypatch, adapters=None)
+    with pytest.raises(AdapterError, match="without LoRA"):
+        engine.load_adapter("digest", "/nowhere")
+    with pytest.raises(EngineRequestError, match="is not loaded"):
+        engine.add_request(ask(adapter=ADAPTERS[0]))
+    engine.unload_adapter("digest")
+    assert engine.take_unloaded() == ["digest"]
+    engine.add_request(ask())
+    assert run_to_idle(engine) == {("r", 0): answer(ask())}
+
+
+# ---- statistics
+
+
+def test_statistics_count_what_happened(engine: Engine) -> None:
+    engine.add_request(ask("a", list(range(1, 9)), ADAPTERS[0]))
+    engine.add_request(ask("b", list(range(1, 6)), ADAPTERS[2]))
+    engine.step()
+    during = engine.stats()
+    assert (during.num_running, during.num_waiting, during.recent_step_tokens) == (2, 0, [10])
+    assert during.running_adapters == sorted([ADAPTERS[0].digest, ADAPTERS[2].digest])
+    run_to_idle(engine)
+    after = engine.stats()
+    assert (after.num_prompt_tokens, after.num_generation_tokens) == (13, 8)
+    assert (after.num_adapter_loads, after.num_adapter_evictions) == (2, 0)
+    assert after.arena_used_bytes == after.arena_size_bytes == 1024
+    assert after.num_free_blocks + after.num_cached_blocks == after.num_blocks == 12
+    assert (after.running_adapters, after.waiting_adapters) == ([], [])
+
+
+def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_hash_engine(monkeypatch)
+    assert engine.stats() == EngineStats(num_blocks=12, num_free_blocks=12, block_size=4)
+    assert engine.step() == []
+    assert engine.stats().step == 0

@@ -1,0 +1,361 @@
+"""Everything tenants, operators and bad luck can do to the engine, in any order, against a model that is a hash."""
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from loraserve.engine.engine import NOT_FINITE_MESSAGE
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from tests.support.hash_model import BASE, EOS, Choice, expected_choice, make_hash_engine
+from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
+
+ADAPTERS = [TinyAdapter(value, num_units) for value, num_units in enumerate((1, 2, 3, 4), start=1)]
+ARENA_UNITS = 6
+MAX_NUM_SEQS = 5
+MAX_NUM_BATCHED_TOKENS = 10
+MAX_LORAS = 2
+MAX_STEPS = 3000
+
+PROMPTS = [
+    [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21],
+    [1, 2, 3, 4, 5, 6, 8, 9, 20, 19] * 2,
+]
+"""Prompts are beginnings of these, so that they share blocks."""
+
+TENANTS = ["red", "blue", "green"]
+
+
+@dataclass
+class Ask:
+    prompt: list[int]
+    params: SamplingParams
+    adapter: TinyAdapter | None
+    tenant: str
+    has_own_salt: bool
+
+
+asks = st.builds(
+    Ask,
+    prompt=st.builds(lambda prompt, length: prompt[:length], st.sampled_from(PROMPTS), st.integers(1, 20)),
+    params=st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 10),
+        n=st.sampled_from([1, 1, 2, 3]),
+        temperature=st.sampled_from([0.0, 1.0]),
+        repetition_penalty=st.sampled_from([1.0, 1.3]),
+        seed=st.integers(0, 3),
+        stop_token_ids=st.sampled_from([(), (3,), (3, 11)]),
+        ignore_eos=st.booleans(),
+        min_tokens=st.integers(0, 2),
+        logprobs=st.sampled_from([None, 1]),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
+    ),
+    adapter=st.sampled_from([None, *ADAPTERS]),
+    tenant=st.sampled_from(TENANTS),
+    has_own_salt=st.booleans(),
+)
+recency = st.integers(0, 5)
+
+
+def random_ask(random: Random) -> Ask:
+    """Long enough that the blocks run out."""
+    params = SamplingParams(
+        max_tokens=random.randint(1, 20),
+        n=random.choice([1, 1, 2, 3]),
+        temperature=random.choice([0.0, 1.0]),
+        repetition_penalty=random.choice([1.0, 1.3]),
+        seed=random.randint(0, 3),
+        stop_token_ids=random.choice([(), (3,)]),
+        ignore_eos=random.random() < 0.8,
+        logprobs=random.choice([None, 1]),
+        prompt_logprobs=random.choice([None, None, 1]),
+    )
+    prompt = random.choice(PROMPTS)[: random.randint(1, 20)]
+    return Ask(prompt, params, random.choice([None, *ADAPTERS]), random.choice(TENANTS), random.random() < 0.5)
+
+
+@dataclass
+class Ledger:
+    """What was asked and what came of it."""
+
+    request: EngineRequest
+    adapter: TinyAdapter | None
+    choices: list[Choice]
+    is_aborted: bool = False
+    was_damaged: bool = False
+    """Its adapter's file was damaged while it was live."""
+
+    @property
+    def is_live(self) -> bool:
+        return any(choice.finish_reason is None for choice in self.choices)
+
+
+@dataclass
+class Unload:
+    """unload_adapter was called and not yet acknowledged."""
+
+    digest: str
+    requests: list[Ledger] = field(default_factory=list)
+    """Live when it was called."""
+
+
+class EngineMachine(RuleBasedStateMachine):
+    packed: dict[str, Path]
+    folder: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.monkeypatch = pytest.MonkeyPatch()
+        self.paths = {a.digest: Path(shutil.copy(self.packed[a.digest], self.folder)) for a in ADAPTERS}
+        self.memory = make_adapter_memory(ARENA_UNITS, max_resident=3)
+        self.engine, self.runner = make_hash_engine(
+            self.monkeypatch,
+            adapters=self.memory,
+            num_blocks=12,
+            block_size=4,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
+            max_loras=MAX_LORAS,
+        )
+        self.scheduler = self.engine._scheduler
+        self.ledger: dict[str, Ledger] = {}
+        self.usable: set[TinyAdapter] = set()
+        self.damaged: set[TinyAdapter] = set()
+        self.pending: dict[str, Unload] = {}
+
+    @initialize()
+    def load_some(self) -> None:
+        for adapter in ADAPTERS[:3]:
+            self.load(adapter)
+
+    # ---- requests
+
+    @rule(asked=st.lists(asks, min_size=1, max_size=5))
+    def submit(self, asked: list[Ask]) -> None:
+        for ask in asked:
+            self._submit(ask)
+
+    def _submit(self, ask: Ask) -> None:
+        adapter, params = ask.adapter, ask.params
+        request = EngineRequest(
+            request_id=f"request {len(self.ledger)}",
+            prompt_token_ids=ask.prompt,
+            sampling=params,
+            adapter_digest=None if adapter is None else adapter.digest,
+            cache_salt=ask.tenant if ask.has_own_salt else "",
+            tenant=ask.tenant,
+        )
+        if adapter is not None and adapter not in self.usable:
+            with pytest.raises(EngineRequestError, match="is not loaded"):
+                self.engine.add_request(request)
+            return
+        self.engine.add_request(request)
+        ledger = Ledger(request, adapter, [Choice() for _ in range(params.n)])
+        ledger.was_damaged = adapter in self.damaged
+        self.ledger[request.request_id] = ledger
+
+    @rule(num_steps=st.integers(1, 8))
+    def step(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self._step()
+
+    def _step(self) -> None:
+        had_work = self.engine.has_work()
+        num_forwards = self.runner.num_forwards
+        outputs = self.engine.step()
+        if had_work:
+            assert outputs or self.runner.num_forwards > num_forwards, "a step with work to do did nothing"
+            assert max(self.engine.stats().recent_step_tokens, default=0) <= MAX_NUM_BATCHED_TOKENS
+            assert all(len(batch - {None}) <= MAX_LORAS for batch in self.runner.batch_adapters[-1:])
+        self._take(outputs)
+
+    @precondition(lambda self: self.ledger)
+    @rule(recency=recency, twice=st.booleans())
+    def abort(self, recency: int, twice: bool) -> None:
+        ledger = self._recent(recency)
+        live = [i for i, choice in enumerate(ledger.choices) if choice.finish_reason is None]
+        ledger.is_aborted = ledger.is_aborted or ledger.is_live
+        outputs = self.engine.abort(ledger.request.request_id)
+        assert [(output.index, output.finish_reason) for output in outputs] == [(i, FinishReason.ABORT) for i in live]
+        self._take(outputs)
+        if twice:
+            assert self.engine.abort(ledger.request.request_id) == []
+            assert self.engine.abort("no such request") == []
+        holders = {sequence.request.request_id for sequence in [*self.scheduler.running, *self.scheduler.waiting]}
+        assert ledger.request.request_id not in holders
+
+    def _recent(self, recency: int) -> Ledger:
+        """0 = the newest."""
+        return list(self.ledger.values())[-1 - recency % len(self.ledger)]
+
+    @precondition(lambda self: self.ledger)
+    @rule(recency=recency)
+    def submit_an_id_in_use(self, recency: int) -> None:
+        ledger = self._recent(recency)
+        if ledger.is_live:
+            with pytest.raises(EngineRequestError, match="is in use"):
+                self.engine.add_request(ledger.request)
+
+    @rule(place=st.integers(0, 4))
+    def poison_next(self, place: int) -> None:
+        self.runner.poison_next = place
+
+    # ---- adapters
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def load(self, adapter: TinyAdapter) -> None:
+        self.engine.load_adapter(adapter.digest, str(self.paths[adapter.digest]))
+        self.usable.add(adapter)
+        self.pending.pop(adapter.digest, None)  # the load takes the unload back; it is not acknowledged
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def unload(self, adapter: TinyAdapter) -> None:
+        self.engine.unload_adapter(adapter.digest)
+        self.usable.discard(adapter)
+        if adapter.digest not in self.pending:
+            users = [ledger for ledger in self.ledger.values() if ledger.adapter == adapter and ledger.is_live]
+            self.pending[adapter.digest] = Unload(adapter.digest, users)
+        self._take([])
+
+    @rule(adapter=st.sampled_from(ADAPTERS))
+    def damage_file(self, adapter: TinyAdapter) -> None:
+        if adapter not in self.damaged:
+            damage(self.paths[adapter.digest])
+            self.damaged.add(adapter)
+            for ledger in self.ledger.values():
+                ledger.was_damaged = ledger.was_damaged or (ledger.adapter == adapter and ledger.is_live)
+
+    @precondition(lambda self: self.damaged)
+    @rule()
+    def repair_files(self) -> None:
+        for adapter in self.damaged:
+            shutil.copy(self.packed[adapter.digest], self.folder)
+        self.damaged = set()
+
+    # ---- what must hold
+
+    def _take(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            ledger = self.ledger[output.request_id]
+            ledger.choices[output.index].take(output)
+            if output.finish_reason is not None:
+                self._check(ledger, output.index)
+        for digest in self.engine.take_unloaded():
+            unload = self.pending.pop(digest)
+            assert not any(ledger.is_live for ledger in unload.requests), "acknowledged while a request uses it"
+            assert not self.memory.knows(digest)
+
+    def _check(self, ledger: Ledger, index: int) -> None:
+        choice = ledger.choices[index]
+        value = BASE if ledger.adapter is None else ledger.adapter.value
+        expected = expected_choice(ledger.request, index, value)
+        if choice.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert choice == expected
+            return
+        assert choice.token_ids == expected.token_ids[: len(choice.token_ids)]
+        assert choice.logprobs == expected.logprobs[: len(choice.logprobs)]
+        if choice.finish_reason is FinishReason.ABORT:
+            assert ledger.is_aborted
+        elif choice.error == NOT_FINITE_MESSAGE:
+            assert ledger.request.request_id in self.runner.poisoned, "failed for a neighbour's values"
+        else:
+            assert choice.error is not None
+            assert ledger.was_damaged, "failed though its adapter's file was whole"
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        self.engine.check_invariants()
+        running = self.scheduler.running
+        assert len(running) <= MAX_NUM_SEQS
+        assert len({sequence.request.adapter_digest for sequence in running} - {None}) <= MAX_LORAS
+        live = {request_id for request_id, ledger in self.ledger.items() if ledger.is_live}
+        assert set(self.engine._states) == live
+        waiting = list(self.scheduler.waiting)
+        assert {sequence.request.request_id for sequence in [*running, *waiting]} == live
+        assert all(not sequence.blocks and sequence.adapter_slot == -1 for sequence in waiting)
+
+    @invariant()
+    def an_adapter_is_counted_once_for_each_request_that_uses_it(self) -> None:
+        counts: dict[str, int] = {}
+        for ledger in self.ledger.values():
+            if ledger.adapter is not None and ledger.is_live:
+                counts[ledger.adapter.digest] = counts.get(ledger.adapter.digest, 0) + 1
+        assert self.engine._num_live_requests == counts
+        assert set(self.pending) == self.engine._unloading
+        assert set(self.pending) <= set(counts), "an unload nobody stands in the way of is pending"
+
+    @invariant()
+    def values_that_are_not_finite_are_never_found(self) -> None:
+        findable = set(self.engine._pool._block_of.values())
+        assert not findable & self.runner.non_finite_blocks()
+
+    def teardown(self) -> None:
+        self.monkeypatch.undo()
+        for _ in range(MAX_STEPS):
+            if not self.engine.has_work():
+                break
+            self._step()
+        assert not self.engine.has_work(), "requests never finish"
+        assert not any(ledger.is_live for ledger in self.ledger.values())
+        assert self.engine._states == {}
+        assert self.engine._num_live_requests == {}
+        assert self.pending == {}
+        assert self.engine._pool.counts().referenced == 0
+        assert self.scheduler.waiting._served == {}
+        self.memory.check_invariants({})
+
+
+@pytest.fixture(autouse=True)
+def _packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "used").mkdir()
+    packed = {adapter.digest: adapter.write(tmp_path / "source") for adapter in ADAPTERS}
+    monkeypatch.setattr(EngineMachine, "packed", packed, raising=False)
+    monkeypatch.setattr(EngineMachine, "folder", tmp_path / "used", raising=False)
+
+
+class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[name-defined]
+    settings = settings(derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_survives_a_storm(seed: int) -> None:
+    """The machine's rules, most of them requests and steps, for longer than Hypothesis goes."""
+    random = Random(seed)
+    machine = EngineMachine()
+    machine.load_some()
+    for _ in range(120):
+        action = random.choices(
+            ["submit", "step", "abort", "poison", "load", "unload", "damage", "repair"], [30, 60, 6, 3, 6, 3, 2, 3]
+        )[0]
+        match action:
+            case "submit":
+                machine._submit(random_ask(random))
+            case "step":
+                machine.step(random.randint(1, 6))
+            case "abort" if machine.ledger:
+                machine.abort(random.randint(0, 5), random.random() < 0.5)
+            case "poison":
+                machine.poison_next(random.randint(0, 4))
+            case "load":
+                machine.load(random.choice(ADAPTERS))
+            case "unload":
+                machine.unload(random.choice(ADAPTERS))
+            case "damage":
+                machine.damage_file(random.choice(ADAPTERS))
+            case "repair" if machine.damaged:
+                machine.repair_files()
+        machine.nothing_is_lost_or_made_up()
+        machine.an_adapter_is_counted_once_for_each_request_that_uses_it()
+        machine.values_that_are_not_finite_are_never_found()
+    machine.teardown()
+
+
+assert EOS not in PROMPTS[0], "a prompt with EOS in it would say nothing about stopping"

@@ -1,0 +1,103 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loraserve.engine.errors import EngineStartError
+from loraserve.engine.memory_plan import GIB, MemoryPlan, kv_block_bytes, plan_memory
+
+BLOCK_BYTES = 1000
+
+
+def plan(
+    available_bytes: int = GIB,
+    block_bytes: int = BLOCK_BYTES,
+    model_max_len: int = 2048,
+    requested_max_len: int | None = None,
+    kv_cache_bytes: int | None = None,
+    adapter_bytes: int | None = None,
+    enable_lora: bool = True,
+) -> MemoryPlan:
+    return plan_memory(
+        available_bytes=available_bytes,
+        block_bytes=block_bytes,
+        block_size=16,
+        model_max_len=model_max_len,
+        requested_max_len=requested_max_len,
+        kv_cache_bytes=kv_cache_bytes,
+        adapter_bytes=adapter_bytes,
+        enable_lora=enable_lora,
+    )
+
+
+def test_a_block_holds_keys_and_values_of_every_layer() -> None:
+    assert kv_block_bytes([8 * 64, 2 * 128], element_bytes=2, block_size=16) == 2 * (512 + 256) * 2 * 16
+
+
+def test_by_default_both_take_a_share_of_what_is_available() -> None:
+    chosen = plan(available_bytes=1_000_000)
+    assert chosen.num_blocks == 400
+    assert chosen.arena_size_bytes == 150_000
+    assert chosen.max_model_len == 2048
+    assert chosen.notes == ()
+
+
+def test_defaults_are_bounded_on_a_large_machine() -> None:
+    chosen = plan(available_bytes=1000 * GIB, block_bytes=GIB // 16)
+    assert chosen.num_blocks == 64
+    assert chosen.arena_size_bytes == 2 * GIB
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    chosen = plan(kv_cache_bytes=200_999, adapter_bytes=77, requested_max_len=100)
+    assert chosen == MemoryPlan(num_blocks=200, max_model_len=100, arena_size_bytes=77, notes=())
+
+
+def test_without_lora_there_is_no_arena_and_its_size_does_not_count() -> None:
+    assert plan(available_bytes=10_000, kv_cache_bytes=10_000, adapter_bytes=1, enable_lora=False).arena_size_bytes == 0
+
+
+def test_asking_for_more_than_there_is_names_the_options_to_lower() -> None:
+    with pytest.raises(EngineStartError, match="exceed the 10000 bytes available: lower --kv-cache-memory-bytes or"):
+        plan(available_bytes=10_000, kv_cache_bytes=9_000, adapter_bytes=1_001)
+
+
+def test_a_cache_of_less_than_two_blocks_names_the_option_to_raise() -> None:
+    with pytest.raises(EngineStartError, match=r"holds 1 blocks of 1000 bytes.*raise --kv-cache-memory-bytes"):
+        plan(kv_cache_bytes=1999)
+    assert plan(kv_cache_bytes=2000).num_blocks == 2
+
+
+def test_a_machine_with_no_memory_to_spare_is_refused() -> None:
+    with pytest.raises(EngineStartError):
+        plan(available_bytes=0)
+
+
+def test_a_length_beyond_the_model_is_refused() -> None:
+    with pytest.raises(EngineStartError, match="--max-model-len 2049 exceeds the model's 2048 positions"):
+        plan(requested_max_len=2049)
+
+
+def test_the_length_is_lowered_to_what_the_cache_holds_and_that_is_said() -> None:
+    chosen = plan(kv_cache_bytes=5_000)
+    assert chosen.max_model_len == 80
+    assert "lowered from 2048 to 80" in chosen.notes[0]
+    assert "--kv-cache-memory-bytes" in chosen.notes[0]
+    assert plan(kv_cache_bytes=5_000, requested_max_len=80).notes == ()
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    available=st.integers(0, 1 << 40),
+    block=st.integers(1, 1 << 30),
+    kv=st.none() | st.integers(0, 1 << 40),
+    adapter=st.none() | st.integers(0, 1 << 40),
+)
+def test_a_plan_never_exceeds_what_is_available_and_one_sequence_always_fits(
+    available: int, block: int, kv: int | None, adapter: int | None
+) -> None:
+    try:
+        chosen = plan(available, block, kv_cache_bytes=kv, adapter_bytes=adapter)
+    except EngineStartError:
+        return
+    assert chosen.num_blocks * block + chosen.arena_size_bytes <= available
+    assert 1 < chosen.max_model_len <= chosen.num_blocks * 16

@@ -1,0 +1,84 @@
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from loraserve.serving.merge import merge
+
+
+class Source:
+    def __init__(self, items: list[int], error: Exception | None = None, blocks: bool = False) -> None:
+        self.items = items
+        self.error = error
+        self.blocks = blocks
+        self.num_taken = 0
+        self.closed = False
+
+    async def stream(self) -> AsyncGenerator[int]:
+        try:
+            for item in self.items:
+                await asyncio.sleep(0)
+                self.num_taken += 1
+                yield item
+            if self.error is not None:
+                raise self.error
+            if self.blocks:
+                await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+
+async def gather(sources: list[Source]) -> list[tuple[int, int]]:
+    return [item async for items in merge([source.stream() for source in sources]) for item in items]
+
+
+@pytest.mark.parametrize("num_sources", [1, 2, 5])
+def test_every_item_arrives_once_and_in_its_streams_order(num_sources: int) -> None:
+    sources = [Source(list(range(10 * index, 10 * index + 7 + index))) for index in range(num_sources)]
+    items = asyncio.run(gather(sources))
+    for index, source in enumerate(sources):
+        assert [item for owner, item in items if owner == index] == source.items
+        assert source.closed
+
+
+@pytest.mark.parametrize("num_others", [0, 3])
+def test_an_error_ends_everything(num_others: int) -> None:
+    others = [Source([1], blocks=True) for _ in range(num_others)]
+
+    async def run() -> None:
+        with pytest.raises(ValueError, match="broken"):
+            await gather([Source([1, 2], ValueError("broken")), *others])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert all(other.closed for other in others)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_sources", [1, 3])
+def test_closing_it_closes_the_streams(num_sources: int) -> None:
+    sources = [Source([1, 2, 3], blocks=True) for _ in range(num_sources)]
+
+    async def run() -> None:
+        merged = merge([source.stream() for source in sources])
+        await anext(merged)
+        await merged.aclose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert all(source.closed for source in sources)
+
+    asyncio.run(run())
+
+
+def test_a_slow_consumer_holds_the_streams_back() -> None:
+    sources = [Source(list(range(1000))) for _ in range(4)]
+
+    async def run() -> None:
+        merged = merge([source.stream() for source in sources])
+        await anext(merged)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert sum(source.num_taken for source in sources) < 20
+        await merged.aclose()
+
+    asyncio.run(run())
