@@ -68,8 +68,9 @@ def make_adapters(name: str, folder: Path, count: int) -> dict[str, Path]:
     model_path = make_model(name, folder)
     paths = {f"lora-{i:04d}": folder / f"{name}-adapters" / f"lora-{i:04d}" for i in range(count)}
     missing = {adapter: path for adapter, path in paths.items() if not (path / "adapter_model.safetensors").exists()}
-    if missing:
-        model = AutoModelForCausalLM.from_pretrained(model_path, dtype=shapes()[name].dtype)
+    if not missing:
+        return paths
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=shapes()[name].dtype)
     for i, (adapter, path) in enumerate(paths.items()):
         if adapter not in missing:
             continue

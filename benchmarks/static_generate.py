@@ -8,10 +8,11 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 from workload import WorkItem, make_work
 
 BATCH_SIZE = 16
@@ -45,7 +46,7 @@ def main() -> None:
     print(json.dumps({"output_tokens": num_tokens, "seconds": seconds, "output_tokens_per_s": num_tokens / seconds}))
 
 
-def _generate(model: PreTrainedModel | PeftModel, names: list[str], batch: list[WorkItem]) -> int:
+def _generate(model: Any, names: list[str], batch: list[WorkItem]) -> int:
     longest = max(len(item.prompt_token_ids) for item in batch)
     num_new = max(item.num_output_tokens for item in batch)
     input_ids = torch.zeros((len(batch), longest), dtype=torch.long)

@@ -8,10 +8,25 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
+class Linear(Protocol):
+    """x Wᵀ + bias with the weight in whatever layout is fastest."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [..., in_features], rows may be strided → [..., out_features], newly allocated."""
+        ...
+
+
 class Backend(Protocol):
     """Ops over packed rows. Checks of shape, dtype and device come before any launch and raise `ValueError`."""
 
     name: str
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+        """A linear layer of weight: [out_features, in_features].
+
+        keep_weight: the weight stays in use elsewhere (an embedding tied to `lm_head`), so no second copy is made.
+        """
+        ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """Add scaling * (x Aᵀ) B of each row's adapter to y, in place, for every member of the group.
@@ -25,6 +40,24 @@ class Backend(Protocol):
         """Store k, v: [T, num_kv_heads, head_dim] at slot_mapping: int64 [T].
 
         Caches: [num_blocks, num_kv_heads, block_size, head_dim].
+        """
+        ...
+
+    def rotary_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """Rotate q: [T, num_heads, head_dim] in place; store k, rotated, and v like `kv_write`, without changing them.
+
+        cos, sin: [T, rotary_dim], for the first rotary_dim features of each head: feature i turns against feature
+        i + rotary_dim / 2. Computed in float32.
         """
         ...
 

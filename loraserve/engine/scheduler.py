@@ -21,7 +21,7 @@ MAX_BYPASSED = 64
 COLD_LOAD_TOKENS = 32
 """What loading a cold adapter adds to its tenant's counter, in tokens."""
 MAX_PROMPT_LOGPROB_ROWS = 256
-"""Rows of one step whose logits are kept for prompt logprobs: bounds memory at rows * vocab."""
+"""Rows of one sequence in one step whose logits are kept for prompt logprobs: each costs a row of the vocabulary."""
 
 
 @dataclass(slots=True)
@@ -93,10 +93,10 @@ class Scheduler:
         return plan
 
     def fork(self, parent: Sequence) -> list[Sequence]:
-        """The request's other choices, sharing all of the parent's blocks."""
+        """The request's choices that are not finished: the parent itself and others, sharing all of its blocks."""
         state = parent.state
-        children = []
-        for index in range(1, state.request.sampling.n):
+        state.is_forked = True
+        for index in sorted(state.unfinished - {parent.index}):
             child = Sequence(state, index, list(parent.token_ids), parent.num_prompt_tokens)
             child.num_computed_tokens = parent.num_computed_tokens
             child.num_charged_tokens = parent.num_charged_tokens
@@ -109,8 +109,9 @@ class Scheduler:
             self._enter_running(child)
             self.waiting.arrive(state.request.tenant)
             state.sequences.append(child)
-            children.append(child)
-        return children
+        if parent.index not in state.unfinished:
+            self.finish(parent)
+        return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
     def computed(self, sequence: Sequence, num_rows: int, *, is_finite: bool | None) -> None:
         """Account for a step's rows. is_finite: of the sequence's sampled row; None when none was sampled.
@@ -333,8 +334,7 @@ def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
 
 def _num_seats(sequence: Sequence) -> int:
     """Running sequences to count for this one: all choices until they are forked."""
-    sampling = sequence.request.sampling
-    return sampling.n if len(sequence.state.sequences) < sampling.n else 1
+    return 1 if sequence.state.is_forked else len(sequence.state.unfinished)
 
 
 def running_digests(sequences: Seq[Sequence]) -> list[str]:

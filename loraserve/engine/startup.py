@@ -11,6 +11,7 @@ from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.cpu_library import CompilerUnavailable
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from loraserve.engine import malloc
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
@@ -83,10 +84,12 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     model_config = loader.load_config(config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     backend, backend_note = _backend(config, device)
+    malloc.give_large_blocks_back()
     hf_model = _load_weights(config, model_config, device, progress)
     model = CausalModel(hf_model, backend)
     plan = _plan(config, model, model_config)
     model.prepare(plan.max_model_len, lambda done, total: progress("prepacking weights", done, total))
+    malloc.keep_large_blocks()
     adapters = _adapter_memory(model, plan, device) if config.enable_lora else None
     runner = ModelRunner(
         model, plan.num_blocks, config.block_size, None if adapters is None else adapters.table, device

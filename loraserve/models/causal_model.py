@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.fused_attention import fuse_attention, put_modules
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
@@ -73,15 +74,14 @@ class CausalModel:
         total = len(self._linear_groups)
         mapped = MappedWeights()
         for index, lora_group in enumerate(self.lora_groups):
-            weights = [linear.weight for _, linear in self._linear_groups[index]]
-            replace_linears(model, self._linear_groups[index], lora_group, context)
+            replace_linears(model, self._linear_groups[index], lora_group, context, mapped)
             self._linear_groups[index] = []
-            for weight in weights:
-                mapped.give_back(weight)
-            del weights  # those that are not a file's mapping are freed here
             progress(index + 1, total)
         swap_modules(model, context.backend)
         self_check.require_equal(model, attention, context, probe)
+        originals = fuse_attention(model, attention)
+        if originals and not self_check.is_equal(model, attention, context, probe):
+            put_modules(model, originals)
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
         """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""

@@ -6,20 +6,20 @@ product and one LoRA call, the others return their columns.
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
-from loraserve_kernels.prepacked_linear import PrepackedLinear
+from loraserve_kernels.backend import Linear
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
+from loraserve.models.mapped_weights import MappedWeights
 
 
 class LinearGroup:
     """Computes [T, sum(out_features)] for its members, once for each input tensor."""
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None, lora_group: LoraGroup, context: ForwardContext, sampled_rows: bool
-    ) -> None:
-        """weight: [sum(out_features), in_features]. sampled_rows: the input holds only the sampled rows (`lm_head`)."""
-        self._linear = PrepackedLinear(weight, bias)
+    def __init__(self, linear: Linear, lora_group: LoraGroup, context: ForwardContext, sampled_rows: bool) -> None:
+        """sampled_rows: the input holds only the sampled rows (`lm_head`)."""
+        self._linear = linear
         self._lora_group = lora_group
         self._context = context
         self._sampled_rows = sampled_rows
@@ -67,15 +67,30 @@ class GroupMember(nn.Module):
 
 
 def replace_linears(
-    model: nn.Module, members: list[tuple[str, nn.Linear]], lora_group: LoraGroup, context: ForwardContext
+    model: PreTrainedModel,
+    members: list[tuple[str, nn.Linear]],
+    lora_group: LoraGroup,
+    context: ForwardContext,
+    mapped: MappedWeights,
 ) -> None:
-    """Swap a group's linears for one `LinearGroup`; the originals' weights are freed unless tied elsewhere."""
+    """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be."""
     linears = [linear for _, linear in members]
-    single = len(linears) == 1
-    weight = linears[0].weight if single else torch.cat([linear.weight for linear in linears])
     bias = _joined_bias(linears)
-    is_lm_head = single and linears[0] is model.get_output_embeddings()  # type: ignore[operator]
-    group = LinearGroup(weight.detach(), bias, lora_group, context, sampled_rows=is_lm_head)
+    is_lm_head = linears[0] is model.get_output_embeddings()
+    weights = [linear.weight.detach() for linear in linears]
+    if len(linears) == 1:
+        is_tied = linears[0].weight is getattr(model.get_input_embeddings(), "weight", None)
+        packed = context.backend.linear(weights[0], bias, keep_weight=is_tied)
+        if not is_tied:
+            mapped.give_back(weights[0])
+    else:
+        joined = torch.cat(weights)
+        for linear in linears:
+            mapped.give_back(linear.weight)
+            linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
+        weights.clear()
+        packed = context.backend.linear(joined, bias, keep_weight=False)
+    group = LinearGroup(packed, lora_group, context, sampled_rows=is_lm_head)
     start = 0
     for name, linear in members:
         end = start + linear.out_features

@@ -19,6 +19,7 @@ class FusedRmsNorm(nn.Module):
         self._weight = weight
         self._eps = eps
         self._backend = backend
+        self.num_features = weight.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
         return self._backend.rms_norm(x[0], self._weight, self._eps)[None]

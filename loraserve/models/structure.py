@@ -7,6 +7,7 @@ same input tensor does not.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,10 @@ class AttentionSpec:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    scaling: float
     sliding_window: int | None
+    softcap: float | None
+    has_sinks: bool
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
     seen: set[int] = set()
 
     def record(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, None]:
         if value.shape[-1] != key.shape[-1]:
             raise ModelRefusedError(
@@ -88,12 +92,7 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
             )
         if id(module) not in seen:
             seen.add(id(module))
-            window = kwargs.get("sliding_window")
-            structure.attention.append(
-                AttentionSpec(
-                    module, query.shape[1], key.shape[1], key.shape[3], window if isinstance(window, int) else None
-                )
-            )
+            structure.attention.append(_attention_spec(module, query, key, **kwargs))
         return torch.zeros_like(query).transpose(1, 2).contiguous(), None
 
     AttentionInterface.register(_RECORDER_NAME, record)
@@ -104,6 +103,28 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
     finally:
         model.set_attn_implementation(previous)
         AttentionInterface._global_mapping.pop(_RECORDER_NAME)
+
+
+def _attention_spec(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> AttentionSpec:
+    return AttentionSpec(
+        module=module,
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=key.shape[3],
+        scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+        has_sinks=s_aux is not None,
+    )
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -98,15 +99,22 @@ class Bench:
         self.scheduler.computed(sequence, num_rows, is_finite=None)
         if sequence.num_uncomputed_tokens > 0:
             return
-        forks = self.scheduler.fork(sequence) if len(state.sequences) < state.request.sampling.n else []
+        choices = [sequence] if state.is_forked else self.scheduler.fork(sequence)
         if state.wants_prompt_logprobs:
             state.prompt_logprobs = [None] * len(state.request.prompt_token_ids)
-        for choice in (sequence, *forks):
+        for choice in choices:
             self.scheduler.computed(choice, 0, is_finite=True)
             choice.token_ids.append(0)
             if choice.num_output_tokens == state.request.sampling.max_tokens:
                 self.scheduler.finish(choice)
                 self.finished.append(state.request.request_id)
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        for _ in range(100):
+            if is_done():
+                return
+            self.step()
+        pytest.fail("never reached")
 
     def run(self, max_steps: int = 1000) -> None:
         for _ in range(max_steps):
@@ -296,6 +304,21 @@ def test_a_preempted_sequence_gives_its_rows_of_the_step_back() -> None:
         plan = bench.step()
     assert rows(plan) == {"light": 1}
     assert (heavy.status, heavy.blocks, heavy.num_computed_tokens) == (Status.WAITING, [], 0)
+
+
+def test_rows_given_back_are_used_by_the_next_and_the_budget_holds() -> None:
+    """A decode is preempted for another's block; the prompt after them gets its row, and no more than that."""
+    bench = Bench(num_blocks=60, budget=8)
+    heavy = bench.add(18, name="heavy", tenant="heavy").sequences[0]
+    bench.run_until(lambda: heavy.num_output_tokens > 0)
+    light = bench.add(6, name="light", tenant="light").sequences[0]
+    bench.run_until(lambda: light.num_output_tokens > 0)
+    bench.add(100, name="long", tenant="long")
+    bench.run_until(lambda: light.num_computed_tokens % 4 == 0 and heavy.num_computed_tokens % 4 != 0)
+    bench.scheduler.waiting.charge("heavy", 1000)
+    bench.pool.try_allocate(bench.pool.num_available)
+    assert rows(bench.scheduler.schedule()) == {"light": 1, "long": 7}
+    assert heavy.status is Status.WAITING
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts() -> None:

@@ -1,0 +1,315 @@
+"""The ops in C on CPU: float32 and bfloat16; other dtypes (float16) are served by the reference backend."""
+
+import ctypes
+from ctypes import addressof
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.backend import Linear
+from loraserve_kernels.checks import mismatch
+from loraserve_kernels.cpu_library import (
+    DTYPE_CODES,
+    STATUS_MESSAGES,
+    AdapterTableStruct,
+    AttentionStruct,
+    CpuLibrary,
+    LoraGroupStruct,
+    RotaryStruct,
+)
+from loraserve_kernels.kv_write import check_kv_write
+from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
+from loraserve_kernels.paged_attention import check_paged_attention
+from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
+from loraserve_kernels.reference_backend import ReferenceBackend
+from loraserve_kernels.rms_norm import check_rms_norm
+from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
+from loraserve_kernels.silu_mul import check_silu_mul
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+
+@dataclass(slots=True)
+class BoundGroup:
+    """A group with the addresses of its columns in one table, made once; holds what the addresses point to."""
+
+    group: LoraGroup
+    tensors: tuple[Tensor, ...]
+    structs: tuple[Any, ...]
+    group_address: int
+    table_address: int
+
+    def is_for(self, group: LoraGroup, table: AdapterTable) -> bool:
+        """Whether the addresses still belong to this group and these tensors."""
+        arena, offset_a, offset_b, lora_rank, scaling = self.tensors
+        return (
+            self.group is group
+            and table.arena is arena
+            and table.offset_a is offset_a
+            and table.offset_b is offset_b
+            and table.lora_rank is lora_rank
+            and table.scaling is scaling
+        )
+
+
+class CpuBackend:
+    """Implements `Backend` with the C functions of a `CpuLibrary`, on `torch.get_num_threads()` threads.
+
+    A row's result of `lora_add`, `paged_attention`, `rms_norm` and `silu_mul` is the same bit for bit whatever
+    other rows are in the batch and however a prompt is chunked.
+    """
+
+    name = "cpu"
+
+    def __init__(self, library: CpuLibrary) -> None:
+        self.library = library
+        self._c = library.functions
+        self._reference = ReferenceBackend()
+        self._bound_groups: dict[int, BoundGroup] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+        """See `Backend.linear`."""
+        return RowMajorLinear(weight, bias, self.library) if keep_weight else PrepackedLinear(weight, bias)
+
+    def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
+        """See `Backend.lora_add`."""
+        check_lora_add(y, x, group, table, segments)
+        if not segments.has_adapter or x.shape[0] == 0:
+            return
+        code = DTYPE_CODES.get(x.dtype)
+        if code is None:
+            self._reference.lora_add(y, x, group, table, segments)
+            return
+        bound = self._bound_groups.get(id(group))
+        if bound is None or not bound.is_for(group, table):
+            bound = self._bound_groups[id(group)] = bind_group(group, table)
+        status = self._c.lora_add(
+            y.data_ptr(),
+            y.stride(0),
+            x.data_ptr(),
+            x.stride(0),
+            x.shape[0],
+            bound.group_address,
+            bound.table_address,
+            segments.start.data_ptr(),
+            segments.adapter_slot.data_ptr(),
+            segments.adapter_slot.shape[0],
+            code,
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+
+    def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""
+        check_kv_write(k, v, k_cache, v_cache, slot_mapping)
+        require_cpu("k", k)
+        code = DTYPE_CODES.get(k.dtype)
+        if code is None:
+            self._reference.kv_write(k, v, k_cache, v_cache, slot_mapping)
+            return
+        status = self._c.kv_write(
+            k.data_ptr(),
+            *k.stride()[:2],
+            v.data_ptr(),
+            *v.stride()[:2],
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+            k.shape[0],
+            *k_cache.shape,
+            code,
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+
+    def rotary_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """See `Backend.rotary_kv_write`. Nothing is changed when a slot is outside the cache."""
+        check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+        require_cpu("q", q)
+        code = DTYPE_CODES.get(q.dtype)
+        if code is None:
+            self._reference.rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+            return
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        problem = RotaryStruct(
+            q.data_ptr(),
+            *q.stride()[:2],
+            k.data_ptr(),
+            *k.stride()[:2],
+            v.data_ptr(),
+            *v.stride()[:2],
+            cos.data_ptr(),
+            sin.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            slot_mapping.data_ptr(),
+            *q.shape[:2],
+            num_blocks,
+            num_kv_heads,
+            block_size,
+            head_dim,
+            cos.shape[1],
+        )
+        raise_for(self._c.rotary_kv_write(addressof(problem), code, torch.get_num_threads()))
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.paged_attention`. Rows that belong to no sequence are left undefined."""
+        check_paged_attention(q, k_cache, v_cache, batch, sliding_window, softcap, sinks)
+        require_cpu("q", q)
+        code = DTYPE_CODES.get(q.dtype)
+        if code is None:
+            return self._reference.paged_attention(
+                q,
+                k_cache,
+                v_cache,
+                batch,
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                sinks=sinks,
+            )
+        if sinks is not None:
+            sinks = sinks.to(torch.float32).contiguous()
+        out = torch.empty(q.shape, dtype=q.dtype)
+        num_blocks, num_kv_heads, block_size, head_dim = k_cache.shape
+        num_sequences, max_blocks = batch.block_table.shape
+        problem = AttentionStruct(
+            q.data_ptr(),
+            q.stride(0),
+            q.stride(1),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            num_blocks,
+            block_size,
+            batch.block_table.data_ptr(),
+            batch.block_table.stride(0),
+            batch.context_lens.data_ptr(),
+            batch.row_start.data_ptr(),
+            batch.num_rows.data_ptr(),
+            None if sinks is None else sinks.data_ptr(),
+            out.data_ptr(),
+            num_sequences,
+            q.shape[1],
+            num_kv_heads,
+            head_dim,
+            sliding_window or 0,
+            scaling,
+            softcap or 0.0,
+        )
+        status = self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, torch.get_num_threads())
+        raise_for(status)
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        check_rms_norm(x, weight)
+        require_cpu("x", x)
+        code = DTYPE_CODES.get(x.dtype)
+        if code is None:
+            return self._reference.rms_norm(x, weight, eps)
+        if x.dim() > 3 or x.dim() < 2:
+            return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
+        outer, inner = x.shape[0], x.shape[1] if x.dim() == 3 else 1
+        out = torch.empty(x.shape, dtype=x.dtype)
+        status = self._c.rms_norm(
+            out.data_ptr(),
+            x.data_ptr(),
+            outer,
+            x.stride(0),
+            inner,
+            x.stride(-2),
+            weight.data_ptr(),
+            x.shape[-1],
+            eps,
+            code,
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return out
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """See `Backend.silu_mul`."""
+        check_silu_mul(gate, up)
+        require_cpu("gate", gate)
+        code = DTYPE_CODES.get(gate.dtype)
+        if code is None:
+            return self._reference.silu_mul(gate, up)
+        out = torch.empty(gate.shape, dtype=gate.dtype)
+        status = self._c.silu_mul(
+            out.data_ptr(),
+            gate.data_ptr(),
+            gate.stride(0),
+            up.data_ptr(),
+            up.stride(0),
+            *gate.shape,
+            code,
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return out
+
+
+def bind_group(group: LoraGroup, table: AdapterTable) -> BoundGroup:
+    """Checks the table and takes the addresses of the group's columns."""
+    check_adapter_table(group, table)
+    require_cpu("table.arena", table.arena)
+    out_features = (ctypes.c_int64 * len(group.out_features))(*group.out_features)
+    group_struct = LoraGroupStruct(group.in_features, len(group.out_features), addressof(out_features))
+    member = group.member_start
+    table_struct = AdapterTableStruct(
+        table.arena.data_ptr(),
+        table.arena.numel(),
+        table.offset_a.data_ptr() + 8 * group.group_index,
+        table.offset_a.stride(0),
+        table.offset_b.data_ptr() + 8 * member,
+        table.lora_rank.data_ptr() + 4 * member,
+        table.scaling.data_ptr() + 4 * member,
+        table.lora_rank.stride(0),
+        table.lora_rank.shape[0],
+    )
+    return BoundGroup(
+        group,
+        (table.arena, table.offset_a, table.offset_b, table.lora_rank, table.scaling),
+        (out_features, group_struct, table_struct),
+        addressof(group_struct),
+        addressof(table_struct),
+    )
+
+
+def require_cpu(name: str, tensor: Tensor) -> None:
+    """The C functions take host pointers."""
+    if tensor.device.type != "cpu":
+        raise mismatch(f"{name}.device", tensor.device, "cpu")
+
+
+def raise_for(status: int) -> None:
+    """Turn a status of the C functions into an exception."""
+    if status == 0:
+        return
+    message = STATUS_MESSAGES.get(status)
+    if message is None:
+        raise MemoryError(f"CPU kernel failed with status {status}: no memory for its scratch space")
+    raise ValueError(message)

@@ -1,0 +1,326 @@
+/* y += scaling * (x Aᵀ) B for every segment and every member of a fused group, in one call.
+ *
+ * Two phases share one parallel region: shrink writes h = x Aᵀ as float32 for all segments, expand adds
+ * scaling * h B to y. Both are cut into small work items of (segment, rows, columns) taken dynamically, so sixteen one-row
+ * segments and one segment of a thousand rows both keep all threads busy. In decode each byte of A and B is read
+ * once; in prefill once per ROW_BLOCK rows. Sums run in a fixed order: a row's result does not depend on its batch.
+ *
+ * Measured, bfloat16, 16 one-row segments of distinct rank-16 adapters, 768 -> 2048 + 2048 (2.9 MB), EPYC Zen 5: one core
+ * 124 us from memory and 64 us from L3, two cores 97 us from memory. One segment of 1,024 rows: 0.9 ms on two cores.
+ */
+#include "vector.h"
+
+#define ROW_BLOCK 64     /* rows of one item: its part of A or B stays in L2 meanwhile */
+#define SHRINK_RANKS 16  /* rows of A of one shrink item */
+#define EXPAND_COLUMNS 1024 /* columns of B of one expand item */
+#define PARALLEL_WORK 16384 /* multiply-adds; below this a second thread costs more than it saves */
+
+struct item {
+    int64_t row;
+    int32_t rows;
+    int32_t rank;         /* shrink: rows of A of this item; expand: rank of the member */
+    int64_t weight;       /* element offset into the arena */
+    int64_t hidden;       /* element offset into h of the item's first row */
+    int32_t hidden_stride;
+    int32_t columns;      /* expand only */
+    int64_t column;       /* expand only: first column of y */
+    int64_t weight_stride; /* expand only: columns of the member's B */
+    float scaling;        /* expand only */
+};
+
+struct group {
+    int64_t in_features;
+    int64_t num_members;
+    const int64_t *out_features;
+};
+
+struct table {
+    const void *arena;
+    int64_t arena_size;
+    const int64_t *offset_a; /* the group's column, stride in elements between slots */
+    int64_t stride_a;
+    const int64_t *offset_b; /* the first member's column */
+    const int32_t *lora_rank;
+    const float *scaling;
+    int64_t stride_members;
+    int64_t num_slots;
+};
+
+/* Dot products of `rows` rows of x with `ranks` rows of A, one accumulator each. */
+INLINE void dot_tile(float *h, int64_t h_stride, const void *x, int64_t x_stride, const void *a, int64_t depth,
+                     const int rows, const int ranks, const enum dtype dtype)
+{
+    vf sum[TILE_VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * ranks; i++)
+        sum[i] = (vf){0};
+    int64_t k = 0;
+    for (; k + LANES <= depth; k += LANES) {
+        vf input[TILE_VECTORS];
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; row++)
+            input[row] = load(x, row * x_stride + k, dtype);
+#pragma GCC unroll 16
+        for (int rank = 0; rank < ranks; rank++) {
+            vf weight = load(a, rank * depth + k, dtype);
+            if (rows == 1) /* decode: ask for the next tile; A and B together 149 -> 124 us at the shape above */
+                __builtin_prefetch(at(a, (rank + ranks) * depth + k, dtype), 0, 3);
+#pragma GCC unroll 16
+            for (int row = 0; row < rows; row++)
+                sum[row * ranks + rank] += input[row] * weight;
+        }
+    }
+    if (k < depth)
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * ranks; i++)
+            sum[i] += load_partial(x, i / ranks * x_stride + k, depth - k, dtype) *
+                      load_partial(a, i % ranks * depth + k, depth - k, dtype);
+    float sums[TILE_VECTORS];
+    horizontal_sums(sums, sum, rows * ranks);
+    for (int row = 0; row < rows; row++)
+        memcpy(h + row * h_stride, sums + row * ranks, (size_t)ranks * sizeof(float));
+}
+
+INLINE void dot_rows(float *h, int64_t h_stride, const void *x, int64_t x_stride, const void *a, int64_t depth,
+                     int64_t ranks, const int rows, const int tile_ranks, const enum dtype dtype)
+{
+    int64_t rank = 0;
+    for (; rank + tile_ranks <= ranks; rank += tile_ranks)
+        dot_tile(h + rank, h_stride, x, x_stride, at(a, rank * depth, dtype), depth, rows, tile_ranks, dtype);
+    for (; rank < ranks; rank++)
+        dot_tile(h + rank, h_stride, x, x_stride, at(a, rank * depth, dtype), depth, rows, 1, dtype);
+}
+
+INLINE void shrink(const struct item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
+                   int64_t in_features, const enum dtype dtype)
+{
+    float *h = hidden + item->hidden;
+    const void *a = at(arena, item->weight, dtype);
+    const int64_t stride = item->hidden_stride;
+    int64_t row = 0;
+#define SHRINK_ROWS(tile_rows, tile_ranks)                                                                            \
+    for (; row + tile_rows <= item->rows; row += tile_rows)                                                           \
+        dot_rows(h + row * stride, stride, at(x, (item->row + row) * x_stride, dtype), x_stride, a, in_features,      \
+                 item->rank, tile_rows, tile_ranks, dtype);
+    SHRINK_ROWS(4, TILE_VECTORS / 4)
+    SHRINK_ROWS(1, TILE_VECTORS / 2)
+#undef SHRINK_ROWS
+}
+
+/* y[rows, vectors * LANES] += scaling * h B; the last vector may be partial. */
+INLINE void expand_tile(void *y, int64_t y_stride, const float *h, int64_t h_stride, const void *b, int64_t b_stride,
+                        int64_t ranks, float scaling, const int rows, const int vectors, int64_t last,
+                        const enum dtype dtype)
+{
+    vf sum[TILE_VECTORS];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++)
+        sum[i] = (vf){0};
+    for (int64_t rank = 0; rank < ranks; rank++) {
+        vf weight[TILE_VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) {
+            if (rows == 1 && vectors > 1)
+                __builtin_prefetch(at(b, rank * b_stride + (v + vectors) * LANES, dtype), 0, 3);
+            weight[v] = last == LANES ? load(b, rank * b_stride + v * LANES, dtype)
+                                      : load_partial(b, rank * b_stride, last, dtype);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * vectors; i++)
+            sum[i] += h[i / vectors * h_stride + rank] * weight[i % vectors];
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * vectors; i++) {
+        const int64_t index = i / vectors * y_stride + i % vectors * LANES;
+        if (last == LANES)
+            store(y, index, load(y, index, dtype) + scaling * sum[i], dtype);
+        else
+            store_partial(y, index, last, load_partial(y, index, last, dtype) + scaling * sum[i], dtype);
+    }
+}
+
+INLINE void expand(const struct item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
+                   const enum dtype dtype)
+{
+    const float *h = hidden + item->hidden;
+    const int64_t h_stride = item->hidden_stride;
+    /* Column tiles outermost: a tile of B is read from memory once and from L1 for the item's other rows. */
+#define EXPAND_ROWS(tile_rows, vectors, last)                                                                         \
+    for (; row + tile_rows <= item->rows; row += tile_rows)                                                           \
+        expand_tile((void *)at(y, (item->row + row) * y_stride + item->column + column, dtype), y_stride,             \
+                    h + row * h_stride, h_stride, at(arena, item->weight + column, dtype), item->weight_stride,       \
+                    item->rank, item->scaling, tile_rows, vectors, last, dtype);
+    int64_t column = 0;
+    if (item->rows < 4)
+        for (; column + TILE_VECTORS * LANES <= item->columns; column += TILE_VECTORS * LANES) {
+            int64_t row = 0;
+            EXPAND_ROWS(1, TILE_VECTORS, LANES)
+        }
+    for (; column + TILE_VECTORS / 4 * LANES <= item->columns; column += TILE_VECTORS / 4 * LANES) {
+        int64_t row = 0;
+        EXPAND_ROWS(4, TILE_VECTORS / 4, LANES)
+        EXPAND_ROWS(1, TILE_VECTORS / 4, LANES)
+    }
+    for (; column + LANES <= item->columns; column += LANES) {
+        int64_t row = 0;
+        EXPAND_ROWS(1, 1, LANES)
+    }
+    if (column < item->columns) {
+        int64_t row = 0;
+        EXPAND_ROWS(1, 1, item->columns - column)
+    }
+#undef EXPAND_ROWS
+}
+
+static void shrink_item(const struct item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
+                        int64_t in_features, enum dtype dtype)
+{
+    if (dtype == BFLOAT16)
+        shrink(item, hidden, x, x_stride, arena, in_features, BFLOAT16);
+    else
+        shrink(item, hidden, x, x_stride, arena, in_features, FLOAT32);
+}
+
+static void expand_item(const struct item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
+                        enum dtype dtype)
+{
+    if (dtype == BFLOAT16)
+        expand(item, hidden, y, y_stride, arena, BFLOAT16);
+    else
+        expand(item, hidden, y, y_stride, arena, FLOAT32);
+}
+
+static int64_t sum_of_ranks(const struct table *table, int64_t slot, int64_t num_members)
+{
+    int64_t ranks = 0;
+    for (int64_t member = 0; member < num_members; member++)
+        ranks += table->lora_rank[slot * table->stride_members + member];
+    return ranks;
+}
+
+static bool inside(const struct table *table, int64_t offset, int64_t count)
+{
+    return offset >= 0 && count <= table->arena_size && offset <= table->arena_size - count;
+}
+
+/* Counts the work of all segments; refuses tables that point outside the arena. */
+static enum status measure(const struct group *group, const struct table *table, const int32_t *segment_start,
+                           const int32_t *segment_adapter, int64_t num_segments, int64_t num_rows, size_t *num_items,
+                           size_t *hidden_size, size_t *work)
+{
+    if (segment_start[0] != 0 || segment_start[num_segments] != num_rows)
+        return BAD_SEGMENTS;
+    for (int64_t segment = 0; segment < num_segments; segment++) {
+        const int64_t rows = segment_start[segment + 1] - segment_start[segment];
+        const int64_t slot = segment_adapter[segment];
+        if (rows < 0)
+            return BAD_SEGMENTS;
+        if (slot < 0 || rows == 0)
+            continue;
+        if (slot >= table->num_slots)
+            return BAD_ADAPTER;
+        const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
+        if (ranks == 0)
+            continue;
+        if (!inside(table, table->offset_a[slot * table->stride_a], ranks * group->in_features))
+            return BAD_ADAPTER;
+        const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+        *num_items += (size_t)(row_blocks * ((ranks + SHRINK_RANKS - 1) / SHRINK_RANKS));
+        *hidden_size += (size_t)(rows * ranks);
+        *work += (size_t)(rows * ranks * group->in_features);
+        for (int64_t member = 0; member < group->num_members; member++) {
+            const int64_t entry = slot * table->stride_members + member;
+            const int64_t rank = table->lora_rank[entry], columns = group->out_features[member];
+            if (rank < 0 || (rank > 0 && !inside(table, table->offset_b[entry], rank * columns)))
+                return BAD_ADAPTER;
+            *num_items += (size_t)(row_blocks * ((columns + EXPAND_COLUMNS - 1) / EXPAND_COLUMNS));
+            *work += (size_t)(rows * rank * columns);
+        }
+    }
+    return OK;
+}
+
+/* Items of one block of rows: appended to the shrink list or, when `expand` is set, to the expand list. */
+static struct item *append_items(struct item *next, const struct group *group, const struct table *table, int64_t slot,
+                                 struct item item, int64_t ranks, bool expand)
+{
+    if (!expand) {
+        const int64_t offset = table->offset_a[slot * table->stride_a], hidden = item.hidden;
+        for (int64_t rank = 0; rank < ranks; rank += SHRINK_RANKS) {
+            item.rank = (int32_t)MIN(SHRINK_RANKS, ranks - rank);
+            item.weight = offset + rank * group->in_features;
+            item.hidden = hidden + rank;
+            *next++ = item;
+        }
+        return next;
+    }
+    int64_t first_column = 0;
+    for (int64_t member = 0; member < group->num_members; member++) {
+        const int64_t entry = slot * table->stride_members + member, columns = group->out_features[member];
+        item.rank = table->lora_rank[entry];
+        item.weight_stride = columns;
+        item.scaling = table->scaling[entry];
+        for (int64_t column = 0; item.rank > 0 && column < columns; column += EXPAND_COLUMNS) {
+            item.columns = (int32_t)MIN(EXPAND_COLUMNS, columns - column);
+            item.column = first_column + column;
+            item.weight = table->offset_b[entry] + column;
+            *next++ = item;
+        }
+        item.hidden += item.rank;
+        first_column += columns;
+    }
+    return next;
+}
+
+static struct item *list_items(struct item *next, const struct group *group, const struct table *table,
+                               const int32_t *segment_start, const int32_t *segment_adapter, int64_t num_segments,
+                               bool expand)
+{
+    int64_t hidden = 0;
+    for (int64_t segment = 0; segment < num_segments; segment++) {
+        const int64_t slot = segment_adapter[segment], end = segment_start[segment + 1];
+        if (slot < 0)
+            continue;
+        const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
+        for (int64_t row = segment_start[segment]; row < end; row += ROW_BLOCK) {
+            struct item item = {.row = row, .rows = (int32_t)MIN(ROW_BLOCK, end - row)};
+            item.hidden = hidden;
+            item.hidden_stride = (int32_t)ranks;
+            next = append_items(next, group, table, slot, item, ranks, expand);
+            hidden += item.rows * ranks;
+        }
+    }
+    return next;
+}
+
+EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
+                    const struct group *group, const struct table *table, const int32_t *segment_start,
+                    const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    size_t num_items = 0, hidden_size = 0, work = 0;
+    enum status status = measure(group, table, segment_start, segment_adapter, num_segments, num_rows, &num_items,
+                                 &hidden_size, &work);
+    if (status != OK || num_items == 0)
+        return status;
+    hidden_size = (hidden_size * sizeof(float) + 63) & ~(size_t)63;
+    float *hidden = grow_scratch(&scratch, &capacity, hidden_size + num_items * sizeof(struct item));
+    if (!hidden)
+        return OUT_OF_MEMORY;
+    struct item *items = (struct item *)((char *)hidden + hidden_size);
+    struct item *middle = list_items(items, group, table, segment_start, segment_adapter, num_segments, false);
+    struct item *end = list_items(middle, group, table, segment_start, segment_adapter, num_segments, true);
+    const int64_t num_shrinks = middle - items, num_expands = end - middle;
+
+#pragma omp parallel num_threads(num_threads) if (work > PARALLEL_WORK)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < num_shrinks; i++)
+            shrink_item(items + i, hidden, x, x_stride, table->arena, group->in_features, dtype);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < num_expands; i++)
+            expand_item(middle + i, hidden, y, y_stride, table->arena, dtype);
+    }
+    return OK;
+}

@@ -1,0 +1,215 @@
+/* Vectors of LANES floats, loads and stores of float32 / bfloat16 arrays, and a vectorised exp.
+ *
+ * Written with GCC/clang vector extensions, so one source serves AVX-512, AVX2 and NEON. A function that takes
+ * `const enum dtype` is always inlined into a caller that passes a constant: that is our template.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define TILE_VECTORS 16 /* accumulators held in registers by a microkernel; 32 registers */
+#elif defined(__AVX__)
+#define LANES 8
+#define TILE_VECTORS 8 /* 16 registers */
+#else
+#define LANES 4
+#define TILE_VECTORS 16 /* NEON: 32 registers */
+#endif
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
+
+enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
+
+/* What every exported function returns; cpu_library.py turns these into ValueError. */
+enum status { OK = 0, BAD_SEGMENTS = 1, BAD_ADAPTER = 2, BAD_SLOT = 3, BAD_BLOCK = 4, OUT_OF_MEMORY = 5 };
+
+INLINE size_t size_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 : 4; }
+
+INLINE const void *at(const void *base, int64_t index, const enum dtype dtype)
+{
+    return (const char *)base + index * (int64_t)size_of(dtype);
+}
+
+INLINE vf splat(float value) { return (vf){0} + value; }
+
+INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+
+INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+
+INLINE vf widen(vu16 bits) { return (vf)(__builtin_convertvector(bits, vu) << 16); }
+
+/* Round to nearest even; a NaN stays a NaN. */
+INLINE vu16 narrow(vf value)
+{
+    vu bits = (vu)value;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vu nan = (vu)(value != value);
+    return __builtin_convertvector((nan & 0x7fc0) | (rounded & ~nan), vu16);
+}
+
+INLINE vf load(const void *base, int64_t index, const enum dtype dtype)
+{
+    if (dtype == BFLOAT16) {
+        vu16 bits;
+        memcpy(&bits, (const uint16_t *)base + index, sizeof bits);
+        return widen(bits);
+    }
+    vf value;
+    memcpy(&value, (const float *)base + index, sizeof value);
+    return value;
+}
+
+INLINE void store(void *base, int64_t index, vf value, const enum dtype dtype)
+{
+    if (dtype == BFLOAT16) {
+        vu16 bits = narrow(value);
+        memcpy((uint16_t *)base + index, &bits, sizeof bits);
+    } else {
+        memcpy((float *)base + index, &value, sizeof value);
+    }
+}
+
+/* The first `count` < LANES elements; the other lanes are zero. */
+INLINE vf load_partial(const void *base, int64_t index, int64_t count, const enum dtype dtype)
+{
+    uint32_t buffer[LANES] = {0};
+    memcpy(buffer, at(base, index, dtype), (size_t)count * size_of(dtype));
+    return load(buffer, 0, dtype);
+}
+
+INLINE void store_partial(void *base, int64_t index, int64_t count, vf value, const enum dtype dtype)
+{
+    uint32_t buffer[LANES];
+    store(buffer, 0, value, dtype);
+    memcpy((void *)at(base, index, dtype), buffer, (size_t)count * size_of(dtype));
+}
+
+#if LANES == 16
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+#elif LANES == 8
+#define EVEN 0, 2, 4, 6, 8, 10, 12, 14
+#define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define EVEN 0, 2, 4, 6
+#define ODD 1, 3, 5, 7
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
+#endif
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
+#endif
+
+/* Sums of the lanes of `count` vectors. Neighbours are added first: one fixed order, whatever the count. */
+INLINE void horizontal_sums(float *sums, const vf *vectors, const int count)
+{
+#pragma GCC unroll 4
+    for (int first = 0; first < count; first += LANES) {
+        vf level[LANES];
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            level[i] = first + i < count ? vectors[first + i] : (vf){0};
+#pragma GCC unroll 4
+        for (int size = LANES / 2; size > 0; size /= 2)
+#pragma GCC unroll 8
+            for (int i = 0; i < size; i++)
+                level[i] = SHUFFLE(level[2 * i], level[2 * i + 1], EVEN) + SHUFFLE(level[2 * i], level[2 * i + 1], ODD);
+        memcpy(sums + first, level, sizeof(float) * (size_t)MIN(LANES, count - first));
+    }
+}
+
+INLINE float horizontal_sum(vf value)
+{
+    float sum;
+    horizontal_sums(&sum, &value, 1);
+    return sum;
+}
+
+/* rows[i][j] <-> rows[j][i]: log2(LANES) perfect shuffles of the whole square. */
+INLINE void transpose(vf *rows)
+{
+#pragma GCC unroll 4
+    for (int step = 1; step < LANES; step *= 2) {
+        vf shuffled[LANES];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            shuffled[2 * i] = SHUFFLE(rows[i], rows[i + LANES / 2], LOW);
+            shuffled[2 * i + 1] = SHUFFLE(rows[i], rows[i + LANES / 2], HIGH);
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++)
+            rows[i] = shuffled[i];
+    }
+}
+
+INLINE float horizontal_max(vf value)
+{
+    float lanes[LANES];
+    memcpy(lanes, &value, sizeof lanes);
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half > 0; half /= 2)
+#pragma GCC unroll 8
+        for (int lane = 0; lane < half; lane++)
+            lanes[lane] = MAX(lanes[lane], lanes[lane + half]);
+    return lanes[0];
+}
+
+/* exp(x) within 2 units in the last place for x in [-87, 88]; 0 below, NaN stays NaN.
+ * Cephes' expf: x = n ln 2 + r, a polynomial in r, then n added to the exponent. */
+INLINE vf vexp(vf x)
+{
+    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
+    vf clamped = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
+    vf shifted = clamped * 1.44269504088896341f + round_to_integer;
+    vf n = shifted - round_to_integer;
+    vf r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    vi exponent = (vi)shifted << 23; /* the low bits of `shifted` hold n; the shift drops the rest */
+    return choose(x < -87.0f, (vf){0}, (vf)((vi)p + exponent));
+}
+
+/* tanh through exp: absolute error about 1e-7, exact at the ends. */
+INLINE vf vtanh(vf x)
+{
+    vf twice = choose(x > 10.0f, splat(20.0f), choose(x < -10.0f, splat(-20.0f), x + x));
+    return 1.0f - 2.0f / (vexp(twice) + 1.0f);
+}
+
+/* Scratch owned by the calling thread, grown when too small and reused between calls; 64-byte aligned. */
+INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
+{
+    if (size_bytes > *capacity) {
+        free(*buffer);
+        *capacity = (size_bytes + size_bytes / 2 + 4095) & ~(size_t)4095;
+        *buffer = aligned_alloc(64, *capacity);
+        if (!*buffer)
+            *capacity = 0;
+    }
+    return *buffer;
+}

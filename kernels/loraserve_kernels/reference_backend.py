@@ -1,0 +1,85 @@
+"""Every op in plain torch with float32 arithmetic, on any device and in any floating dtype."""
+
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.backend import Linear
+from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
+from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
+from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
+from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
+from loraserve_kernels.rms_norm import check_rms_norm, rms_norm_reference
+from loraserve_kernels.rotary_kv_write import check_rotary_kv_write, rotary_kv_write_reference
+from loraserve_kernels.silu_mul import check_silu_mul, silu_mul_reference
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+
+class ReferenceBackend:
+    """Implements `Backend`; what the others are tested against, and what serves where they cannot run."""
+
+    name = "reference"
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+        """See `Backend.linear`."""
+        return RowMajorLinear(weight, bias) if keep_weight else PrepackedLinear(weight, bias)
+
+    def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
+        """See `Backend.lora_add`."""
+        check_lora_add(y, x, group, table, segments)
+        if segments.has_adapter:
+            lora_add_reference(y, x, group, table, segments)
+
+    def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """See `Backend.kv_write`."""
+        check_kv_write(k, v, k_cache, v_cache, slot_mapping)
+        kv_write_reference(k, v, k_cache, v_cache, slot_mapping)
+
+    def rotary_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """See `Backend.rotary_kv_write`."""
+        check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+        rotary_kv_write_reference(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.paged_attention`."""
+        check_paged_attention(q, k_cache, v_cache, batch, sliding_window, softcap, sinks)
+        return paged_attention_reference(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        check_rms_norm(x, weight)
+        return rms_norm_reference(x, weight, eps)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """See `Backend.silu_mul`."""
+        check_silu_mul(gate, up)
+        return silu_mul_reference(gate, up)

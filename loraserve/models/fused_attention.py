@@ -1,0 +1,121 @@
+"""The attention module of the Llama-like families, on fused linears, one rotary-and-cache op and paged attention.
+
+Used for every layer of a model or for none: the whole model must still pass its load-time check, else the original
+modules come back.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from loraserve.models.attention import AttentionLayer
+from loraserve.models.structure import AttentionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the families' modules have in common, by the names transformers gives them."""
+
+    projections: tuple[nn.Module, ...]
+    """(q, k, v), or (qkv,) in one linear of the model itself (Phi-3)."""
+    output: nn.Module
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    norms_heads: bool
+    """The norms are over a head (Qwen 3, Gemma 3), not over all heads together (OLMo 2)."""
+    has_rotary: bool
+
+
+class FusedAttention(nn.Module):
+    """Called like the original, on packed batches: hidden_states [1, T, hidden_size] → (the same shape, None)."""
+
+    def __init__(self, spec: AttentionSpec, parts: _Parts, layer: AttentionLayer) -> None:
+        super().__init__()
+        self._projections = nn.ModuleList(parts.projections)
+        self._output = parts.output
+        self._q_norm, self._k_norm = parts.q_norm, parts.k_norm
+        self._norms_heads = parts.norms_heads
+        self._has_rotary = parts.has_rotary
+        self._layer = layer
+        self._spec = spec
+        self._q_shape = (spec.num_heads, spec.head_dim)
+        self._kv_shape = (spec.num_kv_heads, spec.head_dim)
+        sizes = [spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim]
+        self._splits = [sizes[0], sizes[1], sizes[1]]
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **_: object
+    ) -> tuple[Tensor, None]:
+        context, index, spec = self._layer.context, self._layer.index, self._spec
+        batch, backend = context.current_batch(), context.backend
+        k_cache, v_cache = context.k_caches[index], context.v_caches[index]
+        q, k, v = self._project(hidden_states)
+        if self._has_rotary:
+            assert position_embeddings is not None
+            cos, sin = position_embeddings
+            backend.rotary_kv_write(q, k, v, cos[0], sin[0], k_cache, v_cache, batch.slot_mapping)
+        else:
+            backend.kv_write(k, v, k_cache, v_cache, batch.slot_mapping)
+        output = backend.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scaling=spec.scaling,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
+        )
+        return self._output(output.flatten(1)[None]), None
+
+    def _project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; the head dimension may be strided."""
+        if len(self._projections) == 1:
+            q, k, v = self._projections[0](hidden_states).split(self._splits, dim=-1)
+        else:
+            q, k, v = (projection(hidden_states) for projection in self._projections)
+        if self._q_norm is not None and self._k_norm is not None and not self._norms_heads:
+            q, k = self._q_norm(q), self._k_norm(k)
+        q = q[0].unflatten(-1, self._q_shape)
+        k = k[0].unflatten(-1, self._kv_shape)
+        v = v[0].unflatten(-1, self._kv_shape)
+        if self._q_norm is not None and self._k_norm is not None and self._norms_heads:
+            q, k = self._q_norm(q[None])[0], self._k_norm(k[None])[0]
+        return q, k, v
+
+
+def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> dict[str, nn.Module]:
+    """Replace every attention module; returns the originals by name, or nothing if any of them is of another kind."""
+    names = {id(module): name for name, module in model.named_modules()}
+    originals: dict[str, nn.Module] = {}
+    fused: dict[str, nn.Module] = {}
+    for spec in attention:
+        parts = _parts(spec)
+        if parts is None or spec.has_sinks:
+            return {}
+        name = names[id(spec.module)]
+        layer: AttentionLayer = spec.module.loraserve_attention  # type: ignore[assignment]
+        originals[name] = spec.module
+        fused[name] = FusedAttention(spec, parts, layer)
+    put_modules(model, fused)
+    return originals
+
+
+def put_modules(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module)
+
+
+def _parts(spec: AttentionSpec) -> _Parts | None:
+    module = spec.module
+    children = dict(module.named_children())
+    q_norm, k_norm = children.pop("q_norm", None), children.pop("k_norm", None)
+    output = children.pop("o_proj", None)
+    separate = tuple(children.pop(name) for name in ("q_proj", "k_proj", "v_proj") if name in children)
+    joined = tuple(children.pop(name) for name in ("qkv_proj",) if name in children)
+    if output is None or len(separate) + 3 * len(joined) != 3 or (q_norm is None) != (k_norm is None) or children:
+        return None
+    use_rope = getattr(module, "use_rope", True)
+    norm_size = getattr(q_norm, "num_features", None)
+    return _Parts(separate or joined, output, q_norm, k_norm, norm_size == spec.head_dim, bool(use_rope))

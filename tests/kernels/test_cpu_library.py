@@ -1,0 +1,149 @@
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from loraserve_kernels import cpu_library as module
+from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CompilerUnavailable, builds, load_cpu_library, private_directory
+from loraserve_kernels.lora_add import make_lora_inputs
+from loraserve_kernels.reference_backend import ReferenceBackend
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from loraserve_kernels.cpu_library import load_cpu_library
+print(load_cpu_library(Path(sys.argv[1])).path)
+"""
+
+
+@pytest.fixture
+def tiny_sources(monkeypatch, tmp_path, cpu_library):
+    """Every exported name as an empty function: compiles in a fraction of a second."""
+    directory = tmp_path / "csrc"
+    directory.mkdir()
+    functions = [
+        f'__attribute__((visibility("default"))) int {name}(void) {{ return 0; }}' for name in module.SIGNATURES
+    ]
+    (directory / "tiny.c").write_text("\n".join(functions))
+    monkeypatch.setattr(module, "SOURCE_DIR", directory)
+    return directory
+
+
+def test_a_second_load_reuses_the_compiled_file(tiny_sources, tmp_path):
+    first = load_cpu_library(tmp_path / "cache")
+    before = first.path.stat().st_mtime_ns
+    assert load_cpu_library(tmp_path / "cache").path == first.path
+    assert first.path.stat().st_mtime_ns == before
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.path.name]
+
+
+def test_changed_sources_get_another_file(tiny_sources, tmp_path):
+    first = load_cpu_library(tmp_path / "cache")
+    with (tiny_sources / "tiny.c").open("a") as file:
+        file.write("/* changed */")
+    assert load_cpu_library(tmp_path / "cache").path != first.path
+
+
+def test_a_damaged_file_is_built_again(tiny_sources, tmp_path):
+    directory = private_directory(tmp_path / "cache")
+    path = directory / f"{next(builds()).key()}.so"
+    path.write_bytes(b"not a library")
+    assert load_cpu_library(directory).path == path
+    assert path.read_bytes().startswith(b"\x7fELF")
+
+
+def test_two_builds_at_once_both_load(tiny_sources, tmp_path):
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(load_cpu_library, [tmp_path / "cache"] * 2)
+    assert first.path == second.path
+
+
+def test_a_new_process_finds_the_cached_file(cpu_library):
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(cpu_library.path.parent)],
+        env={**os.environ, "PYTHONPATH": str(KERNELS)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == str(cpu_library.path)
+
+
+def test_only_torchs_openmp_runtime_is_loaded(cpu_library):
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs /proc")
+    torch.randn(100_000).sum()
+    maps = Path("/proc/self/maps").read_text()
+    runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libomp" in line}
+    assert len(runtimes) == 1
+
+
+def test_a_directory_others_can_write_to_is_not_used(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    private = private_directory(shared)
+    assert private != shared
+    assert private.stat().st_mode & 0o077 == 0
+    private.rmdir()
+
+
+def test_the_default_directory_follows_xdg(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert private_directory(None) == tmp_path / "loraserve"
+
+
+def test_without_a_compiler_auto_serves_with_the_reference(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    backend, reason = choose_backend("cpu", cache_dir=tmp_path)
+    assert backend.name == "reference"
+    assert "no C compiler found" in reason
+    with pytest.raises(CompilerUnavailable):
+        choose_backend("cpu", "cpu", cache_dir=tmp_path)
+
+
+def test_a_failing_compiler_is_quoted(monkeypatch, tiny_sources, tmp_path):
+    (tiny_sources / "tiny.c").write_text("#error planted")
+    with pytest.raises(CompilerUnavailable, match="planted"):
+        load_cpu_library(tmp_path / "cache")
+    backend, reason = choose_backend("cpu", cache_dir=tmp_path / "cache")
+    assert backend.name == "reference"
+    assert "planted" in reason
+
+
+def test_cc_from_the_environment_comes_first(monkeypatch, cpu_library):
+    monkeypatch.setenv("CC", "gcc -DCHOSEN")
+    assert next(builds()).command[1:] == ("-DCHOSEN",)
+
+
+def test_auto_chooses_c_on_cpu(cpu_library):
+    backend, reason = choose_backend("cpu", cache_dir=cpu_library.path.parent)
+    assert backend.name == "cpu"
+    assert cpu_library.compiler in reason
+
+
+def test_unknown_backends_and_devices_are_refused():
+    with pytest.raises(ValueError, match="'tritn'"):
+        choose_backend("cpu", "tritn")
+    with pytest.raises(ValueError, match="cuda"):
+        choose_backend("cuda", "cpu")
+    assert choose_backend("cuda")[0].name == "reference"
+
+
+def test_builds_without_openmp(monkeypatch, tmp_path, cpu_library, assert_close):
+    build = next(build for build in builds() if build.openmp == "none")
+    monkeypatch.setattr(module, "FLAGS", ("-O1", *module.FLAGS[1:]))
+    library = module.open_library(build.run(private_directory(tmp_path)), build)
+    inputs = make_lora_inputs([2, 3], [0, 1], [(8,), (4,)], 64, (48,))
+    expected = make_lora_inputs([2, 3], [0, 1], [(8,), (4,)], 64, (48,))
+    for backend, case in ((ReferenceBackend(), expected), (CpuBackend(library), inputs)):
+        backend.lora_add(case.y, case.x, case.group, case.table, case.segments)
+    assert_close(inputs.y, expected.y.double())

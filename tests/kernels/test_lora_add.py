@@ -1,0 +1,151 @@
+import dataclasses
+
+import pytest
+import torch
+from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.lora_add import POPULARITIES, LoraInputs, make_lora_inputs, make_popularity, matrix
+from torch import Tensor
+
+BASE = -1
+
+
+def expected_y(inputs: LoraInputs) -> Tensor:
+    """y + scaling (x Aᵀ) B in float64, row by row."""
+    y, x, table, group = inputs.y.double(), inputs.x.double(), inputs.table, inputs.group
+    lengths = inputs.segments.start.diff().tolist()
+    row_slots = [s for s, n in zip(inputs.segments.adapter_slot.tolist(), lengths, strict=True) for _ in range(n)]
+    for row, slot in enumerate(row_slots):
+        if slot == BASE:
+            continue
+        ranks = table.lora_rank[slot, group.member_start :].tolist()
+        if not sum(ranks):
+            continue
+        a = matrix(table, int(table.offset_a[slot, group.group_index]), sum(ranks), group.in_features).double()
+        hidden = (a @ x[row]).split(ranks)
+        columns = y[row].split(list(group.out_features))
+        for member, (rank, h, out) in enumerate(zip(ranks, hidden, columns, strict=True), start=group.member_start):
+            if rank:
+                b = matrix(table, int(table.offset_b[slot, member]), rank, out.shape[0]).double()
+                out += float(table.scaling[slot, member]) * (h @ b)
+    return y
+
+
+def run(backend, inputs: LoraInputs) -> Tensor:
+    backend.lora_add(inputs.y, inputs.x, inputs.group, inputs.table, inputs.segments)
+    return inputs.y
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "ranks", "in_features", "out_features"),
+    [
+        pytest.param([1] * 5, [0, 1, 2, 3, 4], [(8, 8)] * 5, 64, (96, 32), id="decode"),
+        pytest.param([1], [0], [(1,)], 1, (1,), id="smallest"),
+        pytest.param([3, 2], [0, 1], [(1, 1, 1), (1, 0, 1)], 17, (19, 5, 33), id="rank-1"),
+        pytest.param([2, 5], [0, 1], [(512,), (3,)], 130, (257,), id="rank-512"),
+        pytest.param([2, 1, 67, 4], [BASE, 0, 1, 2], [(33, 16), (16, 64), (8, 33)], 101, (300, 70), id="mixed-ranks"),
+        pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [(4,), (5,), (6,)], 32, (48,), id="empty-segments"),
+        pytest.param([3, 3], [0, 1], [(0, 9, 0), (0, 0, 0)], 40, (24, 40, 8), id="absent-members"),
+        pytest.param([150, 1], [0, 1], [(16, 16), (8, 8)], 256, (1100, 64), id="prefill-and-decode"),
+    ],
+)
+def test_adds_the_low_rank_product_of_each_rows_adapter(
+    backend, dtype, assert_close, rows, slots, ranks, in_features, out_features
+):
+    inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype)
+    expected = expected_y(inputs)
+    assert_close(run(backend, inputs), expected)
+
+
+@pytest.mark.parametrize("popularity", POPULARITIES)
+def test_any_popularity_of_adapters(backend, assert_close, popularity):
+    rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
+    ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
+    inputs = make_lora_inputs(rows, slots, ranks, 96, (64, 80), torch.bfloat16)
+    expected = expected_y(inputs)
+    assert_close(run(backend, inputs), expected)
+
+
+def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, dtype):
+    inputs = make_lora_inputs([3, 2, 4], [BASE, 0, 1], [(8, 0), (0, 8)], 64, (48, 40), dtype)
+    inputs.y[0, :2] = torch.tensor([float("nan"), -0.0])
+    storage = inputs.y._base
+    assert storage is not None
+    before = storage.clone()
+    run(backend, inputs)
+    touched = torch.zeros_like(storage, dtype=torch.bool)
+    view = torch.as_strided(touched, inputs.y.shape, inputs.y.stride(), inputs.y.storage_offset())
+    view[3:5, :48] = view[5:9, 48:] = True
+    assert torch.equal(bits(storage)[~touched], bits(before)[~touched])
+    assert not torch.equal(storage[touched], before[touched])
+
+
+def test_all_base_changes_nothing(backend):
+    inputs = make_lora_inputs([4], [BASE], [(8,)], 32, (16,))
+    before = inputs.y.clone()
+    assert not inputs.segments.has_adapter
+    assert torch.equal(run(backend, inputs), before)
+
+
+def test_a_rows_bits_do_not_depend_on_its_batch(cpu_library):
+    for dtype in (torch.float32, torch.bfloat16):
+        backend = CpuBackend(cpu_library)
+        together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
+        alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
+        run(backend, together)
+        rows = (0, 1, 63, 64, 127, 128, 130)
+        for row in rows:
+            segments = dataclasses.replace(alone.segments, start=torch.tensor([0, 1], dtype=torch.int32))
+            one = dataclasses.replace(alone, x=alone.x[row : row + 1], y=alone.y[row : row + 1], segments=segments)
+            run(backend, one)
+        assert torch.equal(alone.y[rows, :], together.y[rows, :])
+
+
+def test_the_tolerance_catches_a_lost_rank(backend, dtype, assert_close):
+    inputs = make_lora_inputs([2], [0], [(64,)], 64, (32,), dtype)
+    expected = expected_y(inputs)
+    inputs.table.lora_rank[0, 2] = 63
+    with pytest.raises(AssertionError):
+        assert_close(run(backend, inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: {"x": i.x[:, :-1]}, "x is"),
+        (lambda i: {"y": i.y[:-1]}, "y is 2 rows"),
+        (lambda i: {"x": i.x.half()}, "x.dtype"),
+        (lambda i: {"y": i.y.double()}, "y.dtype"),
+        (lambda i: {"x": i.x.repeat(1, 2)[:, ::2]}, "stride of x"),
+        (
+            lambda i: {"segments": dataclasses.replace(i.segments, start=i.segments.start.long())},
+            "segments.start.dtype",
+        ),
+        (lambda i: {"segments": dataclasses.replace(i.segments, start=i.segments.start[1:])}, "segments.start is"),
+    ],
+)
+def test_refuses_wrong_shapes_dtypes_and_strides(backend, change, message):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
+    with pytest.raises(ValueError, match=message):
+        run(backend, dataclasses.replace(inputs, **change(inputs)))
+
+
+def test_refuses_an_adapter_outside_the_arena(backend):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
+    inputs.table.offset_b[0, 2] = inputs.table.arena.numel() - 4 * 16 + 1
+    with pytest.raises(ValueError, match="arena"):
+        run(backend, inputs)
+
+
+def test_reads_table_rows_changed_between_steps(backend, assert_close):
+    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,))
+    run(backend, inputs)
+    for name in ("offset_a", "offset_b", "lora_rank", "scaling"):
+        getattr(inputs.table, name)[0] = getattr(inputs.table, name)[1]
+    inputs.table = AdapterTable(*(getattr(inputs.table, field.name) for field in dataclasses.fields(AdapterTable)))
+    expected = expected_y(inputs)
+    assert_close(run(backend, inputs), expected)
+
+
+def bits(values: Tensor) -> Tensor:
+    return values.view(torch.int32 if values.dtype == torch.float32 else torch.int16)

@@ -1,0 +1,86 @@
+import gc
+import weakref
+
+import pytest
+import torch
+from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
+from torch import Tensor
+
+SHAPES = [(1, 1), (7, 5), (33, 100), (2048, 768), (768, 2048)]
+NUM_ROWS = [0, 1, 2, 5, 32, 65]
+
+
+def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(*shape, generator=generator) * shape[1] ** -0.5
+    return weight.to(dtype), torch.randn(shape[0], generator=generator).to(dtype)
+
+
+def make_linear(kind: str, weight: Tensor, bias: Tensor | None, request: pytest.FixtureRequest):
+    if kind == "prepacked":
+        return PrepackedLinear(weight, bias)
+    return RowMajorLinear(weight, bias, request.getfixturevalue("cpu_library") if kind == "row-major" else None)
+
+
+@pytest.fixture(params=["prepacked", "row-major", "no-library"])
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_multiplies_by_the_transposed_weight(kind, dtype, assert_close, request, shape, with_bias):
+    weight, bias = make_weight(shape, dtype)
+    linear = make_linear(kind, weight, bias if with_bias else None, request)
+    for num_rows in NUM_ROWS:
+        wide = torch.randn(num_rows, shape[1] + 3, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
+        x = wide[:, 1 : shape[1] + 1]
+        expected = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+        assert_close(linear(x), expected)
+
+
+def test_keeps_leading_dimensions_and_takes_any_strides(kind, assert_close, request):
+    weight, _ = make_weight((12, 10), torch.float32)
+    linear = make_linear(kind, weight, None, request)
+    for x in (torch.randn(1, 3, 10), torch.randn(1, 1, 10), torch.randn(10), torch.randn(10, 4).T):
+        assert_close(linear(x), x.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["prepacked", "row-major"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, shape):
+    weight, bias = make_weight(shape, dtype)
+    linear = make_linear(kind, weight, bias, request)
+    x = torch.randn(64, shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
+    whole = linear(x)
+    for num_rows in (1, 2, 3, 16, 33):
+        assert torch.equal(torch.cat([linear(part) for part in x.split(num_rows)]), whole)
+
+
+def test_the_weight_can_be_freed_after_packing():
+    weight, _ = make_weight((64, 32), torch.float32)
+    linear, alive = PrepackedLinear(weight), weakref.ref(weight)
+    del weight
+    gc.collect()
+    assert linear.is_packed
+    assert alive() is None
+
+
+def test_row_major_shares_a_tied_weight(cpu_library, assert_close):
+    weight, _ = make_weight((64, 32), torch.float32)
+    linear = RowMajorLinear(weight, library=cpu_library)
+    weight.mul_(2)
+    x = torch.randn(3, 32)
+    assert_close(linear(x), x.double() @ weight.double().T)
+
+
+def test_refuses_inputs_that_do_not_fit(kind, request):
+    weight, bias = make_weight((8, 4), torch.float32)
+    with pytest.raises(ValueError, match="bias"):
+        make_linear(kind, weight, bias[:-1], request)
+    if kind != "no-library":
+        linear = make_linear(kind, weight, bias, request)
+        for x in (torch.randn(2, 5), torch.randn(2, 4).bfloat16()):
+            with pytest.raises(ValueError, match="x is"):
+                linear(x)

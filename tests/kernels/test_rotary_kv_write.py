@@ -1,0 +1,84 @@
+import pytest
+import torch
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.rotary_kv_write import RotaryInputs, make_rotary_inputs
+
+
+def run(backend, inputs: RotaryInputs) -> None:
+    kv = inputs.kv
+    backend.rotary_kv_write(inputs.q, kv.k, kv.v, inputs.cos, inputs.sin, kv.k_cache, kv.v_cache, kv.slot_mapping)
+
+
+def rotated(x: torch.Tensor, inputs: RotaryInputs) -> torch.Tensor:
+    """Each pair (i, i + rotary_dim / 2) turned by its angle, in float64."""
+    x = x.double().clone()
+    half = inputs.cos.shape[1] // 2
+    for i in range(half):
+        cos, sin = inputs.cos[:, i, None].double(), inputs.sin[:, i, None].double()
+        low, high = x[..., i].clone(), x[..., i + half].clone()
+        x[..., i] = low * cos - high * sin
+        x[..., i + half] = high * cos + low * sin
+    return x
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (1, 4, 2, 16, 16),
+        (37, 3, 3, 24, 24),
+        (19, 6, 2, 40, 12),
+        (700, 12, 4, 64, 64),
+        (5, 2, 1, 128, 126),
+        (0, 2, 1, 8, 8),
+    ],
+)
+def test_turns_q_in_place_and_stores_turned_k_and_plain_v(
+    backend, dtype, assert_close, num_rows, heads, kv_heads, head_dim, rotary_dim
+):
+    inputs = make_rotary_inputs(num_rows, heads, kv_heads, head_dim, rotary_dim, dtype)
+    expected_q, expected_k = rotated(inputs.q, inputs), rotated(inputs.kv.k, inputs)
+    k_before = inputs.kv.k.clone()
+    run(backend, inputs)
+    assert_close(inputs.q.clone(), expected_q)
+    k_slots, v_slots = (cache.transpose(1, 2).flatten(0, 1) for cache in (inputs.kv.k_cache, inputs.kv.v_cache))
+    assert_close(k_slots[inputs.kv.slot_mapping], expected_k)
+    assert torch.equal(v_slots[inputs.kv.slot_mapping], inputs.kv.v)
+    assert torch.equal(inputs.kv.k, k_before)
+    unused = torch.ones(k_slots.shape[0], dtype=torch.bool)
+    unused[inputs.kv.slot_mapping] = False
+    assert k_slots[unused].isnan().all()
+
+
+def test_a_planted_error_in_the_angle_is_noticed(backend, assert_close):
+    inputs = make_rotary_inputs(9, 2, 1, 32, 32)
+    expected = rotated(inputs.q, inputs)
+    inputs.sin = inputs.sin * 1.001
+    run(backend, inputs)
+    with pytest.raises(AssertionError):
+        assert_close(inputs.q.clone(), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: setattr(i, "q", i.q[:2]), "q is"),
+        (lambda i: setattr(i, "cos", i.cos[:, :7]), "cos is"),
+        (lambda i: setattr(i, "sin", i.sin.half()), "sin.dtype"),
+        (lambda i: setattr(i, "sin", i.sin[:, :8].contiguous()), "sin is"),
+    ],
+)
+def test_refuses_wrong_shapes_and_dtypes(backend, change, message):
+    inputs = make_rotary_inputs(5, 2, 1, 16, 16)
+    change(inputs)
+    with pytest.raises(ValueError, match=message):
+        run(backend, inputs)
+
+
+def test_c_refuses_a_slot_outside_the_cache_and_changes_nothing(cpu_library):
+    inputs = make_rotary_inputs(5, 2, 1, 16, 16)
+    inputs.kv.slot_mapping[3] = -1
+    before = inputs.q.clone()
+    with pytest.raises(ValueError, match="slot_mapping"):
+        run(CpuBackend(cpu_library), inputs)
+    assert torch.equal(inputs.q, before)
+    assert inputs.kv.k_cache.isnan().all()
