@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types bench
+.PHONY: help install run test lint types bench openapi
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -35,3 +35,6 @@ types: $(VENV)/.installed-dev ## Check types
 
 bench: $(VENV)/.installed ## Load-test a running server: make bench ARGS="--concurrency 16"
 	$(BIN)/loraserve bench $(ARGS)
+
+openapi: $(VENV)/.installed ## Write docs/openapi.json after a change of the API
+	$(BIN)/loraserve openapi > docs/openapi.json

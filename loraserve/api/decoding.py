@@ -6,7 +6,9 @@ from typing import TypeVar
 import msgspec
 from litestar import Request
 
+from loraserve.api.nesting import nesting_depth
 from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.api.state import runtime_of
 from loraserve.serving.errors import ErrorCode, ServingError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -19,14 +21,17 @@ PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises `ServingError`."""
     body = await request.body()
+    max_depth = runtime_of(request).settings.limits.max_json_depth
+    depth = nesting_depth(body, max_depth)
+    if depth > max_depth:
+        message = f"The request body is nested {depth} levels deep; the limit is {max_depth}."
+        raise ServingError(ErrorCode.INVALID_JSON, message)
     try:
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         raise _refused(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServingError(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise ServingError(ErrorCode.INVALID_JSON, "The request body is nested too deeply.") from error
     refuse_unsupported(decoded)
     return decoded
 

@@ -17,6 +17,7 @@ SERVER_ERROR = "server_error"
 
 ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.INVALID_JSON: (400, INVALID_REQUEST),
+    ErrorCode.INVALID_REQUEST: (400, INVALID_REQUEST),
     ErrorCode.INVALID_TYPE: (400, INVALID_REQUEST),
     ErrorCode.INVALID_VALUE: (400, INVALID_REQUEST),
     ErrorCode.MISSING_PARAMETER: (400, INVALID_REQUEST),
@@ -34,9 +35,12 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.REQUEST_TOO_LARGE: (413, INVALID_REQUEST),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, INVALID_REQUEST),
     ErrorCode.QUEUE_FULL: (429, "rate_limit_error"),
+    ErrorCode.HEADERS_TOO_LARGE: (431, INVALID_REQUEST),
     ErrorCode.CLIENT_CLOSED_REQUEST: (499, INVALID_REQUEST),
     ErrorCode.INTERNAL_ERROR: (500, SERVER_ERROR),
     ErrorCode.ENGINE_ERROR: (500, SERVER_ERROR),
+    ErrorCode.ADAPTER_UNREADABLE: (500, SERVER_ERROR),
+    ErrorCode.NOT_FINITE: (500, SERVER_ERROR),
     ErrorCode.ENGINE_DEAD: (503, SERVER_ERROR),
     ErrorCode.SERVER_DRAINING: (503, SERVER_ERROR),
 }
@@ -68,6 +72,19 @@ def error_body(error: ServingError) -> ErrorResponse:
     return ErrorResponse(ErrorDetail(error.message, ERROR_TABLE[error.code][1], error.param, error.code.value))
 
 
+def status_of(error: ServingError) -> int:
+    return ERROR_TABLE[error.code][0]
+
+
+def error_headers(error: ServingError) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
+    if error.code is ErrorCode.INVALID_API_KEY:
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
 def internal_error() -> ServingError:
     """For what we did not foresee: the log has the details, the client gets none."""
     return ServingError(ErrorCode.INTERNAL_ERROR, "The server failed to handle the request. Its log says why.")
@@ -75,13 +92,8 @@ def internal_error() -> ServingError:
 
 def handle_serving_error(request: Request, error: ServingError) -> Response[ErrorResponse]:
     runtime_of(request).metrics.error(error.code)
-    headers: dict[str, str] = {}
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(error.retry_after_s)
-    if error.code is ErrorCode.INVALID_API_KEY:
-        headers["www-authenticate"] = "Bearer"
     return Response(
-        error_body(error), status_code=ERROR_TABLE[error.code][0], headers=headers, media_type="application/json"
+        error_body(error), status_code=status_of(error), headers=error_headers(error), media_type="application/json"
     )
 
 

@@ -1,27 +1,21 @@
 """Keeps web pages away from a server that asks for no key: anything in a browser on this machine can reach it."""
 
 from litestar.datastructures import Headers
-from litestar.middleware import ASGIMiddleware
-from litestar.types import ASGIApp, Receive, Scope, Send
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class OpenModeProtection(ASGIMiddleware):
+class OpenModeProtection:
     """Checks Host (DNS rebinding), Origin and Sec-Fetch-Site (foreign pages), and the body's type (HTML forms)."""
 
     def __init__(self, allowed_hosts: list[str], allowed_origins: list[str]) -> None:
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(allowed_origins)
 
-    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
-        if scope["type"] == "http":
-            self._check(Headers.from_scope(scope), scope["method"])
-        await next_app(scope, receive, send)
-
-    def _check(self, headers: Headers, method: str) -> None:
+    def check(self, headers: Headers, method: str) -> None:
+        """Raises `ServingError`."""
         host = headers.get("host", "")
         if _without_port(host) not in self._allowed_hosts:
             raise _forbidden("The Host header names no host of this server. Start it with --allowed-hosts to add one.")

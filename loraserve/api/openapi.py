@@ -23,6 +23,7 @@ _ERRORS = {
     413: "The body is too large.",
     415: "The body is not application/json.",
     429: "Too much is waiting. `retry-after` says when to try again.",
+    431: "The URL and headers are too large.",
     500: "The server failed.",
     503: "The engine is not running, or the server is shutting down.",
 }

@@ -18,9 +18,12 @@ def check_at_most(param: str, count: int, limit: int, what: str) -> None:
 
 def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
     """NOTE: ids that index tensors in the engine; nothing may pass unchecked."""
-    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-        worst = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise invalid_value(param, f"contains token id {_shown(worst)}; ids must be between 0 and {vocab_size - 1}.")
+    if not token_ids:
+        return
+    lowest, highest = min(token_ids), max(token_ids)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise invalid_value(param, f"contains token id {_shown(wrong)}; ids must be between 0 and {vocab_size - 1}.")
 
 
 def unsupported(param: str, message: str) -> ServingError:
@@ -31,4 +34,4 @@ def _shown(number: float) -> str:
     """Short, whatever the client sent: Python refuses to print huge integers."""
     if isinstance(number, int) and abs(number) >= 2**64:
         return "beyond 64 bits"
-    return f"{number:.17g}" if isinstance(number, float) else str(number)
+    return str(number).removesuffix(".0")

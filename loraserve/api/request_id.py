@@ -20,7 +20,11 @@ def request_id_of(scope: Scope) -> str:
     return known
 
 
+def request_id_header(scope: Scope) -> tuple[bytes, bytes]:
+    return HEADER, request_id_of(scope).encode()
+
+
 async def add_request_id(message: Message, scope: Scope) -> None:
     """A before_send hook: unlike a middleware it also sees 404 and 405."""
     if message["type"] == "http.response.start":
-        message["headers"] = [*message["headers"], (HEADER, request_id_of(scope).encode())]
+        message["headers"] = [*message["headers"], request_id_header(scope)]

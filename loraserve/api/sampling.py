@@ -78,6 +78,8 @@ class SamplingChecker:
         self._check_stream(request)
         n = _or(request.n, 1)
         check_range("n", n, 1, self._limits.max_n)
+        if max_tokens is not None:
+            check_range("max_tokens", max_tokens, 0, INT64 - 1)
         min_tokens = _or(request.min_tokens, 0)
         check_range("min_tokens", min_tokens, 0, self._max_model_len if max_tokens is None else max_tokens)
         stop_token_ids = self._stop_token_ids(request)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from loraserve.serving.engine_errors import model_not_found
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.generation import model_not_found
 from loraserve.serving.registry import ResolvedAdapter
 from loraserve.serving.runtime import Runtime
 

@@ -30,6 +30,12 @@ from loraserve.cli.loadtest.settings import BenchSettings
 @click.option("--temperature", type=click.FloatRange(0), default=0.0)
 @click.option("--warm-up", type=click.IntRange(0), help="Requests before measuring. [default: one per model]")
 @click.option("--seed", type=int, default=0, help="Of adapters, lengths, prompts and times.")
+@click.option(
+    "--requests",
+    "requests_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON lines of model, prompt_token_ids and num_output_tokens to send, in place of drawn requests.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
 def bench(**options: Any) -> None:
     """Measure a running server: TTFT, inter-token latency and throughput, per adapter and in total.
@@ -39,6 +45,8 @@ def bench(**options: Any) -> None:
     """
     if options["concurrency"] and options["request_rate"]:
         raise click.UsageError("--concurrency is a closed loop, --request-rate an open one: choose one")
+    if options["requests_file"] and (options["text"] or options["chat"]):
+        raise click.UsageError("--requests holds token ids, which --text and --chat exclude")
     settings = BenchSettings(**options)
     from loraserve.cli.loadtest.session import run_session
 

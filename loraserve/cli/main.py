@@ -4,7 +4,7 @@ import importlib
 
 import rich_click as click
 
-COMMANDS = ("serve", "chat", "bench", "doctor", "version")
+COMMANDS = ("serve", "chat", "bench", "doctor", "openapi", "version")
 """Each is the attribute of the same name in `loraserve.cli.<name>`; importing that module must stay cheap."""
 
 
@@ -18,7 +18,23 @@ class _LazyGroup(click.RichGroup):
         return getattr(importlib.import_module(f"loraserve.cli.{cmd_name}"), cmd_name)
 
 
+def _print_version(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted:
+        from loraserve.cli.version import installed_version
+
+        click.echo(f"loraserve {installed_version('loraserve') or '(not installed)'}")
+        ctx.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version; `loraserve version` prints more.",
+)
 def main() -> None:
     """Serve thousands of LoRA adapters over one base model, any mix of them in one batch."""
 

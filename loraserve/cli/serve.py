@@ -89,6 +89,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Jinja file to use instead of the model's chat template.",
 )
+@_option(
+    "--generation-config",
+    panel="Model",
+    type=click.Choice(["auto", "vllm"]),
+    default=_defaults.generation_config,
+    help="Sampling defaults: auto = the model's, vllm = OpenAI's.",
+)
 @_option("--load-format", panel="Model", type=click.Choice(["auto", "safetensors", "dummy"]), default="auto")
 @_option(
     "--dtype",

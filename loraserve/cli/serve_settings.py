@@ -24,6 +24,7 @@ class ServeSettings:
     revision: str | None
     served_model_name: tuple[str, ...]
     chat_template: Path | None
+    generation_config: str
     load_format: str
     dtype: str
     device: str
@@ -113,6 +114,7 @@ class ServeSettings:
             model=str(DEMO / "model") if self.model is None else self.model,
             tokenizer=self.tokenizer,
             revision=self.revision,
+            generation_config=self.generation_config,
             load_format=self.load_format,
             dtype=self.dtype,
             device=self.device,

@@ -16,7 +16,6 @@ UNSUPPORTED_FLAGS = {
     "--lora-extra-vocab-size": "adapters with new tokens are refused by name",
     "--fully-sharded-loras": "one engine runs on one device",
     "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
-    "--generation-config": "the model's generation_config is used; requests override it",
     "--hf-overrides": "edit the model's config.json",
     "--speculative-config": "there is no speculative decoding",
     "--enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",

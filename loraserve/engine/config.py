@@ -11,6 +11,8 @@ class EngineConfig:
     """Directory with config.json and *.safetensors, or a name in the local Hugging Face cache."""
     tokenizer: str | None = None
     revision: str | None = None
+    generation_config: str = "auto"
+    """Sampling defaults: "auto" = the model's generation_config, "vllm" = none of it, as vLLM's flag."""
     load_format: str = "auto"
     """"auto" = safetensors; "dummy" = random weights of the config's shapes."""
     dtype: str = "auto"

@@ -12,7 +12,14 @@ from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.kv_blocks import BlockPool, root_hash
-from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SequenceOutput,
+    TokenLogprob,
+)
 from loraserve.engine.sampler import Sampler
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
@@ -79,12 +86,21 @@ class Engine:
             self._num_live_requests[digest] = self._num_live_requests.get(digest, 0) + 1
         self._scheduler.add(state)
 
-    def abort(self, request_id: str) -> list[SequenceOutput]:
-        """Stop a request and free all it holds. A no-op for unknown or finished ids."""
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        """Stop a request, or one choice of it, and free all it holds. A no-op for what is unknown or finished."""
         state = self._states.get(request_id)
         if state is None:
             return []
-        return self._end_request(state, FinishReason.ABORT)
+        if index is None or state.unfinished == {index}:
+            return self._end_request(state, FinishReason.ABORT)
+        if index not in state.unfinished:
+            return []
+        if state.is_forked:
+            self._finish(next(sequence for sequence in state.sequences if sequence.index == index))
+        else:
+            # Not to be forked; the first choice goes on computing the prompt for the others.
+            state.unfinished.discard(index)
+        return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)]
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()
@@ -116,7 +132,9 @@ class Engine:
         outputs = [
             output
             for sequence, message in plan.failed
-            for output in self._end_request(sequence.state, FinishReason.ERROR, message)
+            for output in self._end_request(
+                sequence.state, FinishReason.ERROR, message, EngineErrorCode.ADAPTER_UNREADABLE
+            )
         ]
         if plan.failed:  # a sibling of one that failed may have been admitted, if the adapter could be read then
             plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
@@ -167,9 +185,8 @@ class Engine:
         self._scheduler.computed(sequence, item.num_rows, is_finite=None)
         if sequence.num_uncomputed_tokens > 0:
             return []
-        forked = len(state.sequences) == 1 and state.request.sampling.n > 1
-        sequences = [sequence, *self._scheduler.fork(sequence)] if forked else [sequence]
-        return [(choice, last_row) for choice in sequences]
+        choices = [sequence] if state.is_forked else self._scheduler.fork(sequence)
+        return [(choice, last_row) for choice in choices]
 
     def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
         """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
@@ -186,6 +203,7 @@ class Engine:
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
         params = sequence.request.sampling
+        needs_outputs = params.has_penalties or params.min_tokens > 0
         if sequence.penalty_state is None and params.has_penalties:
             sequence.penalty_state = PenaltyState(sequence.request.prompt_token_ids)
         return SamplingRow(
@@ -193,7 +211,7 @@ class Engine:
             seed=params.seed + sequence.index,
             position=sequence.num_tokens,
             prompt_token_ids=sequence.request.prompt_token_ids,
-            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :],
+            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :] if needs_outputs else (),
             eos_token_ids=self._eos,
             penalty_state=sequence.penalty_state,
         )
@@ -203,7 +221,7 @@ class Engine:
         self._num_generation_tokens += 1
         finish_reason, stop_token_id = self._finish_reason(sequence, token_id)
         if finish_reason is not None:
-            self._finish(sequence, finish_reason)
+            self._finish(sequence)
         state = sequence.state
         is_first = not sequence.is_first_output_sent
         sequence.is_first_output_sent = True
@@ -238,39 +256,45 @@ class Engine:
         blocks = {block for choice in sequence.state.sequences for block in choice.blocks}
         self._pool.forget(sorted(blocks))
         private = [block for block in sorted(blocks) if not self._is_shared_outside(block, sequence.state)]
-        outputs = self._end_request(sequence.state, FinishReason.ERROR, NOT_FINITE_MESSAGE)
+        outputs = self._end_request(sequence.state, FinishReason.ERROR, NOT_FINITE_MESSAGE, EngineErrorCode.NOT_FINITE)
         self._runner.zero_blocks(private)
         return outputs
 
     def _is_shared_outside(self, block: int, state: RequestState) -> bool:
         return any(block in other.blocks for other in self._scheduler.running if other.state is not state)
 
-    def _end_request(self, state: RequestState, reason: FinishReason, error: str | None = None) -> list[SequenceOutput]:
+    def _end_request(
+        self,
+        state: RequestState,
+        reason: FinishReason,
+        error: str | None = None,
+        error_code: EngineErrorCode | None = None,
+    ) -> list[SequenceOutput]:
         """Finish every choice that is not, including those that were never forked."""
-        indexes = set(range(state.request.sampling.n))
+        if not state.unfinished:
+            return []
+        indexes = sorted(state.unfinished)
+        state.unfinished.clear()
         for sequence in state.sequences:
-            if sequence.status is Status.FINISHED and sequence.finish_reason is not None:
-                indexes.discard(sequence.index)
-        for sequence in list(state.sequences):
-            if sequence.index in indexes:
-                self._finish(sequence, reason)
+            if sequence.status is not Status.FINISHED:
+                self._scheduler.finish(sequence)
         self._forget_request(state)
         return [
-            SequenceOutput(state.request.request_id, index, [], finish_reason=reason, error=error)
-            for index in sorted(indexes)
+            SequenceOutput(
+                state.request.request_id, index, [], finish_reason=reason, error=error, error_code=error_code
+            )
+            for index in indexes
         ]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.status is not Status.FINISHED:
-            self._scheduler.finish(sequence)
-        sequence.finish_reason = reason
+    def _finish(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
         state = sequence.state
-        if len(state.sequences) == state.request.sampling.n and state.is_finished:
+        state.unfinished.discard(sequence.index)
+        if not state.unfinished:
             self._forget_request(state)
 
     def _forget_request(self, state: RequestState) -> None:
-        if self._states.pop(state.request.request_id, None) is None:
-            return
+        del self._states[state.request.request_id]
         digest = state.request.adapter_digest
         if digest is not None:
             self._num_live_requests[digest] -= 1
@@ -311,7 +335,7 @@ class Engine:
         if digest is not None and (
             self._adapters is None or not self._adapters.knows(digest) or digest in self._unloading
         ):
-            raise EngineRequestError(f"adapter {digest[:12]} is not loaded")
+            raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)
 
     def stats(self) -> EngineStats:
         """A snapshot; `recent_step_tokens` starts anew with each."""

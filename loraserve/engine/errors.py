@@ -1,5 +1,7 @@
 """What can go wrong in the engine, with messages for a person."""
 
+from loraserve.engine.request import EngineErrorCode
+
 
 class EngineStartError(Exception):
     """The engine cannot start; the message says what to change."""
@@ -7,3 +9,7 @@ class EngineStartError(Exception):
 
 class EngineRequestError(Exception):
     """The request is refused; the engine is untouched."""
+
+    def __init__(self, message: str, code: EngineErrorCode = EngineErrorCode.INVALID_REQUEST) -> None:
+        super().__init__(message)
+        self.code = code

@@ -11,6 +11,17 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class EngineErrorCode(StrEnum):
+    """Why a request ended with reason "error"."""
+
+    INVALID_REQUEST = "invalid_request"
+    ADAPTER_NOT_LOADED = "adapter_not_loaded"
+    ADAPTER_UNREADABLE = "adapter_unreadable"
+    """It was loaded, but its packed file could not be copied into the arena."""
+    NOT_FINITE = "not_finite"
+    """The model produced values that are not finite numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Ranges are checked where requests enter (the API) and again by `validate`."""
@@ -90,6 +101,8 @@ class SequenceOutput:
     """Seconds from arrival in the engine to first scheduled; on the first output."""
     error: str | None = None
     """With finish_reason "error": what went wrong, safe to show."""
+    error_code: EngineErrorCode | None = None
+    """With finish_reason "error"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class SamplingRow:
     """Absolute position of the token being chosen; (seed, position) determines its noise."""
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-    """Presence and frequency penalties count these only; the repetition penalty the prompt's too."""
+    """Presence and frequency penalties count these only; the repetition penalty the prompt's too. May be empty when the
+    request has neither penalties nor min_tokens."""
     eos_token_ids: tuple[int, ...]
     penalty_state: PenaltyState | None = None
     """Kept on the sequence for speed; the sampler brings it up to date."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from loraserve.engine.kv_blocks import BlockHash
-from loraserve.engine.request import EngineRequest, FinishReason, TokenLogprob
+from loraserve.engine.request import EngineRequest, TokenLogprob
 from loraserve.engine.sampling_row import PenaltyState
 
 
@@ -16,18 +16,24 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """A request and its choices. Choices after the first appear once the prompt is computed."""
+    """A request and its choices. The first one computes the prompt; then the others are forked from it."""
 
     request: EngineRequest
     arrival_s: float
     root_hash: BlockHash
     sequences: list["Sequence"] = field(default_factory=list)
+    unfinished: set[int] = field(init=False)
+    """Indexes of the choices without a finish reason, forked or not."""
+    is_forked: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
     first_scheduled_s: float | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     num_bypassed: int = 0
     """How often a later request was admitted before this one because this one's adapter did not fit."""
+
+    def __post_init__(self) -> None:
+        self.unfinished = set(range(self.request.sampling.n))
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -36,10 +42,6 @@ class RequestState:
     @property
     def has_all_prompt_logprobs(self) -> bool:
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) == len(self.request.prompt_token_ids)
-
-    @property
-    def is_finished(self) -> bool:
-        return all(sequence.status is Status.FINISHED for sequence in self.sequences)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,6 @@ class Sequence:
     is_first_output_sent: bool = False
     admitted: int = 0
     """Order of admission; the newest is preempted first."""
-    finish_reason: FinishReason | None = None
     penalty_state: PenaltyState | None = None
     """Kept here between steps when the request has penalties."""
 

@@ -80,8 +80,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     device = _device(config.device)
     torch.set_num_threads(config.num_threads or available_cpus())
     torch.set_grad_enabled(False)
-    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     model_config = loader.load_config(config.model, config.revision)
+    tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     backend, backend_note = _backend(config, device)
     malloc.give_large_blocks_back()
@@ -110,7 +110,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
             if (value := getattr(tokenizer, name, None)) is not None
         },
-        default_sampling=_default_sampling(generation_config),
+        default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_blocks=plan.num_blocks,

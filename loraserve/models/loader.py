@@ -26,7 +26,11 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ModelRefusedError(f"cannot read the config of {model}: {error}") from error
+        if not Path(model).is_dir():
+            raise ModelRefusedError(
+                f"{model} is neither a directory nor a model in the local Hugging Face cache"
+            ) from error
+        raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise ModelRefusedError(f"{model} is quantized ({config.quantization_config}): give the unquantized weights")
     return config
@@ -63,7 +67,7 @@ def load_model(model: str, revision: str | None, config: PreTrainedConfig, dtype
             trust_remote_code=False,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelRefusedError(f"cannot load the weights of {model}: {error}") from error
+        raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     return loaded.eval()
 
 
@@ -77,7 +81,9 @@ def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise ModelRefusedError(f"cannot load the tokenizer of {model}: {error}") from error
+        raise ModelRefusedError(
+            f"{model} has no tokenizer that can be loaded: save one beside the model or give --tokenizer"
+        ) from error
     if not tokenizer.is_fast:
         raise ModelRefusedError(f"{type(tokenizer).__name__} of {model} has no fast form (tokenizer.json)")
     return tokenizer
@@ -94,3 +100,8 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
         return GenerationConfig.from_pretrained(model, revision=revision or "main")
     except OSError:
         return None
+
+
+def _first_line(error: Exception) -> str:
+    """transformers' messages go on for paragraphs."""
+    return str(error).strip().partition("\n")[0]

@@ -2,31 +2,30 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Protocol
 
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.pack import load_and_pack
 from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.serving.engine_client import AdapterLoadError, EngineClient, EngineDeadError
+from loraserve.serving.engine_errors import engine_dead
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.generation import engine_dead
 from loraserve.serving.registry import ADAPTER_NAME, AdapterRegistry, ResolvedAdapter
 from loraserve.serving.turns import Turns
 
-Packer = Callable[[Path, BaseLayout, Path], PackedAdapter]
 
-OPERATOR_LIMITS = Limits(follow_symlinks=True)
-"""Paths come from whoever runs the server: Hugging Face's cache is made of symbolic links."""
+class Packer(Protocol):
+    """See `loraserve_adapters.pack.load_and_pack`."""
 
-
-def pack_folder(folder: Path, layout: BaseLayout, cache_dir: Path) -> PackedAdapter:
-    return load_and_pack(folder, layout, cache_dir, limits=OPERATOR_LIMITS)
+    def __call__(self, folder: Path, layout: BaseLayout, cache_dir: Path, *, limits: Limits) -> PackedAdapter: ...
 
 
 class AdapterService:
@@ -40,22 +39,28 @@ class AdapterService:
         base_names: list[str],
         packed_dir: Path,
         on_removed: Callable[[str], None],
+        limits: Limits = DEFAULT_LIMITS,
         unload_timeout_s: float = 30.0,
-        packer: Packer = pack_folder,
+        packer: Packer = load_and_pack,
     ) -> None:
         self._engine = engine
         self._registry = registry
         self._base_names = base_names
         self._packed_dir = packed_dir
         self._on_removed = on_removed
+        self._limits = limits
         self._unload_timeout_s = unload_timeout_s
         self._packer = packer
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def add(self, name: str, path: Path, *, replace: bool = False) -> ResolvedAdapter:
+    async def add(
+        self, name: str, path: Path, *, replace: bool = False, follow_symlinks: bool = False
+    ) -> ResolvedAdapter:
         """Validate, pack, load, and only then make it visible. Raises `ServingError`.
 
+        follow_symlinks: only for paths of the command line, since Hugging Face's cache is made of symbolic links. Never
+        for a client's: a link in its folder would make us read files that it may not.
         replace: an adapter of this name is exchanged at once; requests that run with the old one finish with it.
         """
         self._check_name(name)
@@ -64,7 +69,7 @@ class AdapterService:
             if old is not None and not replace:
                 message = f"The lora adapter '{name}' has already been loaded. Set load_inplace to replace it."
                 raise ServingError(ErrorCode.ADAPTER_ALREADY_LOADED, message, param="lora_name")
-            packed = await self._pack(path)
+            packed = await self._pack(path, dataclasses.replace(self._limits, follow_symlinks=follow_symlinks))
             adapter = ResolvedAdapter(name, packed.digest, packed.max_lora_rank, packed.size_bytes)
             async with self._turns.take(f"digest {packed.digest}"):
                 await self._load(packed)
@@ -94,12 +99,14 @@ class AdapterService:
             message = f"'lora_name' is {name!r}, which is the base model's name."
             raise ServingError(ErrorCode.INVALID_VALUE, message, param="lora_name")
 
-    async def _pack(self, path: Path) -> PackedAdapter:
-        if not await asyncio.to_thread(path.is_dir):
+    async def _pack(self, path: Path, limits: Limits) -> PackedAdapter:
+        if not await asyncio.to_thread(_is_folder, path):
             message = f"Loading lora failed: there is no adapter folder at '{path}'."
             raise ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path")
         try:
-            return await asyncio.to_thread(self._packer, path, self._engine.model.layout, self._packed_dir)
+            return await asyncio.to_thread(
+                self._packer, path, self._engine.model.layout, self._packed_dir, limits=limits
+            )
         except AdapterError as error:
             code = ErrorCode.ADAPTER_NOT_FOUND if error.code == "missing_file" else ErrorCode.ADAPTER_INVALID
             raise ServingError(code, f"Loading lora failed: {error.message}", param="lora_path") from error
@@ -135,6 +142,14 @@ class AdapterService:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        # Such as a name that is too long.
+        return False
 
 
 def adapter_not_found(name: str) -> ServingError:

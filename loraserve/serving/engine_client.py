@@ -44,8 +44,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    def abort(self, request_id: str) -> None:
-        """Stop the request; a no-op for unknown or finished ids."""
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        """Stop the request, or one choice of it; a no-op for what is unknown or finished."""
         ...
 
     async def load(self, digest: str, packed_path: str) -> None:

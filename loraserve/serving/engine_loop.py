@@ -8,6 +8,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
 from loraserve.serving.messages import (
+    Abort,
     AbortRequests,
     AdapterFailed,
     AdapterLoaded,
@@ -32,7 +33,7 @@ class Steppable(Protocol):
 
     def add_request(self, request: EngineRequest) -> None: ...
 
-    def abort(self, request_id: str) -> list[SequenceOutput]: ...
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
 
     def load_adapter(self, digest: str, packed_path: str) -> None: ...
 
@@ -76,7 +77,7 @@ class EngineLoop:
     def run(self) -> None:
         while not self._stopping:
             self.run_once(IDLE_HEARTBEAT_S)
-        self._abort(list(self._num_unfinished))
+        self._abort([Abort(request_id) for request_id in self._num_unfinished])
         self._send_outputs([])
 
     def run_once(self, idle_timeout_s: float) -> None:
@@ -88,16 +89,20 @@ class EngineLoop:
             self._send_outputs(self._engine.step())
         elif self._unsent or not messages:
             self._send_outputs([])
-        for digest in self._engine.take_unloaded():
-            self._channel.send(AdapterUnloaded(digest))
+        if unloaded := self._engine.take_unloaded():
+            # First the statistics: once an unload is answered, they no longer show the adapter.
+            self._next_stats_s = 0.0
+            self._send_outputs([])
+            for digest in unloaded:
+                self._channel.send(AdapterUnloaded(digest))
 
     def _handle(self, message: ToEngine) -> None:
         match message:
             case AddRequests(requests):
                 for request in requests:
                     self._add(request)
-            case AbortRequests(request_ids):
-                self._abort(request_ids)
+            case AbortRequests(aborts):
+                self._abort(aborts)
             case LoadAdapter(digest, packed_path):
                 self._load(digest, packed_path)
             case UnloadAdapter(digest):
@@ -111,13 +116,20 @@ class EngineLoop:
             self._engine.add_request(request)
         except EngineRequestError as error:
             self._unsent += [
-                SequenceOutput(request.request_id, index, [], finish_reason=FinishReason.ERROR, error=str(error))
+                SequenceOutput(
+                    request.request_id,
+                    index,
+                    [],
+                    finish_reason=FinishReason.ERROR,
+                    error=str(error),
+                    error_code=error.code,
+                )
                 for index in range(request.sampling.n)
             ]
 
-    def _abort(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._unsent += self._engine.abort(request_id)
+    def _abort(self, aborts: list[Abort]) -> None:
+        for abort in aborts:
+            self._unsent += self._engine.abort(abort.request_id, abort.index)
 
     def _load(self, digest: str, packed_path: str) -> None:
         try:

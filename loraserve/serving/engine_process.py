@@ -101,6 +101,8 @@ def serve_model(channel: SocketChannel) -> int:
     _limit_threads(config.num_threads)
     # The parent shows our progress; bars of libraries would be drawn across it.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # A name means the local cache: looking for an unknown one on the network would take a minute and tell others of it.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # torch reads the thread limit when it is imported.
     from loraserve.engine.engine import Engine
 

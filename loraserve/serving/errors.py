@@ -5,6 +5,7 @@ from enum import StrEnum
 
 class ErrorCode(StrEnum):
     INVALID_JSON = "invalid_json"
+    INVALID_REQUEST = "invalid_request"
     INVALID_TYPE = "invalid_type"
     INVALID_VALUE = "invalid_value"
     MISSING_PARAMETER = "missing_required_parameter"
@@ -20,11 +21,14 @@ class ErrorCode(StrEnum):
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     REQUEST_TOO_LARGE = "request_too_large"
+    HEADERS_TOO_LARGE = "headers_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     QUEUE_FULL = "queue_full"
     CLIENT_CLOSED_REQUEST = "client_closed_request"
     INTERNAL_ERROR = "internal_error"
     ENGINE_ERROR = "engine_error"
+    ADAPTER_UNREADABLE = "adapter_unreadable"
+    NOT_FINITE = "not_finite"
     ENGINE_DEAD = "engine_dead"
     SERVER_DRAINING = "server_draining"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
+from loraserve.serving.engine_errors import engine_dead, model_not_found, request_failed
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
@@ -186,17 +187,28 @@ class Generation:
 
     def _take(self, prompt: PromptRun, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
         now_s = time.monotonic()
-        deltas = [delta for output in outputs if (delta := self._take_one(prompt, output, now_s)) is not None]
-        if not prompt.finished and all(choice.assembler.finished for choice in prompt.choices):
-            prompt.finished = True
-            # After a stop string the engine does not know yet that it is done; otherwise this does nothing.
-            self._service.engine.abort(prompt.engine_request.request_id)
+        deltas: list[ChoiceDelta] = []
+        stopped: list[int] = []
+        for output in outputs:
+            delta = self._take_one(prompt, output, now_s)
+            if delta is None:
+                continue
+            deltas.append(delta)
+            if delta.finish_reason is not None and output.finish_reason is None:
+                stopped.append(output.index)
+        prompt.finished = all(choice.assembler.finished for choice in prompt.choices)
+        self._abort_stopped(prompt, stopped)
         return deltas
+
+    def _abort_stopped(self, prompt: PromptRun, stopped: list[int]) -> None:
+        """Choices that ended on a stop string: the engine does not know of those and would generate on."""
+        for index in stopped:
+            self._service.engine.abort(prompt.engine_request.request_id, index)
 
     def _take_one(self, prompt: PromptRun, output: SequenceOutput, now_s: float) -> ChoiceDelta | None:
         if output.finish_reason is FinishReason.ERROR:
             self._unfinished_reason = FinishReason.ERROR
-            raise ServingError(ErrorCode.ENGINE_ERROR, output.error or "The engine could not run the request.")
+            raise request_failed(output, self._job.adapter)
         prompt.num_cached_tokens = max(prompt.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             prompt.prompt_logprobs = output.prompt_logprobs
@@ -238,12 +250,3 @@ async def collect(steps: AsyncIterator[list[ChoiceDelta]]) -> list[ChoiceDelta]:
     """All choices, complete, by prompt and index."""
     deltas = [delta async for step in steps for delta in step]
     return sorted(_joined(deltas), key=lambda delta: (delta.prompt_index, delta.index))
-
-
-def engine_dead() -> ServingError:
-    return ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running. The server's log says why.", retry_after_s=5)
-
-
-def model_not_found(name: str) -> ServingError:
-    message = f"The model '{name}' does not exist. GET /v1/models lists the base model and its adapters."
-    return ServingError(ErrorCode.MODEL_NOT_FOUND, message, param="model")

@@ -16,6 +16,7 @@ from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.framing import FrameBuffer, encode_frame
 from loraserve.serving.messages import (
+    Abort,
     AbortRequests,
     AdapterFailed,
     AdapterLoaded,
@@ -168,11 +169,11 @@ class LocalEngine:
         finally:
             del self._streams[request_id]
             if not stream.finished:
-                self._write(AbortRequests([request_id]))
+                self._write(AbortRequests([Abort(request_id)]))
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, index: int | None = None) -> None:
         if request_id in self._streams:
-            self._write(AbortRequests([request_id]))
+            self._write(AbortRequests([Abort(request_id, index)]))
 
     async def load(self, digest: str, packed_path: str) -> None:
         await self._acknowledged(self._loads, digest, LoadAdapter(digest, packed_path))

@@ -10,10 +10,16 @@ class AddRequests(msgspec.Struct, frozen=True, tag=True):
     requests: list[EngineRequest]
 
 
-class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Idempotent; unknown ids are ignored. Always ordered after the add of the same request."""
+class Abort(msgspec.Struct, frozen=True):
+    request_id: str
+    index: int | None = None
+    """One choice; None = all of them."""
 
-    request_ids: list[str]
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Idempotent; what is unknown or finished is ignored. Always ordered after the add of the same request."""
+
+    aborts: list[Abort]
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):

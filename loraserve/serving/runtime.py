@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from loraserve.serving.adapter_service import AdapterService, Packer, pack_folder
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+
+from loraserve.serving.adapter_service import AdapterService
 from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.generation import GenerationService
 from loraserve.serving.lifecycle import Lifecycle
@@ -30,7 +32,7 @@ def build_runtime(
     engine: EngineClient,
     settings: ServingSettings,
     registry: AdapterRegistry | None = None,
-    packer: Packer = pack_folder,
+    adapter_limits: Limits = DEFAULT_LIMITS,
 ) -> Runtime:
     """`engine` must be ready. To be called on the event loop that serves."""
     registry = registry if registry is not None else InProcessRegistry()
@@ -45,7 +47,7 @@ def build_runtime(
         packed_dir=settings.packed_dir,
         on_removed=metrics.forget_adapter,
         unload_timeout_s=settings.unload_timeout_s,
-        packer=packer,
+        limits=adapter_limits,
     )
     generation = GenerationService(engine, tokenizer, registry, metrics, lifecycle, settings.limits)
     return Runtime(engine, registry, adapters, tokenizer, generation, metrics, lifecycle, settings)

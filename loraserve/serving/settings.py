@@ -8,7 +8,10 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request, and all of them together, may ask for."""
 
+    max_header_bytes: int = 32 * 1024
+    """URL and headers together."""
     max_body_bytes: int = 2_000_000
+    max_json_depth: int = 32
     max_n: int = 8
     max_prompts: int = 64
     max_stop_strings: int = 4

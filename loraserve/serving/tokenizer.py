@@ -62,9 +62,9 @@ class TextTokenizer:
             return ByteDetokenizer(self.token_text, skip_special_tokens)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
 
-    def token_strings(self, token_ids: list[int]) -> list[str | None]:
+    async def token_strings(self, token_ids: list[int]) -> list[str | None]:
         """As they stand in the vocabulary."""
-        return [self._tokenizer.id_to_token(token_id) for token_id in token_ids]
+        return await self.run(len(token_ids), lambda: [self._tokenizer.id_to_token(token_id) for token_id in token_ids])
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
+from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
 
@@ -136,15 +136,34 @@ def test_abort_right_after_the_add_ends_the_request_as_aborted() -> None:
     run(test)
 
 
+def test_aborting_one_choice_leaves_the_others() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            stream = engine.generate(request(max_tokens=2000, n=3))
+            outputs = await anext(stream)
+            engine.abort("r", 1)
+            engine.abort("r", 1)
+            engine.abort("r", 7)
+            outputs += [output for more in [o async for o in stream] for output in more]
+            reasons = {o.index: o.finish_reason for o in outputs if o.finish_reason}
+            assert reasons == {0: FinishReason.LENGTH, 1: FinishReason.ABORT, 2: FinishReason.LENGTH}
+            lengths = [sum(len(o.token_ids) for o in outputs if o.index == index) for index in range(3)]
+            assert lengths[1] < lengths[0] == lengths[2] == 2000
+            await until(lambda: engine.stats.num_running == 0)
+            assert engine.stats.num_preemptions == 1
+
+    run(test)
+
+
 def test_refused_request_is_answered_for_every_choice() -> None:
     async def test() -> None:
         async with running_engine() as engine:
             outputs = [
                 o for outputs in [o async for o in engine.generate(request(max_tokens=-1, n=2))] for o in outputs
             ]
-            assert [(o.index, o.finish_reason, o.error) for o in outputs] == [
-                (0, FinishReason.ERROR, "max_tokens is negative"),
-                (1, FinishReason.ERROR, "max_tokens is negative"),
+            assert [(o.index, o.finish_reason, o.error, o.error_code) for o in outputs] == [
+                (0, FinishReason.ERROR, "max_tokens is negative", EngineErrorCode.INVALID_REQUEST),
+                (1, FinishReason.ERROR, "max_tokens is negative", EngineErrorCode.INVALID_REQUEST),
             ]
 
     run(test)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraserve.engine.request import EngineRequest, EngineStats
+from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats
 from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings
@@ -301,6 +301,32 @@ class TestChat:
         assert (missing.status_code, error_of(missing)["code"]) == (404, "model_not_found")
 
 
+class TestModelsDefaults:
+    """What the model's generation_config says, where the request says nothing."""
+
+    @pytest.fixture
+    def creative(self, tmp_path: Path) -> Iterator[LiveServer]:
+        model = make_model(TOKENIZER, default_sampling={"temperature": 0.6, "top_k": 20, "max_new_tokens": 5})
+        with live_server(FakeEngine(model=model), make_settings(tmp_path)) as server:
+            yield server
+
+    @pytest.mark.parametrize(
+        ("path", "prompt", "max_tokens"),
+        [("/v1/chat/completions", {"messages": USER}, 5), ("/v1/completions", {"prompt": "x"}, 16)],
+    )
+    def test_fill_gaps_and_limit_nothing(
+        self, creative: LiveServer, path: str, prompt: dict[str, Any], max_tokens: int
+    ) -> None:
+        for extra, expected in (
+            ({}, (0.6, 20, max_tokens)),
+            ({"temperature": 0, "top_k": -1, "max_tokens": 40}, (0, 0, 40)),
+        ):
+            response = httpx.post(creative.url + path, json={"model": "tiny", **prompt, **extra})
+            sampling = creative.engine.requests[-1].sampling
+            assert (sampling.temperature, sampling.top_k, sampling.max_tokens) == expected
+            assert response.json()["usage"]["completion_tokens"] == expected[2]
+
+
 class TestStreams:
     def test_bytes_and_headers_of_a_chat_stream(self, http: httpx.Client) -> None:
         body = {"model": "sql", "messages": USER, "stream": True, "max_tokens": 100}
@@ -553,6 +579,28 @@ class TestRefusals:
         assert response.status_code == 400
         assert error_of(response)["type"] == "invalid_request_error"
 
+    @pytest.mark.parametrize("depth", [32, 33])
+    def test_too_deep_a_body(self, http: httpx.Client, depth: int) -> None:
+        metadata = "[" * (depth - 1) + "]" * (depth - 1)
+        body = f'{{"model":"tiny","prompt":"[[[[","metadata":{metadata},"max_tokens":1}}'
+        response = http.post("/v1/completions", content=body)
+        assert response.status_code == (200 if depth == 32 else 400)
+        if depth == 33:
+            error = error_of(response)
+            assert error["code"] == "invalid_json"
+            assert "33 levels deep; the limit is 32" in error["message"]
+
+    @pytest.mark.parametrize("path", ["/health", "/v1/models", "/nothing"])
+    def test_too_large_a_head(self, http: httpx.Client, path: str) -> None:
+        assert http.get(path, headers={"x-much": "x" * 31_000}).status_code != 431
+        many = [("x-many", "x" * 100)] * 320
+        for response in (
+            http.get(path, headers={"x-much": "x" * 33_000}),
+            http.get(path, headers=many),
+            http.get(path, params={"x": "x" * 33_000}),
+        ):
+            assert (response.status_code, error_of(response)["code"]) == (431, "headers_too_large")
+
     def test_too_large_a_body(self, http: httpx.Client) -> None:
         response = http.post("/v1/completions", content=b'{"prompt":"' + b"x" * 2_000_001)
         assert (response.status_code, error_of(response)["code"]) == (413, "request_too_large")
@@ -708,6 +756,28 @@ class TestFailures:
             whole = httpx.post(f"{server.url}/v1/completions", json={"model": "tiny", "prompt": "x"})
             assert (whole.status_code, error_of(whole)["code"]) == (500, "engine_error")
 
+    @pytest.mark.parametrize(
+        ("engine_code", "status", "code"),
+        [
+            (EngineErrorCode.INVALID_REQUEST, 400, "invalid_request"),
+            (EngineErrorCode.ADAPTER_NOT_LOADED, 404, "model_not_found"),
+            (EngineErrorCode.ADAPTER_UNREADABLE, 500, "adapter_unreadable"),
+            (EngineErrorCode.NOT_FINITE, 500, "not_finite"),
+        ],
+    )
+    def test_the_engines_code_decides_the_status(
+        self, tmp_path: Path, engine_code: EngineErrorCode, status: int, code: str
+    ) -> None:
+        engine = says(TEXT)
+        engine.fail_with, engine.fail_code = "/packed/dddd cannot be read", engine_code
+        with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
+            response = httpx.post(f"{server.url}/v1/completions", json={"model": "sql", "prompt": "x"})
+            error = error_of(response)
+            assert (response.status_code, error["code"]) == (status, code)
+            if code in ("model_not_found", "adapter_unreadable"):
+                assert "'sql'" in error["message"]
+                assert "/packed" not in error["message"]
+
     def test_what_we_did_not_foresee_is_told_without_details(self, tmp_path: Path) -> None:
         engine = says(TEXT)
 
@@ -851,9 +921,9 @@ class TestOpenMode:
         ],
     )
     def test_host_and_origin(self, guarded: LiveServer, headers: dict[str, str], status: int) -> None:
-        for path in ("/health", "/v1/models", "/schema/openapi.json"):
+        for path in ("/health", "/v1/models", "/schema/openapi.json", "/nothing"):
             response = httpx.get(guarded.url + path, headers=headers)
-            assert response.status_code == status, path
+            assert response.status_code == (404 if path == "/nothing" and status == 200 else status), path
             if status == 403:
                 assert error_of(response)["code"] == "forbidden"
 
@@ -884,6 +954,17 @@ class TestAdapterRoutes:
             assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
         assert http.get("/v1/models/sql").status_code == 200
 
+    def test_links_are_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "secret.json").write_text('{"peft_type": "LORA"}')
+        folder = tmp_path / "adapter"
+        folder.mkdir()
+        (folder / "adapter_config.json").symlink_to(tmp_path / "secret.json")
+        with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=True)) as server:
+            sent = {"lora_name": "new", "lora_path": str(folder)}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert (response.status_code, error_of(response)["code"]) == (400, "adapter_invalid")
+            assert "symbolic link" in error_of(response)["message"]
+
     def test_vllms_texts_and_statuses(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=True), ("sql",)) as server:
             loaded = httpx.post(
@@ -909,7 +990,37 @@ class TestAdapterRoutes:
             assert (again.status_code, error_of(again)["code"]) == (404, "adapter_not_found")
 
 
+class TestProcessingTime:
+    def test_inference_says_how_long_it_took_until_the_response_began(self, tmp_path: Path) -> None:
+        engine = says(TEXT)
+        engine.step_s = 0.03
+        with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
+            body = {"model": "sql", "prompt": "x", "max_tokens": 2}
+            chat = {"model": "sql", "messages": USER, "max_tokens": 2}
+            for path, sent in (
+                ("/v1/completions", body),
+                ("/adapters/sql/v1/completions", body),
+                ("/v1/chat/completions", chat),
+                ("/adapters/sql/v1/chat/completions", chat),
+            ):
+                for stream, at_least_ms in ((False, 50), (True, 25)):
+                    response = httpx.post(server.url + path, json={**sent, "stream": stream})
+                    assert response.status_code == 200
+                    assert int(response.headers["openai-processing-ms"]) >= at_least_ms
+            refused = httpx.post(f"{server.url}/v1/completions", json={})
+            assert refused.status_code == 400
+            assert int(refused.headers["openai-processing-ms"]) >= 0
+            assert "openai-processing-ms" not in httpx.get(f"{server.url}/v1/models").headers
+            assert "openai-processing-ms" not in httpx.get(f"{server.url}/nothing").headers
+
+
 class TestDocuments:
+    @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/ping", "/version"])
+    def test_probes_may_use_head(self, http: httpx.Client, path: str) -> None:
+        response = http.head(path)
+        assert (response.status_code, response.content) == (http.get(path).status_code, b"")
+        assert response.headers["x-request-id"]
+
     def test_version_and_metrics(self, http: httpx.Client) -> None:
         assert http.get("/version").json()["version"]
         response = http.get("/metrics")

@@ -245,3 +245,40 @@ def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
         server.stop()
         assert server.wait() == 0
     assert f"curl -N {server.url}/v1/chat/completions" in "\n".join(server.output)
+
+
+def _send(server: Server, data: bytes) -> bytes:
+    """What comes back until the server closes the connection."""
+    url = httpx.URL(server.url)
+    received = b""
+    with socket.create_connection((url.host, url.port or 80), WAIT_S) as connection:
+        try:
+            connection.sendall(data)
+            while piece := connection.recv(1 << 16):
+                received += piece
+        except ConnectionError:
+            pass
+    return received
+
+
+def test_a_head_that_never_ends_is_cut_off(tmp_path: Path) -> None:
+    with running_server(tmp_path / "data") as server:
+        before = psutil.Process(server.process.pid).memory_info().rss
+        for beginning in (b"GET /", b"GET / HTTP/1.1\r\nhost: localhost\r\nx-long: "):
+            answer = _send(server, beginning + b"x" * (64 << 20))
+            assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+        many = b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"x-many: 1\r\n" * (1 << 20)
+        answer = _send(server, many)
+        assert not answer or answer.startswith(b"HTTP/1.1 431 ")
+        assert psutil.Process(server.process.pid).memory_info().rss - before < 32 << 20
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_requests_that_arrive_in_pieces_or_together_are_answered(tmp_path: Path) -> None:
+    body = b'{"prompt": "' + b"x " * 100_000 + b'"}'
+    post = b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    request = post % len(body) + body
+    last = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-long: %b\r\nconnection: close\r\n\r\n" % (b"x" * 30_000)
+    with running_server(tmp_path / "data") as server:
+        answer = _send(server, request * 5 + last)
+        assert answer.count(b"HTTP/1.1 200 ") == 6

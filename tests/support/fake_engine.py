@@ -27,6 +27,8 @@ STEP_S = 0.002
 class FakeEngine:
     def __init__(self) -> None:
         self._running: dict[str, tuple[EngineRequest, int]] = {}
+        self._live: dict[str, set[int]] = {}
+        """The choices that are not aborted."""
         self._unloaded: list[str] = []
         self._loaded: list[str] = []
         self._num_aborts = 0
@@ -36,16 +38,17 @@ class FakeEngine:
         if request.sampling.max_tokens < 0:
             raise EngineRequestError("max_tokens is negative")
         self._running[request.request_id] = (request, 0)
+        self._live[request.request_id] = set(range(request.sampling.n))
 
-    def abort(self, request_id: str) -> list[SequenceOutput]:
-        if request_id not in self._running:
-            return []
-        request, _ = self._running.pop(request_id)
-        self._num_aborts += 1
-        return [
-            SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)
-            for index in range(request.sampling.n)
-        ]
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
+        live = self._live.get(request_id, set())
+        ended = sorted(live if index is None else live & {index})
+        live -= set(ended)
+        self._num_aborts += len(ended)
+        if not live:
+            self._live.pop(request_id, None)
+            self._running.pop(request_id, None)
+        return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT) for index in ended]
 
     def load_adapter(self, digest: str, packed_path: str) -> None:
         if "bad" in packed_path:
@@ -81,10 +84,8 @@ class FakeEngine:
         if done:
             del self._running[request_id]
         reason = FinishReason.LENGTH if done else None
-        return [
-            SequenceOutput(request_id, index, [token % 250], finish_reason=reason)
-            for index in range(request.sampling.n)
-        ]
+        live = sorted(self._live.pop(request_id) if done else self._live[request_id])
+        return [SequenceOutput(request_id, index, [token % 250], finish_reason=reason) for index in live]
 
     def stats(self) -> EngineStats:
         return EngineStats(

@@ -10,7 +10,14 @@ import msgspec
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SequenceOutput,
+    TokenLogprob,
+)
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.messages import ModelInfo
 
@@ -95,6 +102,7 @@ class FakeEngine:
     error: str | None = None
     fail_with: str | None = None
     """Requests end with this error after one token."""
+    fail_code: EngineErrorCode | None = None
     die_after: int | None = None
     """The engine dies after this many steps of a request."""
     num_cached_tokens: int = 0
@@ -103,6 +111,8 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     """Requests told to stop before they were complete."""
+    aborted_choices: set[tuple[str, int]] = field(default_factory=set)
+    """(request id, index) of choices told to stop by themselves."""
     completed: list[str] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
@@ -115,6 +125,8 @@ class FakeEngine:
         try:
             replies = [self._reply_outputs(request, index) for index in range(request.sampling.n)]
             for step in range(max(len(outputs) for outputs in replies)):
+                if step >= max(len(outputs) for outputs in self._live(request, replies)):
+                    break
                 if self.gate is not None:
                     await self.gate.wait()
                 await asyncio.sleep(self.step_s)
@@ -124,22 +136,39 @@ class FakeEngine:
                 if self.fail_with is not None and step > 0:
                     yield [
                         SequenceOutput(
-                            request.request_id, 0, [], finish_reason=FinishReason.ERROR, error=self.fail_with
+                            request.request_id,
+                            0,
+                            [],
+                            finish_reason=FinishReason.ERROR,
+                            error=self.fail_with,
+                            error_code=self.fail_code,
                         )
                     ]
                     return
-                if step == max(len(outputs) for outputs in replies) - 1:
+                live = self._live(request, replies)
+                if step == max(len(outputs) for outputs in live) - 1:
                     self.completed.append(request.request_id)
-                yield [outputs[step] for outputs in replies if step < len(outputs)]
+                yield [outputs[step] for outputs in live if step < len(outputs)]
         except (GeneratorExit, asyncio.CancelledError):
             self.abort(request.request_id)
             raise
         finally:
             self.running.discard(request.request_id)
 
-    def abort(self, request_id: str) -> None:
-        if request_id in self.running - {*self.completed, *self.aborted}:
-            self.aborted.append(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> None:
+        if request_id not in self.running - {*self.completed, *self.aborted}:
+            return
+        if index is not None:
+            self.aborted_choices.add((request_id, index))
+            request = next(request for request in self.requests if request.request_id == request_id)
+            if any((request_id, other) not in self.aborted_choices for other in range(request.sampling.n)):
+                return
+        self.aborted.append(request_id)
+
+    def _live(self, request: EngineRequest, replies: list[list[SequenceOutput]]) -> list[list[SequenceOutput]]:
+        return [
+            outputs for index, outputs in enumerate(replies) if (request.request_id, index) not in self.aborted_choices
+        ]
 
     async def load(self, digest: str, packed_path: str) -> None:
         await asyncio.sleep(0)

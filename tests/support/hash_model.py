@@ -20,7 +20,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
-from loraserve.engine.request import EngineRequest, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SequenceOutput, TokenLogprob
 from loraserve.engine.sampler import Sampler, SamplingRow
 
 VOCAB_SIZE = 30
@@ -182,6 +182,7 @@ class Choice:
     stop_token_id: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error: str | None = None
+    error_code: EngineErrorCode | None = None
 
     def take(self, output: SequenceOutput) -> None:
         assert self.finish_reason is None, "an output after the last one"
@@ -191,6 +192,7 @@ class Choice:
         self.stop_token_id = output.stop_token_id
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
         self.error = output.error
+        self.error_code = output.error_code
 
 
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions."""
 
-import time
-
 import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
@@ -13,6 +11,7 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.processing_time import TIMED, received_s
 from loraserve.api.prompts import chat_messages, check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
@@ -27,7 +26,14 @@ DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)
 OPERATION = json_body(ChatCompletionRequest)
 
 
-@post("/v1/chat/completions", status_code=200, operation_class=OPERATION, responses=ERROR_RESPONSES, tags=["inference"])
+@post(
+    "/v1/chat/completions",
+    opt=TIMED,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=ERROR_RESPONSES,
+    tags=["inference"],
+)
 async def create_chat_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[ChatCompletionResponse] | EventStream:
@@ -36,6 +42,7 @@ async def create_chat_completion(
 
 @post(
     "/adapters/{adapter:str}/v1/chat/completions",
+    opt=TIMED,
     status_code=200,
     operation_class=OPERATION,
     responses=ERROR_RESPONSES,
@@ -50,14 +57,13 @@ async def create_adapter_chat_completion(
 async def _chat(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[ChatCompletionResponse] | EventStream:
-    received_s = time.monotonic()
     asked = await decode_body(request, DECODER)
     runtime = context.runtime
     runtime.lifecycle.check_open()
     target = resolve_target(runtime, asked.model, path_adapter)
     checked = _check(context, asked)
     prompt = await _prompt(context, asked, checked)
-    job = GenerationJob([prompt], target.adapter, checked.text, received_s, checked.cache_salt)
+    job = GenerationJob([prompt], target.adapter, checked.text, received_s(request.scope), checked.cache_salt)
     request_id = asked.request_id or request_id_of(request.scope)
     kind = "chat.completion.chunk" if asked.stream else "chat.completion"
     writer = ChatWriter(

@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-import time
+import itertools
 from functools import partial
 
 import msgspec
@@ -14,6 +14,7 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.processing_time import TIMED, received_s
 from loraserve.api.prompts import check_not_empty, split_prompts, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
@@ -30,7 +31,14 @@ DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)
 OPERATION = json_body(CompletionRequest)
 
 
-@post("/v1/completions", status_code=200, operation_class=OPERATION, responses=ERROR_RESPONSES, tags=["inference"])
+@post(
+    "/v1/completions",
+    opt=TIMED,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=ERROR_RESPONSES,
+    tags=["inference"],
+)
 async def create_completion(
     request: Request, context: NamedDependency[AppContext]
 ) -> Response[CompletionResponse] | EventStream:
@@ -39,6 +47,7 @@ async def create_completion(
 
 @post(
     "/adapters/{adapter:str}/v1/completions",
+    opt=TIMED,
     status_code=200,
     operation_class=OPERATION,
     responses=ERROR_RESPONSES,
@@ -53,14 +62,13 @@ async def create_adapter_completion(
 async def _complete(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[CompletionResponse] | EventStream:
-    received_s = time.monotonic()
     asked = await decode_body(request, DECODER)
     runtime = context.runtime
     runtime.lifecycle.check_open()
     target = resolve_target(runtime, asked.model, path_adapter)
     checked = _check(context, asked)
     prompts = await _prompts(context, asked, checked)
-    job = GenerationJob(prompts, target.adapter, checked.text, received_s, checked.cache_salt)
+    job = GenerationJob(prompts, target.adapter, checked.text, received_s(request.scope), checked.cache_salt)
     request_id = asked.request_id or request_id_of(request.scope)
     writer = CompletionWriter(
         response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
@@ -124,23 +132,22 @@ async def _echoes(context: AppContext, asked: CompletionRequest, prompts: list[P
 
 async def _echo(context: AppContext, prompt: Prompt, given: str | None, skip_special_tokens: bool) -> EchoedPrompt:
     tokenizer = context.runtime.tokenizer
-    text = (
-        given
-        if given is not None
-        else await tokenizer.decode(prompt.token_ids, skip_special_tokens=skip_special_tokens)
-    )
-    offsets = await tokenizer.run(len(prompt.token_ids), partial(_text_offsets, tokenizer, prompt.token_ids, len(text)))
-    return EchoedPrompt(text, offsets)
+    if given is not None:
+        # It may spell out special tokens.
+        text, skip_special_tokens = given, False
+    else:
+        text = await tokenizer.decode(prompt.token_ids, skip_special_tokens=skip_special_tokens)
+    work = partial(_text_offsets, tokenizer, prompt.token_ids, text, skip_special_tokens)
+    return EchoedPrompt(text, await tokenizer.run(len(prompt.token_ids), work))
 
 
-def _text_offsets(tokenizer: TextTokenizer, token_ids: list[int], num_text_chars: int) -> list[int]:
-    """Where each token begins in its text."""
-    detokenizer = tokenizer.detokenizer([], skip_special_tokens=True)
-    offsets: list[int] = []
-    num_chars = 0
-    for token_id in token_ids:
-        offsets.append(num_chars)
-        num_chars += len(detokenizer.step(token_id))
-    # Some tokenizers put a space before a text, which the text itself does not have.
-    num_added = max(0, num_chars - num_text_chars)
-    return [max(0, offset - num_added) for offset in offsets]
+def _text_offsets(tokenizer: TextTokenizer, token_ids: list[int], text: str, skip_special_tokens: bool) -> list[int]:
+    """Where each token begins in `text`."""
+    detokenizer = tokenizer.detokenizer([], skip_special_tokens=skip_special_tokens)
+    pieces = [detokenizer.step(token_id) for token_id in token_ids]
+    # What the tokenizer puts before a text, such as a BOS token or a space, is not in the text itself.
+    whole = "".join(pieces)
+    start = whole.find(text)
+    num_added = start if start >= 0 else max(0, len(whole) - len(text))
+    ends = itertools.accumulate(len(piece) for piece in pieces)
+    return [max(0, end - len(piece) - num_added) for piece, end in zip(pieces, ends, strict=True)]

@@ -3,7 +3,7 @@
 import time
 
 import msgspec
-from litestar import MediaType, Response, get
+from litestar import HttpMethod, MediaType, Response, route
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
@@ -11,30 +11,39 @@ from loraserve.api.auth import PUBLIC
 from loraserve.api.identity import server_version
 from loraserve.serving.runtime import Runtime
 
+METHODS = [HttpMethod.GET, HttpMethod.HEAD]
+"""Load balancers probe with either."""
+
 
 class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-@get(["/health", "/ping"], opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route("/health", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
 async def health(context: NamedDependency[AppContext]) -> Response[bytes]:
     """200 unless the engine is dead."""
     return _answer(context.runtime.engine.error is None)
 
 
-@get("/health/live", opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route("/ping", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+async def ping(context: NamedDependency[AppContext]) -> Response[bytes]:
+    """The same, by the name that SageMaker calls."""
+    return _answer(context.runtime.engine.error is None)
+
+
+@route("/health/live", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
 async def health_live() -> Response[bytes]:
     """200 as long as this process answers."""
     return _answer(True)
 
 
-@get("/health/ready", opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route("/health/ready", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
 async def health_ready(context: NamedDependency[AppContext]) -> Response[bytes]:
     """200 if requests sent now will be served: the engine proves it by progress, not by existing."""
     return _answer(is_ready(context.runtime))
 
 
-@get("/version", opt=PUBLIC, tags=["health"])
+@route("/version", http_method=METHODS, opt=PUBLIC, tags=["health"])
 async def get_version() -> Version:
     return Version(server_version())
 

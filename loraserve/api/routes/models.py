@@ -8,7 +8,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
 from loraserve.api.target import resolve_target
-from loraserve.serving.generation import model_not_found
+from loraserve.serving.engine_errors import model_not_found
 from loraserve.serving.registry import ResolvedAdapter
 from loraserve.serving.runtime import Runtime
 

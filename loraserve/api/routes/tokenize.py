@@ -31,7 +31,7 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
         count=len(token_ids),
         max_model_len=runtime.engine.model.max_model_len,
         tokens=token_ids,
-        token_strs=runtime.tokenizer.token_strings(token_ids) if asked.return_token_strs else UNSET,
+        token_strs=await runtime.tokenizer.token_strings(token_ids) if asked.return_token_strs else UNSET,
     )
 
 

@@ -1,9 +1,14 @@
-"""What a load test sends: every request with its adapter, lengths and time, drawn from one seed before it starts."""
+"""What a load test sends: every request with its adapter, lengths and time, drawn from one seed or read from a file
+before it starts.
+"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
+from pathlib import Path
 from random import Random
+
+import msgspec
 
 TOKEN_IDS = range(10, 250)
 """Ordinary tokens in every vocabulary; which ones does not change the work."""
@@ -56,6 +61,34 @@ class PlannedRequest:
     max_tokens: int
     at_s: float
     """After the start; 0 in a closed loop."""
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a requests file, so that servers and libraries can answer literally the same requests."""
+
+    model: str
+    prompt_token_ids: list[int]
+    num_output_tokens: int
+
+
+def read_recorded(path: Path) -> list[RecordedRequest]:
+    """Raises `msgspec.DecodeError` for lines that are no requests."""
+    return msgspec.json.Decoder(RecordedRequest).decode_lines(path.read_bytes())
+
+
+def replay(recorded: list[RecordedRequest], workload: Workload) -> list[PlannedRequest]:
+    """All recorded requests in order, at the workload's times."""
+    times_s = _times_s(replace(workload, num_requests=len(recorded)), Random(workload.seed))
+    return [
+        PlannedRequest(
+            model=request.model,
+            prompt=request.prompt_token_ids,
+            prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=request.num_output_tokens,
+            at_s=at_s,
+        )
+        for request, at_s in zip(recorded, times_s, strict=True)
+    ]
 
 
 def plan(workload: Workload) -> list[PlannedRequest]:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loraserve.cli.loadtest.client import RequestStyle
-from loraserve.cli.loadtest.plan import PlannedRequest, Workload, plan
+from loraserve.cli.loadtest.plan import PlannedRequest, RecordedRequest, Workload, plan, read_recorded, replay
 from loraserve.cli.loadtest.report import Report, print_report, report
 from loraserve.cli.loadtest.runner import BenchRun, http_client, run
 from loraserve.cli.loadtest.settings import BenchSettings
@@ -32,13 +32,29 @@ def run_session(settings: BenchSettings) -> int:
 
 async def _session(settings: BenchSettings) -> Report:
     async with http_client(settings.url, settings.api_key) as client:
-        models = await _models(client, settings.adapters)
-        measured = await _measure(client, settings, models)
+        recorded = _recorded(settings)
+        models = sorted({request.model for request in recorded}) or await _models(client, settings.adapters)
+        measured = await _measure(client, settings, models, recorded)
     shown = {name: value for name, value in asdict(settings).items() if name not in ("api_key", "json_file")}
+    shown["requests_file"] = str(settings.requests_file) if settings.requests_file else None
     return report(measured, {**shown, "models": models})
 
 
-async def _measure(client: httpx.AsyncClient, settings: BenchSettings, models: list[str]) -> BenchRun:
+def _recorded(settings: BenchSettings) -> list[RecordedRequest]:
+    if settings.requests_file is None:
+        return []
+    try:
+        recorded = read_recorded(settings.requests_file)
+    except msgspec.DecodeError as error:
+        raise click.ClickException(f"{settings.requests_file}: {error}") from error
+    if not recorded:
+        raise click.ClickException(f"{settings.requests_file} holds no request")
+    return recorded
+
+
+async def _measure(
+    client: httpx.AsyncClient, settings: BenchSettings, models: list[str], recorded: list[RecordedRequest]
+) -> BenchRun:
     style = RequestStyle(settings.chat, settings.ignore_eos, settings.temperature)
     workload = settings.workload(models)
     with _progress() as bars:
@@ -48,7 +64,8 @@ async def _measure(client: httpx.AsyncClient, settings: BenchSettings, models: l
             return await run(client, style, requests, at_once, lambda _: bars.advance(bar))
 
         await send_all("warm-up", _warm_up(settings, workload), settings.running_at_once or 1)
-        return await send_all("requests", plan(workload), settings.running_at_once)
+        requests = replay(recorded, workload) if recorded else plan(workload)
+        return await send_all("requests", requests, settings.running_at_once)
 
 
 def _warm_up(settings: BenchSettings, workload: Workload) -> list[PlannedRequest]:

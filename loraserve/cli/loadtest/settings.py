@@ -31,6 +31,8 @@ class BenchSettings:
     temperature: float
     warm_up: int | None
     seed: int
+    requests_file: Path | None
+    """Send these instead of drawing requests."""
     json_file: Path | None
 
     @property

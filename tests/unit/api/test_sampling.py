@@ -107,6 +107,12 @@ def test_default_max_tokens_is_the_rest_of_the_context_unless_the_model_says_les
     assert (checker.default_max_tokens(100), checker.default_max_tokens(20)) == (30, 20)
 
 
+def test_the_models_max_new_tokens_is_a_default_and_no_limit() -> None:
+    """As in vLLM: it caps requests only where an operator names a generation config of his own."""
+    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
+    assert check(checker, max_tokens=100).max_tokens == 100
+
+
 @pytest.mark.parametrize(("given", "used"), [(0.0, 0.0), (1e-6, 0.0), (1e-4, 0.01), (0.5, 0.5)])
 def test_tiny_temperatures(given: float, used: float) -> None:
     assert check(temperature=given).params.temperature == used

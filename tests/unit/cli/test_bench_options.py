@@ -42,3 +42,7 @@ def test_request_rate_opens_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_loops_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch, "--request-rate", "1", "--concurrency", "2", code=2) == []
+
+
+def test_recorded_token_ids_and_chat_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench(monkeypatch, "--requests", __file__, "--chat", code=2) == []

@@ -1,12 +1,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
-from loraserve.cli.loadtest.plan import Distribution, Lengths, PlannedRequest, Workload, plan
+from loraserve.cli.loadtest.plan import Distribution, Lengths, PlannedRequest, Workload, plan, read_recorded, replay
 from loraserve.cli.loadtest.report import percentiles_ms, report
 from loraserve.cli.loadtest.runner import BenchRun, run
 
@@ -56,6 +58,23 @@ def test_text_prompts_are_words() -> None:
     prompt = plan(workload(text_prompts=True, num_requests=1))[0]
     assert isinstance(prompt.prompt, str)
     assert len(prompt.prompt.split()) == prompt.prompt_tokens
+
+
+def test_recorded_requests_are_sent_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"model": "b", "prompt_token_ids": [11, 12], "num_output_tokens": 3}\n' * 2)
+    requests = replay(read_recorded(file), workload(num_requests=9, request_rate=10.0))
+    assert [(request.model, request.prompt, request.prompt_tokens, request.max_tokens) for request in requests] == [
+        ("b", [11, 12], 2, 3)
+    ] * 2
+    assert requests[1].at_s > requests[0].at_s > 0
+
+
+def test_a_recorded_request_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"model": "b", "prompt_token_ids": [1], "num_output_tokens": 3, "temperature": 1}\n')
+    with pytest.raises(msgspec.ValidationError, match="temperature"):
+        read_recorded(file)
 
 
 class Stream(httpx.AsyncByteStream):

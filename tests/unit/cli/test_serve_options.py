@@ -173,6 +173,16 @@ def test_no_enable_lora_excludes_adapters(started: Started) -> None:
     assert not started.settings.engine.enable_lora
 
 
+@pytest.mark.parametrize(("args", "value"), [([], "auto"), (["--generation-config", "vllm"], "vllm")])
+def test_generation_config_is_the_models_or_none(started: Started, args: list[str], value: str) -> None:
+    invoke("m", *args)
+    assert started.settings.engine.generation_config == value
+
+
+def test_generation_config_of_another_folder_is_refused(started: Started) -> None:
+    assert "'auto', 'vllm'" in invoke("m", "--generation-config", "/folder", code=2)
+
+
 def test_help_imports_neither_torch_nor_the_server() -> None:
     code = (
         "import sys\nfrom loraserve.cli.main import main\n"

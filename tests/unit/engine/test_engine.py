@@ -10,7 +10,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SamplingParams
+from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
 from tests.support.hash_model import (
     BASE,
     VOCAB_SIZE,
@@ -235,6 +235,7 @@ def test_only_the_owner_of_values_that_are_not_finite_fails(engine: Engine, runn
     choices = {("victim", index): Choice() for index in (0, 1)} | run_to_idle(engine)
     assert runner.poisoned == {"victim"}
     assert {choices["victim", index].error for index in (0, 1)} == {NOT_FINITE_MESSAGE}
+    assert {choices["victim", index].error_code for index in (0, 1)} == {EngineErrorCode.NOT_FINITE}
     assert choices["neighbour", 0] == answer(ask(prompt=[*prompt, 21]))
 
 
@@ -303,6 +304,65 @@ def test_aborting_leaves_finished_choices_as_they_are(engine: Engine) -> None:
     assert {output.index for output in engine.abort("r")} == {0, 1, 2} - set(ended)
     engine.check_invariants()
     assert not engine.has_work()
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 5])
+@pytest.mark.parametrize("aborted", [{0}, {1}, {2}, {0, 1}, {1, 2}, {0, 2}])
+def test_an_aborted_choice_ends_alone_whether_or_not_it_was_forked(
+    engine: Engine, memory: AdapterMemory, aborted: set[int], num_steps: int
+) -> None:
+    """The prompt of 14 takes two steps of the budget of 10, then the choices are forked."""
+    request = ask("r", list(range(1, 15)), ADAPTERS[0], replace(GREEDY, n=3, temperature=1.0, max_tokens=8))
+    engine.add_request(request)
+    before = [output for _ in range(num_steps) for output in engine.step()]
+    for index in sorted(aborted):
+        outputs = engine.abort("r", index)
+        assert [(output.index, output.finish_reason) for output in outputs] == [(index, FinishReason.ABORT)]
+        assert engine.abort("r", index) == []
+        engine.check_invariants()
+    choices = {("r", index): Choice() for index in range(3) if index not in aborted}
+    for output in before:
+        if output.index not in aborted:
+            choices["r", output.index].take(output)
+    while engine.has_work():
+        for output in engine.step():
+            choices["r", output.index].take(output)
+    assert choices == {("r", index): answer(request, ADAPTERS[0], index) for index in {0, 1, 2} - aborted}
+    assert engine._states == {}
+    memory.check_invariants({})
+
+
+def test_aborting_every_choice_by_itself_ends_the_request(engine: Engine, memory: AdapterMemory) -> None:
+    for num_steps in (0, 1, 4):
+        engine.add_request(ask("r", list(range(1, 15)), ADAPTERS[0], replace(GREEDY, n=3)))
+        for _ in range(num_steps):
+            engine.step()
+        assert [engine.abort("r", index)[0].index for index in (1, 0, 2)] == [1, 0, 2]
+        assert not engine.has_work()
+        assert engine._states == {}
+        memory.check_invariants({})
+    assert engine.abort("r", 0) == []
+
+
+def test_a_choice_that_is_unknown_or_finished_is_not_aborted(engine: Engine) -> None:
+    engine.add_request(ask("r", params=replace(GREEDY, n=2)))
+    for index in (2, -1, 1 << 40):
+        assert engine.abort("r", index) == []
+    assert engine.abort("never seen", 0) == []
+    assert run_to_idle(engine).keys() == {("r", 0), ("r", 1)}
+    assert engine.abort("r", 1) == []
+
+
+def test_choices_that_are_never_forked_take_no_seats(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make_hash_engine(monkeypatch, max_num_seqs=3)
+    engine.add_request(ask("wide", list(range(1, 15)), params=replace(GREEDY, n=3)))
+    engine.step()
+    engine.abort("wide", 2)
+    engine.abort("wide", 0)
+    engine.add_request(ask("next"))
+    engine.step()
+    assert {item.sequence.request.request_id for item in runner.scheduled} == {"wide", "next"}
+    assert run_to_idle(engine).keys() == {("wide", 1), ("next", 0)}
 
 
 # ---- adapters
@@ -377,6 +437,7 @@ def test_a_corrupt_file_fails_every_choice_of_its_requests_and_no_other(
     for index in (0, 1):
         assert choices["broken", index].finish_reason is FinishReason.ERROR
         assert "sha256" in (choices["broken", index].error or "")
+        assert choices["broken", index].error_code is EngineErrorCode.ADAPTER_UNREADABLE
     memory.check_invariants({})
     broken.write(tmp_path)
     engine.add_request(ask("repaired", adapter=broken))
@@ -478,8 +539,9 @@ def test_a_request_that_cannot_be_served_is_refused_and_changes_nothing(
     engine: Engine, prompt: list[int], changes: dict[str, object], message: str
 ) -> None:
     request = EngineRequest("r", prompt, replace(GREEDY, **changes), ADAPTERS[0].digest)  # type: ignore[arg-type]
-    with pytest.raises(EngineRequestError, match=message):
+    with pytest.raises(EngineRequestError, match=message) as caught:
         engine.add_request(request)
+    assert caught.value.code is EngineErrorCode.INVALID_REQUEST
     assert not engine.has_work()
     assert engine._states == {}
     assert engine._num_live_requests == {}
@@ -496,6 +558,7 @@ def test_an_unknown_adapter_is_refused_and_no_other_is_named(engine: Engine) -> 
     with pytest.raises(EngineRequestError) as caught:
         engine.add_request(ask(adapter=TinyAdapter(77, 1)))
     assert str(caught.value) == f"adapter {TinyAdapter(77, 1).digest[:12]} is not loaded"
+    assert caught.value.code is EngineErrorCode.ADAPTER_NOT_LOADED
 
 
 def test_an_engine_without_lora_refuses_adapters_and_serves_the_base(monkeypatch: pytest.MonkeyPatch) -> None:

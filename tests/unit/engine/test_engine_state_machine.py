@@ -191,6 +191,18 @@ class EngineMachine(RuleBasedStateMachine):
         holders = {sequence.request.request_id for sequence in [*self.scheduler.running, *self.scheduler.waiting]}
         assert ledger.request.request_id not in holders
 
+    @precondition(lambda self: self.ledger)
+    @rule(recency=recency, index=st.integers(0, 3))
+    def abort_choice(self, recency: int, index: int) -> None:
+        ledger = self._recent(recency)
+        is_live = index < len(ledger.choices) and ledger.choices[index].finish_reason is None
+        ledger.is_aborted = ledger.is_aborted or is_live
+        outputs = self.engine.abort(ledger.request.request_id, index)
+        expected = [(index, FinishReason.ABORT)] if is_live else []
+        assert [(output.index, output.finish_reason) for output in outputs] == expected
+        self._take(outputs)
+        assert self.engine.abort(ledger.request.request_id, index) == []
+
     def _recent(self, recency: int) -> Ledger:
         """0 = the newest."""
         return list(self.ledger.values())[-1 - recency % len(self.ledger)]
@@ -333,7 +345,8 @@ def test_survives_a_storm(seed: int) -> None:
     machine.load_some()
     for _ in range(120):
         action = random.choices(
-            ["submit", "step", "abort", "poison", "load", "unload", "damage", "repair"], [30, 60, 6, 3, 6, 3, 2, 3]
+            ["submit", "step", "abort", "abort choice", "poison", "load", "unload", "damage", "repair"],
+            [30, 60, 6, 6, 3, 6, 3, 2, 3],
         )[0]
         match action:
             case "submit":
@@ -342,6 +355,8 @@ def test_survives_a_storm(seed: int) -> None:
                 machine.step(random.randint(1, 6))
             case "abort" if machine.ledger:
                 machine.abort(random.randint(0, 5), random.random() < 0.5)
+            case "abort choice" if machine.ledger:
+                machine.abort_choice(random.randint(0, 5), random.randint(0, 3))
             case "poison":
                 machine.poison_next(random.randint(0, 4))
             case "load":

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.limits import Limits
 from loraserve_adapters.packed import PackedAdapter
 
 from loraserve.serving.adapter_service import AdapterService
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.registry import InProcessRegistry
-from tests.support.fake_engine_client import FakeEngine
+from tests.support.fake_engine_client import FakeEngine, make_model
+from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
 
 
-def fake_packer(folder: Path, layout: BaseLayout, cache_dir: Path) -> PackedAdapter:
+def fake_packer(folder: Path, layout: BaseLayout, cache_dir: Path, *, limits: Limits) -> PackedAdapter:
     """The digest is the folder's name up to a dash."""
     if folder.name.startswith("bad"):
         raise AdapterError("unsupported_option", "use_dora is not supported")
@@ -28,6 +30,10 @@ def fake_packer(folder: Path, layout: BaseLayout, cache_dir: Path) -> PackedAdap
     digest = folder.name.partition("-")[0].ljust(64, "0")
     empty = np.empty(0)
     return PackedAdapter(digest, layout.fingerprint, "float32", 8, empty, empty, empty, empty, np.zeros(7, np.uint8))
+
+
+def adapter_folder(folder: Path, rank: int = 4) -> Path:
+    return write_folder(folder, config_of(r=rank), lora_tensors(tiny_layout(), ["q_proj"], rank))
 
 
 class Setup:
@@ -173,6 +179,34 @@ def test_refusals_leave_nothing(
         assert setup.engine.loads == []
 
     run(scenario)
+
+
+def test_links_are_followed_only_for_the_operator(tmp_path: Path) -> None:
+    """A snapshot folder of Hugging Face's cache, read for real."""
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for path in adapter_folder(tmp_path / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(path)
+
+    async def add() -> None:
+        engine = FakeEngine(model=make_model(layout=tiny_layout()))
+        service = AdapterService(
+            engine,
+            InProcessRegistry(),
+            base_names=["tiny"],
+            packed_dir=tmp_path / "packed",
+            on_removed=lambda name: None,
+            limits=Limits(max_lora_rank=4),
+        )
+        with pytest.raises(ServingError, match="symbolic link") as caught:
+            await service.add("sql", snapshot)
+        assert caught.value.code is ErrorCode.ADAPTER_INVALID
+        await service.add("sql", snapshot, follow_symlinks=True)
+        assert len(engine.loads) == 1
+        with pytest.raises(ServingError, match="at most 4"):
+            await service.add("wide", adapter_folder(tmp_path / "wide", rank=5))
+
+    asyncio.run(add())
 
 
 def test_what_the_engine_refuses_is_not_registered(run: Callable[[Scenario], None]) -> None:

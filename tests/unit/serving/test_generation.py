@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.engine.request import EngineStats, FinishReason, SamplingParams
+from loraserve.engine.request import EngineErrorCode, EngineStats, FinishReason, SamplingParams
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
@@ -79,7 +79,36 @@ def test_a_stop_string_ends_its_choice_and_the_request_when_it_is_the_last() -> 
         assert [len(delta.token_ids) for delta in deltas] == [2, 4]
         assert [delta.stop_reason for delta in deltas] == [first, second * 4]
         assert len(engine.aborted) == 1
+        assert engine.aborted_choices == {(engine.aborted[0], 0), (engine.aborted[0], 1)}
         assert generation.usage().num_completion_tokens == 6
+
+    asyncio.run(run())
+
+
+def test_a_choice_that_stopped_is_aborted_while_its_siblings_run_on() -> None:
+    async def run() -> None:
+        engine = FakeEngine(reply=lambda request, index: [40 + index] * 1000)
+        runtime = runtime_for(engine)
+        text = TextOptions(eos_token_ids=frozenset({1}), stop=(runtime.tokenizer.token_text.text_of(41) * 3,))
+        generation = runtime.generation.start(job(1, text=text, n=3, max_tokens=50))
+        request_id = generation.prompts[0].engine_request.request_id
+        deltas = await collect(generation.steps())
+        assert engine.aborted_choices == {(request_id, 1)}
+        assert not engine.aborted
+        assert [len(delta.token_ids) for delta in deltas] == [50, 3, 50]
+
+    asyncio.run(run())
+
+
+def test_what_the_engine_ended_by_itself_is_not_aborted() -> None:
+    async def run() -> None:
+        engine = FakeEngine(tokens_per_step=9)
+        runtime = runtime_for(engine)
+        aborts: list[str] = []
+        engine.abort = lambda request_id, index=None: aborts.append(request_id)  # pyright: ignore[reportAttributeAccessIssue]
+        text = TextOptions(eos_token_ids=frozenset({1}), stop=("never said",))
+        await collect(runtime.generation.start(job(3, text=text, n=2)).steps())
+        assert aborts == []
 
     asyncio.run(run())
 
@@ -145,7 +174,9 @@ def test_engine_errors_and_death_are_told_and_free_everything(num_prompts: int) 
         assert runtime.lifecycle.num_sequences == 0
         assert b'finished_reason="error",model_name="tiny"} %d' % num_prompts in runtime.metrics.render()
 
-    asyncio.run(run(FakeEngine(fail_with="the logits are not finite"), ErrorCode.ENGINE_ERROR))
+    asyncio.run(run(FakeEngine(fail_with="something went wrong"), ErrorCode.ENGINE_ERROR))
+    not_finite = FakeEngine(fail_with="the logits are not finite", fail_code=EngineErrorCode.NOT_FINITE)
+    asyncio.run(run(not_finite, ErrorCode.NOT_FINITE))
     asyncio.run(run(FakeEngine(die_after=2), ErrorCode.ENGINE_DEAD))
 
 

@@ -1,0 +1,64 @@
+"""What every HTTP request passes before routing, whether or not there is anything at its path."""
+
+import msgspec
+from litestar.datastructures import Headers
+from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+
+from loraserve.api.errors import error_body, error_headers, status_of
+from loraserve.api.open_mode import OpenModeProtection
+from loraserve.api.processing_time import note_received
+from loraserve.api.request_id import request_id_header
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.runtime import Runtime
+
+BYTES_PER_HEADER = 4
+"""Colon, space and line end."""
+
+
+class FrontDoor:
+    """The outermost ASGI app: refuses what must not reach the inner one, with the same errors."""
+
+    def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
+        settings = runtime.settings
+        self._app = app
+        self._metrics = runtime.metrics
+        self._max_header_bytes = settings.limits.max_header_bytes
+        self._open_mode = (
+            OpenModeProtection(settings.allowed_hosts, settings.allowed_origins)
+            if settings.allowed_hosts is not None
+            else None
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            note_received(scope)
+            try:
+                self._check(scope)
+            except ServingError as error:
+                self._metrics.error(error.code)
+                await _send_error(error, scope, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: HTTPScope) -> None:
+        size_bytes = sum(len(name) + len(value) + BYTES_PER_HEADER for name, value in scope["headers"])
+        size_bytes += len(scope["raw_path"]) + len(scope["query_string"])
+        if size_bytes > self._max_header_bytes:
+            message = f"The URL and headers have {size_bytes} bytes; the limit is {self._max_header_bytes}."
+            raise ServingError(ErrorCode.HEADERS_TOO_LARGE, message)
+        if self._open_mode is not None:
+            self._open_mode.check(Headers.from_scope(scope), scope["method"])
+
+
+async def _send_error(error: ServingError, scope: Scope, send: Send) -> None:
+    body = msgspec.json.encode(error_body(error))
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **error_headers(error)}
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status_of(error),
+            "headers": [*encoded, request_id_header(scope)],
+        }
+    )
+    await send({"type": "http.response.body", "body": body, "more_body": False})

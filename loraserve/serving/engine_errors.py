@@ -1,0 +1,36 @@
+"""What an engine's error means for a client."""
+
+import logging
+
+from loraserve.engine.request import EngineErrorCode, SequenceOutput
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.registry import ResolvedAdapter
+
+logger = logging.getLogger(__name__)
+
+
+def engine_dead() -> ServingError:
+    return ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running. The server's log says why.", retry_after_s=5)
+
+
+def model_not_found(name: str) -> ServingError:
+    message = f"The model '{name}' does not exist. GET /v1/models lists the base model and its adapters."
+    return ServingError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
+
+
+def request_failed(output: SequenceOutput, adapter: ResolvedAdapter | None) -> ServingError:
+    """For an output with finish_reason "error" of a request for `adapter`."""
+    message = output.error or "The engine could not run the request."
+    match output.error_code:
+        case EngineErrorCode.INVALID_REQUEST:
+            return ServingError(ErrorCode.INVALID_REQUEST, f"The engine refused the request: {message}.")
+        case EngineErrorCode.ADAPTER_NOT_LOADED if adapter is not None:
+            return model_not_found(adapter.name)
+        case EngineErrorCode.ADAPTER_UNREADABLE if adapter is not None:
+            logger.error("adapter %s (%s): %s", adapter.name, adapter.digest, message)
+            text = f"The adapter '{adapter.name}' cannot be read. Load it again; the server's log says why."
+            return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
+        case EngineErrorCode.NOT_FINITE:
+            return ServingError(ErrorCode.NOT_FINITE, f"{message[0].upper()}{message[1:]}.")
+        case _:
+            return ServingError(ErrorCode.ENGINE_ERROR, message)

@@ -1,0 +1,91 @@
+"""The commands beside `serve`, run as processes against a real server."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.support.demo_questions import ADAPTERS
+from tests.support.server_process import ServerProcess, run_command
+
+
+class TestChat:
+    def test_every_line_is_a_message_and_only_answers_are_printed(self, server: ServerProcess) -> None:
+        talked = run_command(
+            "chat",
+            "--url",
+            server.url,
+            "--model",
+            "spell",
+            "--temperature",
+            "0",
+            "--single-turn",
+            stdin="cat\nhello world\n",
+        )
+        assert (talked.returncode, talked.stdout, talked.stderr) == (0, "c-a-t\nh-e-l-l-o w-o-r-l-d\n", "")
+
+    def test_the_base_model_is_the_default(self, server: ServerProcess) -> None:
+        talked = run_command("chat", "--url", server.url, "--temperature", "0", stdin="hello world\n")
+        assert talked.stdout == "You said: hello world\n"
+
+    def test_an_unknown_model_and_a_server_that_is_not_there(self, server: ServerProcess) -> None:
+        unknown = run_command("chat", "--url", server.url, "--model", "nope", stdin="hi\n")
+        assert unknown.returncode == 1
+        assert "The model 'nope' does not exist" in unknown.stderr
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        absent = run_command("chat", "--url", url, stdin="hi\n")
+        assert absent.returncode == 1
+        assert url in absent.stderr
+        for ended in (unknown, absent):
+            assert "Traceback" not in ended.stderr
+
+
+class TestBench:
+    def test_measures_every_adapter_and_writes_json(self, server: ServerProcess, tmp_path: Path) -> None:
+        file = tmp_path / "report.json"
+        measured = run_command(
+            *("bench", "--url", server.url, "--num-requests", "12", "--concurrency", "6", "--json", str(file)),
+            *("--prompt-tokens", "20", "--output-tokens", "5", "--distribution", "zipf"),
+        )
+        assert measured.returncode == 0, measured.stderr
+        report: Any = json.loads(file.read_text())
+        total = report["total"]
+        assert (total["num_requests"], total["num_failed"], total["output_tokens"]) == (12, 0, 60)
+        assert {"ttft_ms", "itl_ms", "e2e_ms"} <= total.keys()
+        assert total["ttft_ms"].keys() == {"mean", "p50", "p90", "p99", "max"}
+        assert sum(model["num_requests"] for model in report["by_model"].values()) == 12
+        assert set(report["by_model"]) <= set(ADAPTERS)
+
+    def test_open_loop_over_the_base_alone(self, server: ServerProcess) -> None:
+        measured = run_command(
+            *("bench", "--url", server.url, "--adapters", "base", "--num-requests", "4", "--request-rate", "50"),
+            *("--prompt-tokens", "8", "--output-tokens", "3", "--chat"),
+        )
+        assert measured.returncode == 0, measured.stderr
+        assert "ITL" in measured.stdout
+
+
+class TestDoctor:
+    def test_reports_as_json(self, data_dir: Path, server: ServerProcess) -> None:
+        looked = run_command("doctor", "--json", "--port", "0", "--data-dir", str(data_dir))
+        checks = json.loads(looked.stdout)
+        assert looked.returncode == 0, checks
+        assert {"name", "status", "found", "remedy"} <= checks[0].keys()
+        assert not [check for check in checks if check["status"] == "fail"]
+
+    def test_a_taken_port_fails_with_a_remedy(self, data_dir: Path, server: ServerProcess) -> None:
+        port = server.url.rpartition(":")[2]
+        looked = run_command("doctor", "--json", "--port", port, "--data-dir", str(data_dir))
+        assert looked.returncode == 1
+        (failed,) = (check for check in json.loads(looked.stdout) if check["status"] == "fail")
+        assert port in failed["found"]
+        assert "--port" in failed["found"] + failed["remedy"]
+
+
+def test_help_and_version_are_quick_and_plain() -> None:
+    for arguments in (("--help",), ("serve", "--help"), ("version",)):
+        ended = run_command(*arguments)
+        assert ended.returncode == 0
+        assert ended.stdout
+        assert ended.stderr == ""

@@ -1,0 +1,36 @@
+"""Copies of demo adapters with something changed, for content of its own or to be refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.demo_questions import ADAPTER_DIR
+
+Tensors = dict[str, Tensor]
+
+
+def variant(
+    folder: Path,
+    adapter: str,
+    change_config: Callable[[dict[str, Any]], object] = lambda _: None,
+    change_tensors: Callable[[Tensors], object] = lambda _: None,
+) -> Path:
+    """Written to folder, which must not exist."""
+    shutil.copytree(ADAPTER_DIR / adapter, folder)
+    config_file, tensors_file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
+    config, tensors = json.loads(config_file.read_text()), load_file(tensors_file)
+    change_config(config)
+    change_tensors(tensors)
+    config_file.write_text(json.dumps(config))
+    save_file(tensors, tensors_file)
+    return folder
+
+
+def twin(folder: Path, adapter: str) -> Path:
+    """Answers like the original, but is content of its own: alpha differs by a thousandth."""
+    return variant(folder, adapter, lambda config: config.update(lora_alpha=config["lora_alpha"] * 1.001))

@@ -1,0 +1,144 @@
+"""The real server as a person starts it: `loraserve serve` in its own process, by default on the bundled demo model."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+START_S = 120.0
+"""The first start may compile kernels."""
+WAIT_S = 60.0
+POLL_S = 0.02
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "loraserve.cli.main", *args]
+
+
+def environment() -> dict[str, str]:
+    """Ours without what would configure a server or a client; our packages are found also when not installed."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("LORASERVE_", "VLLM_", "OPENAI_"))
+    }
+    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "200"}
+
+
+def run_command(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """To its end."""
+    return subprocess.run(
+        command(*args), input=stdin, capture_output=True, text=True, timeout=START_S, env=environment(), check=False
+    )
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    process: subprocess.Popen[str]
+    output: list[str] = field(default_factory=list)
+    """Lines of stdout and stderr."""
+    url: str = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.output)
+
+    def engine(self) -> psutil.Process:
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Until it ended; the exit code."""
+        return self.process.wait(WAIT_S)
+
+    def metrics(self) -> dict[str, float]:
+        """By name; of one with labels, the sum over them."""
+        values: dict[str, float] = {}
+        for family in text_string_to_metric_families(self._metrics()):
+            for sample in family.samples:
+                values[sample.name] = values.get(sample.name, 0.0) + sample.value
+        return values
+
+    def num_finished(self, reason: str) -> float:
+        """Choices that ended so."""
+        line = re.search(rf'^vllm:request_success_total{{.*finished_reason="{reason}".*}} (.*)$', self._metrics(), re.M)
+        assert line is not None
+        return float(line[1])
+
+    def num_referenced_blocks(self) -> float:
+        metrics = self.metrics()
+        names = ("loraserve_kv_blocks", "loraserve_kv_blocks_free", "loraserve_kv_blocks_cached")
+        num_blocks, num_free, num_cached = (metrics[name] for name in names)
+        return num_blocks - num_free - num_cached
+
+    def is_idle(self) -> bool:
+        """Nothing runs or waits, and no KV block belongs to anyone."""
+        metrics = self.metrics()
+        counts = ("loraserve_sequences_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")
+        return not any(metrics[name] for name in counts) and self.num_referenced_blocks() == 0
+
+    def _metrics(self) -> str:
+        return httpx.get(f"{self.url}/metrics", timeout=WAIT_S).text
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def serve(data_dir: Path, *args: str) -> Iterator[ServerProcess]:
+    """Ready to answer. Killed on leaving, unless it has ended by then."""
+    process = subprocess.Popen(
+        command("serve", "--port", "0", "--num-threads", "1", "--data-dir", str(data_dir), *args),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+    server = ServerProcess(process)
+    ready = threading.Event()
+    reader = threading.Thread(target=_read, args=(server, ready))
+    reader.start()
+    try:
+        assert ready.wait(START_S), server.text
+        assert server.url, server.text
+        yield server
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        reader.join(WAIT_S)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def _read(server: ServerProcess, ready: threading.Event) -> None:
+    for line in server.process.stdout or []:
+        server.output.append(line.rstrip())
+        if found := re.match(r"loraserve is ready: .*?(http://[^\s)]+)", line):
+            server.url = found[1]
+            ready.set()
+    ready.set()
+
+
+def stop(server: ServerProcess) -> None:
+    """As an operator does; asserts a clean end that leaves nothing behind."""
+    engine = server.engine()
+    server.signal(signal.SIGTERM)
+    assert server.wait() == 0, server.text
+    assert not engine.is_running(), "the engine process outlived the server"
+    assert "Traceback" not in server.text

@@ -1,0 +1,47 @@
+import logging
+
+import pytest
+
+from loraserve.api.errors import ERROR_TABLE
+from loraserve.engine.request import EngineErrorCode, FinishReason, SequenceOutput
+from loraserve.serving.engine_errors import request_failed
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.registry import ResolvedAdapter
+
+ADAPTER = ResolvedAdapter("sql", "d" * 64, 8, 1)
+
+
+def failed(code: EngineErrorCode | None, adapter: ResolvedAdapter | None = ADAPTER) -> ServingError:
+    output = SequenceOutput("r", 0, [], finish_reason=FinishReason.ERROR, error="/srv/x broke", error_code=code)
+    return request_failed(output, adapter)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "status"),
+    [
+        (EngineErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST, 400),
+        (EngineErrorCode.ADAPTER_NOT_LOADED, ErrorCode.MODEL_NOT_FOUND, 404),
+        (EngineErrorCode.ADAPTER_UNREADABLE, ErrorCode.ADAPTER_UNREADABLE, 500),
+        (EngineErrorCode.NOT_FINITE, ErrorCode.NOT_FINITE, 500),
+        (None, ErrorCode.ENGINE_ERROR, 500),
+    ],
+)
+def test_every_engine_code_has_its_own_answer(code: EngineErrorCode | None, expected: ErrorCode, status: int) -> None:
+    error = failed(code)
+    assert (error.code, ERROR_TABLE[error.code][0]) == (expected, status)
+
+
+def test_no_engine_code_is_forgotten() -> None:
+    assert all(failed(code).code is not ErrorCode.ENGINE_ERROR for code in EngineErrorCode)
+
+
+def test_an_adapter_is_named_as_the_client_knows_it_and_the_reason_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        error = failed(EngineErrorCode.ADAPTER_UNREADABLE)
+    assert "'sql'" in error.message
+    assert "/srv/x" not in error.message
+    assert "/srv/x broke" in caplog.text
+    assert "'sql'" in failed(EngineErrorCode.ADAPTER_NOT_LOADED).message
+    assert failed(EngineErrorCode.ADAPTER_NOT_LOADED, None).code is ErrorCode.ENGINE_ERROR
