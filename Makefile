@@ -4,10 +4,10 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types bench openapi
+.PHONY: help install run test lint types bench openapi wheel
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -33,8 +33,15 @@ lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 types: $(VENV)/.installed-dev ## Check types
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.installed ## Load-test a running server: make bench ARGS="--concurrency 16"
-	$(BIN)/loraserve bench $(ARGS)
+bench: $(VENV)/.installed-dev ## Measure ours and every rival; vLLM too with ARGS="--vllm-python <its python>"
+	$(BIN)/python benchmarks/bench_rivals.py $(ARGS)
+	$(BIN)/python benchmarks/bench_report.py
+
+bench-check: $(VENV)/.installed-dev ## Measure again and flag ratios that fell since the committed result
+	$(BIN)/python benchmarks/bench_check.py $(ARGS)
 
 openapi: $(VENV)/.installed ## Write docs/openapi.json after a change of the API
 	$(BIN)/loraserve openapi > docs/openapi.json
+
+wheel: $(VENV)/.installed ## Build a release's wheel into dist, with compiled CPU kernels for this architecture
+	LORASERVE_PREBUILD=1 $(BIN)/pip wheel --no-deps --wheel-dir dist .

@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.cpu_library import CompilerUnavailable, load_cpu_library
+from loraserve_kernels.cpu_library import load_cpu_library
 from loraserve_kernels.reference_backend import ReferenceBackend
 
 REQUESTS = ("auto", "cpu", "reference")
@@ -35,4 +36,4 @@ def choose_backend(
         if requested == "cpu":
             raise
         return ReferenceBackend(), f"reference: CPU kernels not built ({error})"
-    return CpuBackend(library), f"cpu: built with {library.compiler}, OpenMP {library.openmp}"
+    return CpuBackend(library), f"cpu: {library.origin}, OpenMP {library.openmp}"

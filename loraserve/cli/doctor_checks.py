@@ -90,7 +90,7 @@ def kernels() -> Check:
     except Exception as error:
         return Check("kernels", Status.FAIL, f"{type(error).__name__}: {error}", "reinstall loraserve")
     if backend.name != "cpu":
-        return Check("kernels", Status.WARN, reason, "install a C compiler (gcc or clang): much faster adapters")
+        return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster adapters")
     return Check("kernels", Status.OK, reason)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.cpu_library import CompilerUnavailable
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc

@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -6,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from loraserve_kernels import cpu_library as module
+from loraserve_kernels import c_compiler, cpu_variants
+from loraserve_kernels.c_compiler import CompilerUnavailable, find_compilers
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.cpu_library import CompilerUnavailable, builds, load_cpu_library, private_directory
+from loraserve_kernels.cpu_library import SIGNATURES, builds, load_cpu_library, open_build, private_directory
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.reference_backend import ReferenceBackend
 
@@ -28,12 +30,24 @@ def tiny_sources(monkeypatch, tmp_path, cpu_library):
     """Every exported name as an empty function: compiles in a fraction of a second."""
     directory = tmp_path / "csrc"
     directory.mkdir()
-    functions = [
-        f'__attribute__((visibility("default"))) int {name}(void) {{ return 0; }}' for name in module.SIGNATURES
-    ]
+    functions = [f'__attribute__((visibility("default"))) int {name}(void) {{ return 0; }}' for name in SIGNATURES]
     (directory / "tiny.c").write_text("\n".join(functions))
-    monkeypatch.setattr(module, "SOURCE_DIR", directory)
+    monkeypatch.setattr(c_compiler, "SOURCE_DIR", directory)
     return directory
+
+
+@pytest.fixture
+def tiny_prebuilt(monkeypatch, tiny_sources, tmp_path):
+    """The tiny sources as a wheel would bring them for the best variant of this CPU."""
+    variants = cpu_variants.usable_variants(platform.machine(), cpu_variants.cpu_flags())
+    if not variants:
+        pytest.skip("no variant for this CPU")
+    directory = tmp_path / "prebuilt"
+    directory.mkdir()
+    monkeypatch.setattr(cpu_variants, "PREBUILT_DIR", directory)
+    path = directory / variants[0].file_name
+    next(find_compilers()).build(path, variants[0].compile_flags)
+    return path
 
 
 def test_a_second_load_reuses_the_compiled_file(tiny_sources, tmp_path):
@@ -110,6 +124,28 @@ def test_without_a_compiler_auto_serves_with_the_reference(monkeypatch, tmp_path
         choose_backend("cpu", "cpu", cache_dir=tmp_path)
 
 
+def test_a_prebuilt_library_needs_no_compiler(monkeypatch, tiny_prebuilt, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    backend, reason = choose_backend("cpu", cache_dir=tmp_path / "cache")
+    assert backend.name == "cpu"
+    assert f"prebuilt for {tiny_prebuilt.stem}" in reason
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_damaged_prebuilt_library_is_replaced_by_compiling(tiny_prebuilt, tmp_path):
+    tiny_prebuilt.write_bytes(b"not a library")
+    assert load_cpu_library(tmp_path / "cache").path.parent == tmp_path / "cache"
+
+
+def test_a_damaged_prebuilt_library_is_named_when_nothing_else_is_left(monkeypatch, tiny_prebuilt, tmp_path):
+    tiny_prebuilt.write_bytes(b"not a library")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(CompilerUnavailable, match=f"{tiny_prebuilt.stem}: .*no C compiler found"):
+        load_cpu_library(tmp_path / "cache")
+
+
 def test_a_failing_compiler_is_quoted(monkeypatch, tiny_sources, tmp_path):
     (tiny_sources / "tiny.c").write_text("#error planted")
     with pytest.raises(CompilerUnavailable, match="planted"):
@@ -121,13 +157,13 @@ def test_a_failing_compiler_is_quoted(monkeypatch, tiny_sources, tmp_path):
 
 def test_cc_from_the_environment_comes_first(monkeypatch, cpu_library):
     monkeypatch.setenv("CC", "gcc -DCHOSEN")
-    assert next(builds()).command[1:] == ("-DCHOSEN",)
+    assert next(builds()).compiler.command[1:] == ("-DCHOSEN",)
 
 
 def test_auto_chooses_c_on_cpu(cpu_library):
     backend, reason = choose_backend("cpu", cache_dir=cpu_library.path.parent)
     assert backend.name == "cpu"
-    assert cpu_library.compiler in reason
+    assert cpu_library.origin in reason
 
 
 def test_unknown_backends_and_devices_are_refused():
@@ -140,8 +176,8 @@ def test_unknown_backends_and_devices_are_refused():
 
 def test_builds_without_openmp(monkeypatch, tmp_path, cpu_library, assert_close):
     build = next(build for build in builds() if build.openmp == "none")
-    monkeypatch.setattr(module, "FLAGS", ("-O1", *module.FLAGS[1:]))
-    library = module.open_library(build.run(private_directory(tmp_path)), build)
+    monkeypatch.setattr(c_compiler, "FLAGS", ("-O1", *c_compiler.FLAGS[1:]))
+    library = open_build(build.run(private_directory(tmp_path)), build)
     inputs = make_lora_inputs([2, 3], [0, 1], [(8,), (4,)], 64, (48,))
     expected = make_lora_inputs([2, 3], [0, 1], [(8,), (4,)], 64, (48,))
     for backend, case in ((ReferenceBackend(), expected), (CpuBackend(library), inputs)):
