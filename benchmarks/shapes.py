@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast, Qwen3Config
 
@@ -86,6 +87,30 @@ def make_adapters(name: str, folder: Path, count: int) -> dict[str, Path]:
     return paths
 
 
+def make_idle_adapters(name: str, folder: Path, count: int) -> Path:
+    """A folder of `count` adapters as PEFT's defaults make them, rank 8 on q_proj and v_proj, all different."""
+    parent = folder / f"{name}-idle-adapters"
+    config = shapes()[name].config
+    missing = [path for i in range(count) if not (path := parent / f"idle-{i:04d}").exists()]
+    widths = {
+        "q_proj": config.num_attention_heads * config.head_dim,
+        "v_proj": config.num_key_value_heads * config.head_dim,
+    }
+    for path in missing:
+        torch.manual_seed(int(path.name.removeprefix("idle-")))
+        tensors = {}
+        for layer in range(config.num_hidden_layers):
+            for linear, width in widths.items():
+                prefix = f"base_model.model.model.layers.{layer}.self_attn.{linear}"
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(8, config.hidden_size) * 0.02
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(width, 8) * 0.02
+        path.mkdir(parents=True)
+        dtype = shapes()[name].dtype
+        save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, path / "adapter_model.safetensors")
+        LoraConfig(r=8, lora_alpha=8, target_modules=list(widths), inference_mode=True).save_pretrained(str(path))
+    return parent
+
+
 def adapter_bytes(path: Path) -> int:
     return (path / "adapter_model.safetensors").stat().st_size
 
@@ -98,6 +123,12 @@ def model_bytes(path: Path) -> int:
     return (
         total if config["tie_word_embeddings"] else total - config["vocab_size"] * config["hidden_size"] * element_bytes
     )
+
+
+def kv_bytes_per_token(path: Path) -> int:
+    config = json.loads((path / "config.json").read_text())
+    element_bytes = 2 if config["dtype"] == "bfloat16" else 4
+    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * element_bytes
 
 
 def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:

@@ -1,0 +1,58 @@
+"""The requests every arm answers: drawn once, kept as JSON lines, read by `loraserve bench --requests` and libraries.
+
+The mixes differ in the models asked for; prompts and lengths are the same in all of them.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+BASE = "base"
+"""What every server is told to call the model without an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    model: str
+    prompt_token_ids: list[int]
+    num_output_tokens: int
+
+
+def draw_requests(
+    models: list[str], *, vocab_size: int, prompt_mean: int = 128, output_mean: int = 64, spread: float = 0.5
+) -> list[Request]:
+    """One request per model, lengths uniform in mean * (1 ± spread)."""
+    rng = Random(0)
+
+    def length(mean: int) -> int:
+        return rng.randint(round(mean * (1 - spread)), round(mean * (1 + spread)))
+
+    return [
+        Request(model, [rng.randrange(vocab_size) for _ in range(length(prompt_mean))], length(output_mean))
+        for model in models
+    ]
+
+
+def in_turn(names: list[str], count: int) -> list[str]:
+    """Any `len(names)` requests in a row differ."""
+    return [names[i % len(names)] for i in range(count)]
+
+
+def zipf(names: list[str], count: int, s: float = 1.0) -> list[str]:
+    """The k-th name in proportion to k ** -s."""
+    return Random(0).choices(names, [(k + 1) ** -s for k in range(len(names))], k=count)
+
+
+def write_requests(path: Path, requests: list[Request]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(asdict(request)) + "\n" for request in requests))
+    return path
+
+
+def read_requests(path: Path) -> list[Request]:
+    return [Request(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def num_output_tokens(path: Path) -> int:
+    return sum(request.num_output_tokens for request in read_requests(path))
