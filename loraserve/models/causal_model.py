@@ -47,6 +47,7 @@ class CausalModel:
         self._linear_groups = structure.linear_groups
         self.layout = _describe_layout(model, self._linear_groups)
         self.lora_groups = _lora_groups(self._linear_groups)
+        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ModelRefusedError(f"{type(model).__name__} cannot be served: it has no output linear (lm_head)")
