@@ -4,7 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
@@ -112,7 +112,7 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
         """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
-        self._check_adapter()
+        self._bind_adapter()
         for prompt in self.prompts:
             sampling = prompt.engine_request.sampling
             num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
@@ -176,11 +176,20 @@ class Generation:
         ]
         return PromptRun(index, request, choices)
 
-    def _check_adapter(self) -> None:
-        """NOTE: nothing is awaited between this and handing the request over, so that an unload comes after it."""
-        adapter = self._job.adapter
-        if adapter is not None and not self._service.adapters.has_digest(adapter.digest):
+    def _bind_adapter(self) -> None:
+        """If the content went while the prompt was tokenized, take what the name stands for now, or refuse.
+
+        NOTE: nothing is awaited between this and handing the request over, so that an unload comes after it.
+        """
+        adapter, adapters = self._job.adapter, self._service.adapters
+        if adapter is None or adapters.has_digest(adapter.digest):
+            return
+        current = adapters.resolve(adapter.name)
+        if current is None:
             raise model_not_found(adapter.name)
+        self._job = replace(self._job, adapter=current)
+        for prompt in self.prompts:
+            prompt.engine_request = replace(prompt.engine_request, adapter_digest=current.digest)
 
     def _outputs(self) -> AsyncGenerator[list[tuple[int, list[SequenceOutput]]]]:
         return merge([self._service.engine.generate(prompt.engine_request) for prompt in self.prompts])

@@ -243,3 +243,24 @@ def test_the_engine_gets_the_adapters_digest_and_a_fresh_id() -> None:
         assert len({request.request_id for request in engine.requests}) == 5
 
     asyncio.run(run())
+
+
+def test_content_replaced_before_the_engine_has_the_request_gives_way_to_what_the_name_stands_for() -> None:
+    """An adapter replaced in place between resolving a name and handing the request over is no reason to refuse it."""
+
+    async def run() -> None:
+        runtime = runtime_for(FakeEngine())
+        old, new = ResolvedAdapter("guest", "a" * 64, 8, 1), ResolvedAdapter("guest", "b" * 64, 8, 1)
+        await runtime.engine.load(new.digest, "packed")
+        runtime.registry.add(old)
+        generation = runtime.generation.start(job(2, adapter=old))
+        runtime.registry.add(new)
+        await collect(generation.steps())
+        assert {prompt.engine_request.adapter_digest for prompt in generation.prompts} == {new.digest}
+        gone = runtime.generation.start(job(adapter=old))
+        runtime.registry.remove("guest")
+        with pytest.raises(ServingError) as error:
+            await collect(gone.steps())
+        assert error.value.code is ErrorCode.MODEL_NOT_FOUND
+
+    asyncio.run(run())
