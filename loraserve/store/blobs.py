@@ -1,0 +1,118 @@
+"""The content of adapters, named by its digest: no tenant, no adapter name, and never changed.
+
+`blobs/<hh>/<digest>/{adapter_config.json, adapter_model.safetensors, manifest.json}`. A folder appears by one rename,
+with everything in it fsynced before, so what has a name is complete.
+"""
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_folder
+from loraserve.store.errors import IncompleteBlobError, InvalidNameError
+from loraserve.store.locks import locked
+from loraserve.store.names import DIGEST
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+MANIFEST_FILE = "manifest.json"
+BLOB_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE})
+
+SWEEP_AFTER_S = 3600.0
+
+
+class BlobStore:
+    """Synchronous; safe to use from several threads and processes at once."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_folder(data_dir, "blobs")
+        self._trash = data_folder(self._folder, "trash")
+        self._lock = self._folder / "lock"
+
+    def folder(self, digest: str) -> Path | None:
+        """Where the content is; None when it is not here."""
+        path = self._path(digest)
+        return path if path.is_dir() else None
+
+    def publish(self, prepared: Path, digest: str) -> bool:
+        """Moves a folder of exactly `BLOB_FILES`, on the same file system, to its name. True = it was not there yet.
+
+        When this returns, the content survives a crash and is safe from `sweep` for an hour, in which a document must
+        come to name it. Content that is there already, such as an orphan of a crash, is kept and `prepared` removed.
+        Raises `IncompleteBlobError`; after an `OSError` the upload has failed: data may be lost, so do not call again.
+        """
+        _sync_content(prepared)
+        target = self._path(digest)
+        with locked(self._lock, shared=True):
+            make_folder(target.parent)
+            created = not target.is_dir() and _try_rename(prepared, target)
+            os.utime(target)
+            sync_folder(target)
+            sync_folder(target.parent)
+        if not created:
+            shutil.rmtree(prepared)
+        return created
+
+    def sweep(self, live: AbstractSet[str], older_than_s: float = SWEEP_AFTER_S, now: float | None = None) -> list[str]:
+        """Removes what is neither live nor was published within `older_than_s`; returns the digests.
+
+        live: every digest that a document names, also of versions and adapters that can still be restored.
+        """
+        now = time.time() if now is None else now
+        empty_trash(self._trash)
+        with locked(self._lock):
+            doomed = [
+                digest
+                for digest in self.digests()
+                if digest not in live and self._path(digest).stat().st_mtime < now - older_than_s
+            ]
+            for digest in doomed:
+                discard_folder(self._path(digest), self._trash)
+        return doomed
+
+    def digests(self) -> Iterator[str]:
+        """Of all content here, live or not, in no order."""
+        with os.scandir(self._folder) as prefixes:
+            for prefix in prefixes:
+                if len(prefix.name) == 2:
+                    yield from filter(DIGEST.fullmatch, os.listdir(prefix.path))
+
+    def size_bytes(self, digest: str) -> int:
+        """Of the two source files, without the manifest. Raises `FileNotFoundError`."""
+        folder = self._path(digest)
+        return sum((folder / name).stat().st_size for name in (CONFIG_FILE, WEIGHTS_FILE))
+
+    def _path(self, digest: str) -> Path:
+        if not DIGEST.fullmatch(digest):
+            raise InvalidNameError("a digest is 64 hexadecimal characters in lower case")
+        return self._folder / digest[:2] / digest
+
+
+def _sync_content(prepared: Path) -> None:
+    found = set(os.listdir(prepared))
+    if found != BLOB_FILES:
+        raise IncompleteBlobError(f"{prepared} holds {sorted(found)}, expected {sorted(BLOB_FILES)}")
+    for name in BLOB_FILES:
+        descriptor = os.open(prepared / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise IncompleteBlobError(f"{prepared / name} is not a regular file")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_folder(prepared)
+
+
+def _try_rename(source: Path, target: Path) -> bool:
+    """False when another process was first: a folder cannot be renamed onto one that is not empty."""
+    try:
+        source.rename(target)
+    except OSError:
+        if target.is_dir():
+            return False
+        raise
+    return True

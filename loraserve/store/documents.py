@@ -1,0 +1,221 @@
+"""Documents on disk: a revision is one file, created once and never changed.
+
+`docs/<kind>/<hh>/<sha256(id)>/<rev:08d>.json`. Creating the next revision's file exclusively is the commit: no locks,
+and of any number of processes that try the same revision exactly one succeeds. What exists was fsynced before it got
+its name, so a crash leaves revisions whole or absent.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from loraserve.store.codec import DocumentCodec
+from loraserve.store.durable import data_folder, make_folder, sync_folder, write_synced
+from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError
+from loraserve.store.records import AnyDocument, DocumentKind
+
+KEEP_REVISIONS = 50
+KEEP_S = 30 * 86_400.0
+
+_FILE_NAME = re.compile(r"[0-9]{8}\.json")
+_TEMPORARY_KEEP_S = 3600.0
+_UNSETTLED_NS = 2_000_000_000
+"""A folder changed this recently may change again without a new time stamp (clocks tick in up to 2 s steps)."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanMark:
+    """What `scan_changed` has seen; opaque, kept in memory only."""
+
+    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+def log_damage(damage: DamagedFileError) -> None:
+    _logger.error("%s", damage)
+
+
+class DocumentStore:
+    """Synchronous; safe to use from several threads and processes at once.
+
+    A damaged newest revision is reported to `on_damage` and its document is not served at all: an older revision might
+    un-revoke a key. Committing the next revision repairs it.
+    """
+
+    def __init__(self, data_dir: Path, on_damage: Callable[[DamagedFileError], None] = log_damage) -> None:
+        self._folder = data_folder(data_dir, "docs")
+        self._temporary = data_folder(self._folder, "tmp")
+        self._kinds = {kind: str(data_folder(self._folder, kind.value)) for kind in DocumentKind}
+        self._codec = DocumentCodec()
+        self._on_damage = on_damage
+
+    def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """The newest revision, also of a deleted document. Raises `DamagedFileError`."""
+        folder = self._document_folder(kind, document_id)
+        newest = _newest(_names(folder))
+        return self._read(kind, folder, newest) if newest is not None else None
+
+    def commit(self, document: AnyDocument) -> None:
+        """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
+
+        After an `OSError` the revision may exist or not: read it before trying again.
+        """
+        kind, rev = document.kind, document.rev
+        folder = Path(self._document_folder(kind, document.id))
+        newest = _rev(_newest(_names(str(folder))))
+        if newest >= rev:
+            raise RevisionTakenError(kind, document.id, rev)
+        if newest != rev - 1:
+            raise RevisionGapError(kind, document.id, rev, newest)
+        if newest == 0:
+            make_folder(folder.parent)
+            make_folder(folder)
+        temporary = self._temporary / secrets.token_hex(16)
+        write_synced(temporary, self._codec.encode(document))
+        try:
+            os.link(temporary, folder / _file_name(rev))
+        except FileExistsError:
+            raise RevisionTakenError(kind, document.id, rev) from None
+        finally:
+            temporary.unlink()
+        sync_folder(folder)
+
+    def history(self, kind: DocumentKind, document_id: str, limit: int = KEEP_REVISIONS) -> list[AnyDocument]:
+        """Newest first. Damaged revisions are reported and left out."""
+        folder = self._document_folder(kind, document_id)
+        names = sorted(filter(_FILE_NAME.fullmatch, _names(folder)), reverse=True)
+        found = (self._try_read(kind, folder, name) for name in names[:limit])
+        return [document for document in found if document is not None]
+
+    def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
+        """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
+        folder = self._document_folder(kind, document_id)
+        if not os.path.exists(f"{folder}/{_file_name(rev)}"):
+            return None
+        return self._try_read(kind, folder, _file_name(rev))
+
+    def scan(self, kind: DocumentKind) -> Iterator[AnyDocument]:
+        """The newest revision of every document, deleted ones too, in no order."""
+        for entry in self._document_folders(kind):
+            document = self._newest_of(kind, entry.path)
+            if document is not None:
+                yield document
+
+    def scan_changed(self, kind: DocumentKind, since: ScanMark | None = None) -> tuple[list[AnyDocument], ScanMark]:
+        """The newest revision of every document whose folder changed since that mark, some unchanged ones with them.
+
+        Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it.
+        """
+        seen = since.mtimes_ns if since is not None else {}
+        settled_before_ns = time.time_ns() - _UNSETTLED_NS
+        changed: list[AnyDocument] = []
+        mtimes_ns: dict[str, int] = {}
+        for entry in self._document_folders(kind):
+            mtime_ns = entry.stat().st_mtime_ns
+            if mtime_ns < settled_before_ns:
+                mtimes_ns[entry.name] = mtime_ns
+            if seen.get(entry.name) != mtime_ns:
+                document = self._newest_of(kind, entry.path)
+                if document is not None:
+                    changed.append(document)
+        return changed, ScanMark(mtimes_ns)
+
+    def prune(self, now: float | None = None) -> int:
+        """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many."""
+        now = time.time() if now is None else now
+        num_removed = 0
+        for kind in DocumentKind:
+            for entry in self._document_folders(kind):
+                names = sorted(filter(_FILE_NAME.fullmatch, _names(entry.path)), reverse=True)
+                num_removed += _remove_older(entry.path, names[KEEP_REVISIONS:], now - KEEP_S)
+        _remove_older(str(self._temporary), os.listdir(self._temporary), now - _TEMPORARY_KEEP_S)
+        return num_removed
+
+    def _document_folder(self, kind: DocumentKind, document_id: str) -> str:
+        name = _folder_name(document_id)
+        return f"{self._kinds[kind]}/{name[:2]}/{name}"
+
+    def _document_folders(self, kind: DocumentKind) -> Iterator["os.DirEntry[str]"]:
+        for prefix in self._sub_folders(self._kinds[kind]):
+            yield from self._sub_folders(prefix.path)
+
+    def _sub_folders(self, folder: str) -> Iterator["os.DirEntry[str]"]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry
+                else:
+                    self._on_damage(DamagedFileError(entry.path, "not a document's folder"))
+
+    def _newest_of(self, kind: DocumentKind, folder: str) -> AnyDocument | None:
+        names = _names(folder)
+        for name in names:
+            if not _FILE_NAME.fullmatch(name):
+                self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
+        newest = _newest(names)
+        return self._try_read(kind, folder, newest) if newest is not None else None
+
+    def _try_read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument | None:
+        try:
+            return self._read(kind, folder, name)
+        except DamagedFileError as damage:
+            self._on_damage(damage)
+            return None
+
+    def _read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument:
+        path = f"{folder}/{name}"
+        try:
+            document = self._codec.decode(kind, _content(path))
+        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+            raise DamagedFileError(path, f"cannot be read: {error}") from None
+        if document.rev != _rev(name) or _folder_name(document.id) != os.path.basename(folder):
+            raise DamagedFileError(path, f"holds revision {document.rev} of {document.id!r}, which belongs elsewhere")
+        return document
+
+
+def _folder_name(document_id: str) -> str:
+    return hashlib.sha256(document_id.encode()).hexdigest()
+
+
+def _file_name(rev: int) -> str:
+    return f"{rev:08d}.json"
+
+
+def _rev(name: str | None) -> int:
+    return int(name[:8]) if name is not None else 0
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _newest(names: list[str]) -> str | None:
+    return max(filter(_FILE_NAME.fullmatch, names), default=None)
+
+
+def _content(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        return os.read(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_older(folder: str, names: list[str], before: float) -> int:
+    old = [path for path in (f"{folder}/{name}" for name in names) if os.stat(path).st_mtime < before]
+    for path in old:
+        os.unlink(path)
+    return len(old)

@@ -1,0 +1,75 @@
+"""What the store refuses or finds broken. Messages are for operators: they may name files of the server."""
+
+from pathlib import Path
+
+from loraserve.store.records import DocumentKind
+
+
+class StoreError(Exception):
+    """Base of everything here; an `OSError` of the file system passes through unchanged."""
+
+
+class RevisionTakenError(StoreError):
+    """Somebody else committed this revision first; read the newest one and decide again."""
+
+    def __init__(self, kind: DocumentKind, document_id: str, rev: int) -> None:
+        super().__init__(f"{kind} {document_id!r}: revision {rev} exists already; read the newest and try again")
+        self.kind = kind
+        self.document_id = document_id
+        self.rev = rev
+
+
+class RevisionGapError(StoreError):
+    """The revision before this one does not exist."""
+
+    def __init__(self, kind: DocumentKind, document_id: str, rev: int, newest: int) -> None:
+        super().__init__(f"{kind} {document_id!r}: revision {rev} cannot follow revision {newest}")
+
+
+class DamagedFileError(StoreError):
+    """A file is torn, was changed, or was not written by this server. It is not served."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}; it is not used: restore it from a backup or move it away")
+        self.path = Path(path)
+        self.reason = reason
+
+
+class IncompleteBlobError(StoreError):
+    """A folder to be published holds something else than the files of a blob."""
+
+
+class BlobMissingError(StoreError):
+    def __init__(self, digest: str) -> None:
+        super().__init__(f"no content {digest}: upload the adapter again")
+        self.digest = digest
+
+
+class UploadNotFoundError(StoreError):
+    def __init__(self, upload_id: str) -> None:
+        super().__init__(f"no upload {upload_id!r}")
+        self.upload_id = upload_id
+
+
+class UploadFileError(StoreError):
+    """A file name that is not part of this upload, given twice, or with a size out of range."""
+
+
+class UploadStateError(StoreError):
+    """The upload's state does not allow this."""
+
+    def __init__(self, upload_id: str, state: str, wanted: str) -> None:
+        super().__init__(f"upload {upload_id} is {state}: cannot {wanted}")
+        self.state = state
+
+
+class OffsetError(StoreError):
+    """Bytes were sent for another place than the end of what is there; `actual` is where to go on."""
+
+    def __init__(self, file: str, offset: int, actual: int) -> None:
+        super().__init__(f"{file}: bytes from offset {offset}, but {actual} are stored: go on at {actual}")
+        self.actual = actual
+
+
+class InvalidNameError(StoreError):
+    """A name that cannot be; the message is safe to show."""

@@ -1,0 +1,260 @@
+"""Uploads in progress: one folder each, readable after a crash at any point.
+
+`uploads/<id>/{session.json, <file>.part, prepared/, lock, claim}`. Ids are made here and files are looked up in a
+closed list, so nothing a client sends becomes a path. What has arrived of a file is the size of its part: there is no
+second count.
+"""
+
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from loraserve.store.durable import (
+    Bytes,
+    data_folder,
+    discard_folder,
+    empty_trash,
+    make_folder,
+    replace_file,
+)
+from loraserve.store.errors import (
+    DamagedFileError,
+    OffsetError,
+    UploadFileError,
+    UploadNotFoundError,
+    UploadStateError,
+)
+from loraserve.store.locks import locked, try_locked
+from loraserve.store.upload_parts import UploadParts
+from loraserve.store.upload_session import UPLOAD_FILES, UploadFile, UploadSession, UploadState
+
+EXPIRE_AFTER_S = 86_400.0
+"""An upload that nobody finishes, from its creation."""
+KEEP_FINAL_S = 7 * 86_400.0
+"""How long the record of a finished upload stays readable."""
+
+_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_SESSION = "session.json"
+_UNFINISHED_CREATION_S = 3600.0
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class UploadStore:
+    """Synchronous; safe to use from several threads and processes at once."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_folder(data_dir, "uploads")
+        self._trash = data_folder(self._folder, "trash")
+        self._encoder = msgspec.json.Encoder()
+        self._decoder = msgspec.json.Decoder(UploadSession)
+
+    def create(
+        self,
+        *,
+        tenant: str,
+        name: str,
+        actor: str,
+        files: Sequence[UploadFile],
+        activate: bool = True,
+        now: float | None = None,
+    ) -> UploadSession:
+        """An open upload with a new id. Raises `UploadFileError` unless the files are exactly `UPLOAD_FILES`."""
+        _check_files(files)
+        now = time.time() if now is None else now
+        session = UploadSession(
+            id=secrets.token_hex(16),
+            tenant=tenant,
+            name=name,
+            actor=actor,
+            files=[msgspec.structs.replace(file, received_bytes=0) for file in files],
+            activate=activate,
+            created_at=now,
+            updated_at=now,
+            expires_at=now + EXPIRE_AFTER_S,
+        )
+        make_folder(self._path(session.id))
+        self._save(session)
+        return session
+
+    def load(self, upload_id: str) -> UploadSession:
+        """Raises `UploadNotFoundError`, `DamagedFileError`."""
+        path = self._path(upload_id) / _SESSION
+        try:
+            session = self._decoder.decode(path.read_bytes())
+        except FileNotFoundError:
+            raise UploadNotFoundError(upload_id) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DamagedFileError(path, f"cannot be read: {error}") from None
+        if session.state.is_final:
+            return session
+        parts = self._parts(upload_id)
+        files = [msgspec.structs.replace(file, received_bytes=parts.size_bytes(file.name)) for file in session.files]
+        return msgspec.structs.replace(session, files=files)
+
+    def update(self, upload_id: str, change: Callable[[UploadSession], UploadSession]) -> UploadSession:
+        """Replaces the record by what `change` makes of it, with nobody in between; returns it as stored.
+
+        A changed state must be one that can follow, else `UploadStateError`; `change` may raise to refuse. When the
+        new state is final, the bytes that were uploaded are removed.
+        """
+        with self._locked(upload_id):
+            before = self.load(upload_id)
+            after = msgspec.structs.replace(change(before), id=before.id, updated_at=time.time())
+            if after.state != before.state and not before.state.can_become(after.state):
+                raise UploadStateError(upload_id, before.state, f"become {after.state}")
+            self._save(after)
+            if after.state.is_final:
+                self._parts(upload_id).remove()
+            return after
+
+    def append(self, upload_id: str, file_name: str, offset: int, data: Bytes) -> int:
+        """Stores bytes at the end of a file that is `offset` long; returns its new length.
+
+        When this returns, the bytes survive a crash; when it raises, the file is as before. Raises `OffsetError` with
+        where to go on, `UploadFileError` for a file that is not announced or would become longer than announced,
+        `UploadStateError` unless the upload is open.
+        """
+        with self._locked(upload_id):
+            session = self.load(upload_id)
+            if session.state is not UploadState.OPEN:
+                raise UploadStateError(upload_id, session.state, "take more bytes")
+            file = session.file(file_name)
+            if file is None:
+                announced = ", ".join(file.name for file in session.files)
+                raise UploadFileError(f"{file_name[:80]!a} is not part of upload {upload_id}: it has {announced}")
+            end = offset + memoryview(data).nbytes
+            if offset != file.received_bytes:
+                raise OffsetError(file.name, offset, file.received_bytes)
+            if end > file.size_bytes:
+                raise UploadFileError(f"{file.name} would have {end} bytes, {file.size_bytes} were announced")
+            self._parts(upload_id).append(file.name, offset, data)
+            return end
+
+    def part_path(self, upload_id: str, file_name: str) -> Path:
+        """The bytes of a file so far, to be read only; may not exist yet. Raises `UploadFileError`."""
+        return self._parts(upload_id).path(file_name)
+
+    def prepare(self, upload_id: str) -> Path:
+        """A new folder with all files under their own names: to be validated, given a manifest and published.
+
+        Links, not copies: nothing may write into the files. Raises `UploadStateError` while a file is incomplete.
+        """
+        with self._locked(upload_id):
+            session = self.load(upload_id)
+            if session.state.is_final or not session.is_complete:
+                raise UploadStateError(upload_id, session.state, "be prepared before all bytes have arrived")
+            return self._parts(upload_id).link_all()
+
+    @contextmanager
+    def claim(self, upload_id: str) -> Iterator[bool]:
+        """Who works on the commit: yields whether that is us. Held until exit, or until this process dies.
+
+        Claim before the state becomes validating: an upload that is validating and unclaimed is taken for a crash.
+        """
+        with self._entered(upload_id, try_locked(self._path(upload_id) / "claim")) as is_ours:
+            yield is_ours
+
+    def sessions(self, tenant: str | None = None) -> list[UploadSession]:
+        """Newest first; None = of all tenants. Damaged records are logged and left out."""
+        found = [session for session in self._all() if tenant is None or session.tenant == tenant]
+        return sorted(found, key=lambda session: session.created_at, reverse=True)
+
+    def recover(self) -> list[UploadSession]:
+        """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
+        recovered: list[UploadSession] = []
+        for session in self._all():
+            if session.state not in (UploadState.VALIDATING, UploadState.LOADING):
+                continue
+            with suppress(UploadNotFoundError, UploadStateError), self.claim(session.id) as is_free:
+                if is_free:
+                    recovered.append(self.update(session.id, _reopened))
+        return recovered
+
+    def expire(self, now: float | None = None) -> list[UploadSession]:
+        """Ends what waited too long, removes old records and remains of crashes; returns what expired."""
+        now = time.time() if now is None else now
+        empty_trash(self._trash)
+        expired: list[UploadSession] = []
+        for session in self._all():
+            with suppress(UploadNotFoundError, UploadStateError):
+                if session.state.is_final and session.updated_at < now - KEEP_FINAL_S:
+                    self.remove(session.id)
+                elif session.state.is_final:
+                    self._parts(session.id).remove()  # What a crash in `update` left.
+                elif session.state in (UploadState.OPEN, UploadState.FAILED) and session.expires_at < now:
+                    expired.append(self.update(session.id, _expired))
+        self._remove_unfinished_creations(now - _UNFINISHED_CREATION_S)
+        return expired
+
+    def remove(self, upload_id: str) -> None:
+        """Record and bytes; nothing happens when it is not there."""
+        with suppress(UploadNotFoundError), self._locked(upload_id):
+            discard_folder(self._path(upload_id), self._trash)
+
+    def _all(self) -> Iterator[UploadSession]:
+        for name in filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder)):
+            try:
+                yield self.load(name)
+            except UploadNotFoundError:
+                continue
+            except DamagedFileError as damage:
+                _logger.error("%s", damage)
+
+    def _remove_unfinished_creations(self, before: float) -> None:
+        for name in filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder)):
+            folder = self._folder / name
+            with suppress(FileNotFoundError):
+                if not (folder / _SESSION).exists() and folder.stat().st_mtime < before:
+                    discard_folder(folder, self._trash)
+
+    def _locked(self, upload_id: str) -> AbstractContextManager[None]:
+        return self._entered(upload_id, locked(self._path(upload_id) / "lock"))
+
+    @contextmanager
+    def _entered(self, upload_id: str, lock: AbstractContextManager[T]) -> Iterator[T]:
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(lock)
+            except FileNotFoundError:
+                raise UploadNotFoundError(upload_id) from None
+            yield held
+
+    def _save(self, session: UploadSession) -> None:
+        replace_file(self._path(session.id) / _SESSION, self._encoder.encode(session))
+
+    def _parts(self, upload_id: str) -> UploadParts:
+        return UploadParts(self._path(upload_id))
+
+    def _path(self, upload_id: str) -> Path:
+        if not _UPLOAD_ID.fullmatch(upload_id):
+            raise UploadNotFoundError(ascii(upload_id[:80]))
+        return self._folder / upload_id
+
+
+def _check_files(files: Sequence[UploadFile]) -> None:
+    names = sorted(file.name for file in files)
+    if names != sorted(UPLOAD_FILES):
+        shown = ", ".join(ascii(name[:80]) for name in names[:8])
+        raise UploadFileError(f"an adapter is {' and '.join(UPLOAD_FILES)}, each once; announced: {shown or 'nothing'}")
+    for file in files:
+        if file.size_bytes < 0:
+            raise UploadFileError(f"{file.name} cannot have {file.size_bytes} bytes")
+
+
+def _reopened(session: UploadSession) -> UploadSession:
+    return msgspec.structs.replace(session, state=UploadState.OPEN)
+
+
+def _expired(session: UploadSession) -> UploadSession:
+    return msgspec.structs.replace(session, state=UploadState.EXPIRED)

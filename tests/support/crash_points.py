@@ -1,0 +1,71 @@
+"""Kills a piece of work at every change it makes to the file system, one after the other."""
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_CHANGES = [
+    "fdatasync",
+    "fsync",
+    "ftruncate",
+    "link",
+    "mkdir",
+    "pwrite",
+    "rename",
+    "replace",
+    "rmdir",
+    "unlink",
+    "utime",
+    "write",
+]
+_KILLED = 9
+_FAILED = 1
+
+
+def crash_points(prepare: Callable[[], None], work: Callable[[], None]) -> Iterator[int]:
+    """Yields after each crash; what is on disk is then what the dead process left. Ends when `work` came through.
+
+    Each round runs `prepare` here and then `work` in a child that is killed, without any clean-up, before its first,
+    second, … change. A write is killed halfway through its bytes. Nothing survives a power cut less than a kill here:
+    the order of syncs is for other tests.
+    """
+    for num_changes in itertools.count():
+        prepare()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Of forking beside threads: the child uses none.
+            child = os.fork()
+        if child == 0:
+            _work_and_die(work, num_changes)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status in (0, _KILLED), "the work failed by itself: see above"
+        if status == 0:
+            return
+        yield num_changes
+
+
+def _work_and_die(work: Callable[[], None], num_changes: int) -> None:
+    try:
+        left = itertools.count(num_changes, -1)
+        for name in _CHANGES:
+            setattr(os, name, _killing(name, getattr(os, name), left))
+        work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(_FAILED)
+    os._exit(0)
+
+
+def _killing(name: str, change: Callable[..., Any], left: Iterator[int]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if next(left) == 0:
+            if name in ("write", "pwrite"):
+                descriptor, data, *position = args
+                change(descriptor, memoryview(data)[: len(data) // 2], *position)
+            os._exit(_KILLED)
+        return change(*args, **kwargs)
+
+    return wrapped

@@ -1,0 +1,80 @@
+"""Documents to commit, and a process that commits them until it is stopped.
+
+`python -m tests.support.store_documents race DATA_DIR COUNT`: waits for a line, then tries to commit the next revision
+of one document until it has COUNT; prints the revisions it won. `… write DATA_DIR NAME`: commits new documents and
+revisions for ever; prints `<id> <rev>` after each.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+from loraserve.store.documents import DocumentStore
+from loraserve.store.errors import RevisionTakenError
+from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, TenantDoc
+
+
+def adapter_document(name: str, rev: int, description: str = "", *, deleted: bool = False) -> Document[AdapterDoc]:
+    doc = AdapterDoc(tenant="acme", name=name, description=description, created_at=1.0)
+    return Document(
+        kind=DocumentKind.ADAPTER,
+        id=f"acme/{name}",
+        rev=rev,
+        at=2.0,
+        actor="open",
+        action="adapter.delete" if deleted else "adapter.put",
+        request_id=f"r{rev}",
+        deleted=deleted,
+        doc=doc,
+    )
+
+
+def tenant_document(name: str, rev: int = 1) -> Document[TenantDoc]:
+    doc = TenantDoc(kv_salt="salt")
+    return Document(
+        kind=DocumentKind.TENANT, id=name, rev=rev, at=2.0, actor="cli", action="tenant.put", request_id="r", doc=doc
+    )
+
+
+def key_document(key_id: str, rev: int = 1) -> Document[KeyDoc]:
+    doc = KeyDoc(tenant="acme", role=Role.INFER, sha256="ab" * 32, created_at=1.0)
+    return Document(
+        kind=DocumentKind.KEY, id=key_id, rev=rev, at=2.0, actor="cli", action="key.create", request_id="r", doc=doc
+    )
+
+
+def race(store: DocumentStore, count: int) -> None:
+    """Done when there are `count` revisions, whoever won them."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        newest = store.get(DocumentKind.ADAPTER, "acme/raced")
+        rev = newest.rev + 1 if newest is not None else 1
+        if rev > count:
+            return
+        try:
+            store.commit(adapter_document("raced", rev))
+        except RevisionTakenError:
+            continue
+        print(rev)
+
+
+def write(store: DocumentStore, name: str) -> None:
+    for number in itertools.count():
+        for rev in (1, 2, 3):
+            document = adapter_document(f"{name}-{number}", rev, description="x" * 5000)
+            store.commit(document)
+            print(document.id, rev, flush=True)
+
+
+def main() -> None:
+    job, data_dir, argument = sys.argv[1:]
+    store = DocumentStore(Path(data_dir))
+    if job == "race":
+        race(store, int(argument))
+    else:
+        write(store, argument)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+import os
+import stat
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loraserve.store import documents
+from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, DocumentStore
+from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError
+from loraserve.store.records import AdapterDoc, DocumentKind
+from tests.support.store_documents import adapter_document, key_document, tenant_document
+
+ADAPTER = DocumentKind.ADAPTER
+
+
+class Damages(list[DamagedFileError]):
+    """Collects what a store reports."""
+
+
+@pytest.fixture
+def damages() -> Damages:
+    return Damages()
+
+
+@pytest.fixture
+def store(tmp_path: Path, damages: Damages) -> DocumentStore:
+    return DocumentStore(tmp_path / "data", on_damage=damages.append)
+
+
+def revision_files(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "docs").glob("*/*/*/*"))
+
+
+def commit_revisions(store: DocumentStore, name: str, count: int) -> None:
+    for rev in range(1, count + 1):
+        store.commit(adapter_document(name, rev, description=f"revision {rev}"))
+
+
+def settle(tmp_path: Path) -> None:
+    """As if all that happened so far was long ago."""
+    for folder in (tmp_path / "data" / "docs").glob("*/*/*"):
+        os.utime(folder, (1e9, 1e9))
+
+
+def test_a_document_that_was_never_committed_is_none(store: DocumentStore) -> None:
+    assert store.get(ADAPTER, "acme/nothing") is None
+    assert store.history(ADAPTER, "acme/nothing") == []
+    assert list(store.scan(ADAPTER)) == []
+
+
+@pytest.mark.parametrize(
+    "document", [adapter_document("sql", 1), tenant_document("acme"), key_document("abcdefgh")], ids=lambda d: d.kind
+)
+def test_what_was_committed_is_read_back_by_every_store(store: DocumentStore, tmp_path: Path, document) -> None:
+    store.commit(document)
+    assert store.get(document.kind, document.id) == document
+    assert DocumentStore(tmp_path / "data").get(document.kind, document.id) == document
+    assert list(store.scan(document.kind)) == [document]
+
+
+def test_the_newest_revision_is_served_and_all_are_history(store: DocumentStore) -> None:
+    commit_revisions(store, "sql", 12)
+    newest = store.get(ADAPTER, "acme/sql")
+    assert newest is not None
+    assert newest.rev == 12
+    assert [document.rev for document in store.history(ADAPTER, "acme/sql", limit=3)] == [12, 11, 10]
+    assert [document.rev for document in store.history(ADAPTER, "acme/sql")] == list(range(12, 0, -1))
+
+
+def test_a_taken_revision_is_refused_and_stays_as_it_was(store: DocumentStore) -> None:
+    commit_revisions(store, "sql", 3)
+    for rev in (1, 2, 3):
+        with pytest.raises(RevisionTakenError) as caught:
+            store.commit(adapter_document("sql", rev, description="too late"))
+        assert caught.value.rev == rev
+    kept = [adapter_document("sql", rev, description=f"revision {rev}") for rev in (3, 2, 1)]
+    assert store.history(ADAPTER, "acme/sql") == kept
+
+
+def test_a_loser_between_reading_and_linking_leaves_nothing_behind(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_synced = documents.write_synced
+
+    def overtaken(path: Path, data: bytes) -> None:
+        monkeypatch.setattr(documents, "write_synced", write_synced)
+        DocumentStore(tmp_path / "data").commit(adapter_document("sql", 1, description="first"))
+        write_synced(path, data)
+
+    monkeypatch.setattr(documents, "write_synced", overtaken)
+    with pytest.raises(RevisionTakenError):
+        store.commit(adapter_document("sql", 1, description="second"))
+    winner = store.get(ADAPTER, "acme/sql")
+    assert winner is not None
+    assert isinstance(winner.doc, AdapterDoc)
+    assert winner.doc.description == "first"
+    assert os.listdir(tmp_path / "data" / "docs" / "tmp") == []
+
+
+@pytest.mark.parametrize("rev", [2, 7])
+def test_a_revision_without_the_one_before_is_refused(store: DocumentStore, rev: int) -> None:
+    with pytest.raises(RevisionGapError, match=f"revision {rev} cannot follow revision 0"):
+        store.commit(adapter_document("sql", rev))
+    assert store.get(ADAPTER, "acme/sql") is None
+
+
+def test_content_is_synced_before_its_name_exists_and_the_folder_after(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def recorded_fsync(descriptor: int) -> None:
+        events.append("sync folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "sync file")
+        fsync(descriptor)
+
+    def recorded_link(source: Path, target: Path) -> None:
+        events.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
+    store.commit(adapter_document("sql", 1))
+    assert events == ["sync folder", "sync folder", "sync file", "link", "sync folder"]
+    events.clear()
+    store.commit(adapter_document("sql", 2))
+    assert events == ["sync file", "link", "sync folder"]
+
+
+@pytest.mark.parametrize("hostile", ["../../etc/passwd", "a/../../b", "x" * 5000, "name\nwith\0bytes", "ü/é", ""])
+def test_no_id_becomes_part_of_a_path(store: DocumentStore, tmp_path: Path, hostile: str) -> None:
+    document = msgspec.structs.replace(adapter_document("sql", 1), id=hostile)
+    store.commit(document)
+    assert store.get(ADAPTER, hostile) == document
+    (path,) = revision_files(tmp_path / "data")
+    assert path.name == "00000001.json"
+    assert len(path.parent.name) == 64
+    assert path.parent.parent.name == path.parent.name[:2]
+
+
+def test_everything_is_private_to_the_user(tmp_path: Path) -> None:
+    old_umask = os.umask(0)
+    try:
+        (tmp_path / "open").mkdir(mode=0o755)
+        (tmp_path / "open" / "docs").mkdir(mode=0o755)
+        for data_dir in (tmp_path / "new", tmp_path / "open"):
+            DocumentStore(data_dir).commit(adapter_document("sql", 1))
+            for path in (data_dir / "docs", *(data_dir / "docs").rglob("*")):
+                assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    finally:
+        os.umask(old_umask)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"kind":"adapter"}', b"null"])
+def test_a_damaged_newest_revision_is_reported_and_no_older_one_served(
+    store: DocumentStore, tmp_path: Path, damages: Damages, content: bytes
+) -> None:
+    commit_revisions(store, "sql", 2)
+    commit_revisions(store, "chat", 1)
+    newest = next(path for path in revision_files(tmp_path / "data") if path.name == "00000002.json")
+    newest.write_bytes(content)
+    with pytest.raises(DamagedFileError) as caught:
+        store.get(ADAPTER, "acme/sql")
+    assert caught.value.path == newest
+    assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
+    assert [damage.path for damage in damages] == [newest]
+    assert [document.rev for document in store.history(ADAPTER, "acme/sql")] == [1]
+
+
+def test_the_next_revision_repairs_a_damaged_document(store: DocumentStore, tmp_path: Path) -> None:
+    commit_revisions(store, "sql", 1)
+    revision_files(tmp_path / "data")[0].write_bytes(b"torn")
+    store.commit(adapter_document("sql", 2))
+    assert [document.rev for document in store.scan(ADAPTER)] == [2]
+
+
+def test_a_revision_in_the_place_of_another_is_not_served(
+    store: DocumentStore, tmp_path: Path, damages: Damages
+) -> None:
+    commit_revisions(store, "sql", 1)
+    (own,) = revision_files(tmp_path / "data")
+    commit_revisions(store, "chat", 1)
+    (other,) = set(revision_files(tmp_path / "data")) - {own}
+    own.write_bytes(other.read_bytes())
+    assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
+    assert "belongs elsewhere" in damages[0].reason
+    own.rename(own.with_name("00000002.json"))
+    assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
+
+
+def test_a_document_of_another_kind_is_not_served(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    store.commit(tenant_document("acme"))
+    (path,) = revision_files(tmp_path / "data")
+    path.write_bytes(path.read_bytes().replace(b'"tenant"', b'"key"'))
+    assert list(store.scan(DocumentKind.TENANT)) == []
+    assert "a document of kind key, expected tenant" in damages[0].reason
+
+
+def test_foreign_files_are_reported_and_change_nothing(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    commit_revisions(store, "sql", 2)
+    folder = revision_files(tmp_path / "data")[0].parent
+    foreign = [
+        folder / "99999999.json~",
+        folder / "3.json",
+        folder.parent / "notes.txt",
+        folder.parents[1] / ".DS_Store",
+    ]
+    for path in foreign:
+        path.write_bytes(b"{}")
+    (folder.parents[1] / "zz").symlink_to(folder.parent)
+    assert [document.rev for document in store.scan(ADAPTER)] == [2]
+    assert {damage.path for damage in damages} == {*foreign, folder.parents[1] / "zz"}
+    store.commit(adapter_document("sql", 3))
+
+
+def test_a_symbolic_link_is_never_followed(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    commit_revisions(store, "sql", 1)
+    (path,) = revision_files(tmp_path / "data")
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    assert list(store.scan(ADAPTER)) == []
+    assert [damage.path for damage in damages] == [path]
+
+
+def test_scan_changed_reads_only_what_changed(store: DocumentStore, tmp_path: Path) -> None:
+    for name in ("sql", "chat", "code"):
+        commit_revisions(store, name, 1)
+    settle(tmp_path)
+    everything, mark = store.scan_changed(ADAPTER)
+    assert len(everything) == 3
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+    store.commit(adapter_document("chat", 2))
+    store.commit(adapter_document("new", 1))
+    changed, mark = store.scan_changed(ADAPTER, mark)
+    assert {(document.id, document.rev) for document in changed} == {("acme/chat", 2), ("acme/new", 1)}
+    settle(tmp_path)
+    _, mark = store.scan_changed(ADAPTER, mark)
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+def test_scan_changed_misses_no_commit_within_one_tick_of_the_clock(store: DocumentStore, tmp_path: Path) -> None:
+    commit_revisions(store, "sql", 1)
+    folder = revision_files(tmp_path / "data")[0].parent
+    now_ns = time.time_ns()
+    os.utime(folder, ns=(now_ns, now_ns))
+    _, mark = store.scan_changed(ADAPTER)
+    store.commit(adapter_document("sql", 2))
+    os.utime(folder, ns=(now_ns, now_ns))
+    changed, _ = store.scan_changed(ADAPTER, mark)
+    assert [document.rev for document in changed] == [2]
+
+
+def test_scan_changed_notices_a_restored_backup_with_old_times(store: DocumentStore, tmp_path: Path) -> None:
+    commit_revisions(store, "sql", 2)
+    settle(tmp_path)
+    _, mark = store.scan_changed(ADAPTER)
+    newest = revision_files(tmp_path / "data")[-1]
+    newest.unlink()
+    os.utime(newest.parent, (5e8, 5e8))
+    assert [document.rev for document in store.scan_changed(ADAPTER, mark)[0]] == [1]
+
+
+def test_prune_keeps_the_last_50_and_the_last_30_days(store: DocumentStore, tmp_path: Path) -> None:
+    commit_revisions(store, "sql", KEEP_REVISIONS + 10)
+    now = time.time()
+    for path in revision_files(tmp_path / "data"):
+        age_s = KEEP_S + 60 if int(path.stem) <= 7 else KEEP_S - 60
+        os.utime(path, (now - age_s, now - age_s))
+    assert store.prune(now) == 7
+    assert [document.rev for document in store.history(ADAPTER, "acme/sql", 100)] == list(range(60, 7, -1))
+    assert store.prune(now + 365 * 86_400) == 3
+    assert len(revision_files(tmp_path / "data")) == KEEP_REVISIONS
+    newest = store.get(ADAPTER, "acme/sql")
+    assert newest is not None
+    assert newest.rev == 60
+
+
+def test_a_pruned_revision_is_still_taken(store: DocumentStore) -> None:
+    commit_revisions(store, "sql", KEEP_REVISIONS + 1)
+    assert store.prune(time.time() + 365 * 86_400) == 1
+    with pytest.raises(RevisionTakenError):
+        store.commit(adapter_document("sql", 1))
+
+
+def test_prune_removes_what_killed_writers_left(store: DocumentStore, tmp_path: Path) -> None:
+    left = tmp_path / "data" / "docs" / "tmp" / "0123"
+    left.write_bytes(b"{")
+    store.prune()
+    assert left.exists()
+    store.prune(time.time() + 7200)
+    assert not left.exists()
+
+
+def test_damage_is_logged_unless_said_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = DocumentStore(tmp_path / "data")
+    store.commit(adapter_document("sql", 1))
+    (path,) = revision_files(tmp_path / "data")
+    path.write_bytes(b"torn")
+    assert list(store.scan(ADAPTER)) == []
+    assert str(path) in caplog.text

@@ -1,0 +1,87 @@
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from loraserve.store.documents import DocumentStore, ScanMark
+from loraserve.store.errors import RevisionGapError, RevisionTakenError
+from loraserve.store.records import AnyDocument, DocumentKind
+from tests.support.store_documents import adapter_document
+
+ADAPTER = DocumentKind.ADAPTER
+NAMES = st.sampled_from(["sql", "chat", "code"])
+
+
+class Documents(RuleBasedStateMachine):
+    """Two processes' stores on one folder against a list of revisions for each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.stores = [DocumentStore(Path(self.folder.name) / "data") for _ in range(2)]
+        self.revisions: dict[str, list[AnyDocument]] = {}
+        self.mark: ScanMark | None = None
+        self.followed: dict[str, AnyDocument] = {}
+
+    def commit(self, which: int, document: AnyDocument) -> None:
+        self.stores[which].commit(document)
+        self.revisions.setdefault(document.id, []).append(document)
+
+    @rule(which=st.integers(0, 1), name=NAMES, text=st.text(max_size=20))
+    def create_or_update(self, which: int, name: str, text: str) -> None:
+        rev = len(self.revisions.get(f"acme/{name}", [])) + 1
+        self.commit(which, adapter_document(name, rev, description=text))
+
+    @rule(which=st.integers(0, 1), name=NAMES)
+    def delete_or_restore(self, which: int, name: str) -> None:
+        known = self.revisions.get(f"acme/{name}")
+        if known:
+            deleted = not known[-1].deleted
+            self.commit(which, adapter_document(name, len(known) + 1, deleted=deleted))
+
+    @rule(which=st.integers(0, 1), name=NAMES)
+    def race(self, which: int, name: str) -> None:
+        """Both want the same revision: the second one is told, whichever it is."""
+        rev = len(self.revisions.get(f"acme/{name}", [])) + 1
+        self.commit(which, adapter_document(name, rev, description="first"))
+        with pytest.raises(RevisionTakenError):
+            self.stores[1 - which].commit(adapter_document(name, rev, description="second"))
+
+    @rule(which=st.integers(0, 1), name=NAMES, distance=st.integers(-3, 3).filter(bool))
+    def commit_a_wrong_revision(self, which: int, name: str, distance: int) -> None:
+        known = len(self.revisions.get(f"acme/{name}", []))
+        rev = max(1, known + 1 + distance)
+        if rev == known + 1:
+            return
+        with pytest.raises(RevisionTakenError if rev <= known else RevisionGapError):
+            self.stores[which].commit(adapter_document(name, rev, description="wrong"))
+
+    @rule(which=st.integers(0, 1))
+    def prune(self, which: int) -> None:
+        assert self.stores[which].prune() == 0
+
+    @rule()
+    def follow(self) -> None:
+        """Someone who only ever reads what changed knows everything."""
+        changed, self.mark = self.stores[0].scan_changed(ADAPTER, self.mark)
+        self.followed.update({document.id: document for document in changed})
+        assert self.followed == {key: revisions[-1] for key, revisions in self.revisions.items()}
+
+    @invariant()
+    def every_store_serves_the_newest_revisions(self) -> None:
+        newest = {key: revisions[-1] for key, revisions in self.revisions.items()}
+        for store in self.stores:
+            assert {document.id: document for document in store.scan(ADAPTER)} == newest
+            for key, revisions in self.revisions.items():
+                assert store.get(ADAPTER, key) == newest[key]
+                assert store.history(ADAPTER, key, limit=1000) == revisions[::-1]
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+TestDocuments = Documents.TestCase
+TestDocuments.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

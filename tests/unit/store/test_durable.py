@@ -1,0 +1,60 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, replace_file
+from loraserve.store.locks import locked, try_locked
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+    replace_file(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_folders_of_the_data_directory_are_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir(mode=0o755)
+    for data_dir in (tmp_path, tmp_path / "deep" / "new"):
+        folder = data_folder(data_dir, "docs")
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_discarded_folder_is_gone_and_the_trash_can_be_emptied(tmp_path: Path) -> None:
+    trash = data_folder(tmp_path, "trash")
+    doomed = data_folder(tmp_path, "doomed")
+    (doomed / "file").write_bytes(b"1")
+    discard_folder(doomed, trash)
+    assert os.listdir(tmp_path) == ["trash"]
+    (trash / ".discarded-0").mkdir()
+    (trash / ".discarded-0" / "file").write_bytes(b"1")
+    empty_trash(trash)
+    assert os.listdir(trash) == []
+
+
+def test_shared_locks_are_held_together_and_keep_an_exclusive_one_out(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path, shared=True), locked(path, shared=True), try_locked(path) as is_ours:
+        assert not is_ours
+    with try_locked(path) as is_ours:
+        assert is_ours
