@@ -16,6 +16,7 @@ $(VENV)/.installed: pyproject.toml
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/pip install -e '.[dev]'
+	$(BIN)/pip install --no-deps lorax-client==0.6.3  # its bound on huggingface-hub excludes transformers', but it works
 	@touch $@
 
 install: $(VENV)/.installed ## Create .venv and install loraserve into it
@@ -33,7 +34,7 @@ lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 types: $(VENV)/.installed-dev ## Check types
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.installed-dev ## Measure ours and every rival; vLLM too with ARGS="--vllm-python <its python>"
+bench: $(VENV)/.installed-dev ## Measure ours and every rival, or some: ARGS="--only <goal>"; vLLM too: "--vllm-python <its python>"
 	$(BIN)/python benchmarks/bench_rivals.py $(ARGS)
 	$(BIN)/python benchmarks/bench_report.py
 

@@ -1,0 +1,105 @@
+"""What admission is asked and answers."""
+
+from enum import StrEnum
+
+import msgspec
+
+from loraserve.live.leases import Lease
+from loraserve.live.requests import EndedRequest
+from loraserve.store.records import Limits
+
+
+class Scope(StrEnum):
+    TENANT = "tenant"
+    KEY = "key"
+    ADAPTER = "adapter"
+    """Only of a stale revision; adapters have no limits."""
+    ALL = "all"
+
+
+class Measure(StrEnum):
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENT = "concurrent"
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that the decision to serve was based on."""
+
+    id: str
+    rev: int
+
+
+class AdmitCall(msgspec.Struct, frozen=True, kw_only=True):
+    lease: Lease
+    tenant_rev: int
+    tenant_limits: Limits = Limits()
+    key_rev: int | None = None
+    """Set exactly when `lease.key_id` is."""
+    key_limits: Limits = Limits()
+    adapter: Used | None = None
+    """None: the base model."""
+    reserve_tokens: int
+    """More than a whole bucket holds is let in when the bucket is full, and leaves a debt."""
+    max_concurrent: int | None = None
+    """Over all tenants."""
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    limit: int
+    """A minute."""
+    remaining: int
+    reset_ms: int
+    """Until full again, if nothing else takes from it."""
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="ok"):
+    requests: Budget | None
+    """The tighter of key and tenant; None = neither has a limit."""
+    tokens: Budget | None
+
+
+class Limited(msgspec.Struct, frozen=True, kw_only=True, tag="limit"):
+    """Nothing was taken."""
+
+    scope: Scope
+    measure: Measure
+    limit: int
+    retry_ms: int | None
+    """None: never, the limit is 0."""
+
+
+class Stale(msgspec.Struct, frozen=True, kw_only=True, tag="stale"):
+    """Nothing was taken; a newer revision of each of these exists, or none is known."""
+
+    scopes: list[Scope]
+
+
+class ViewChanged(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
+    """Nothing was taken: Redis was emptied, rebuilt or restarted since this process compared its documents with it."""
+
+
+class AlreadyEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """Nothing was taken: `finish` came first."""
+
+    request: EndedRequest
+
+
+AdmitReply = Admitted | Limited | Stale | ViewChanged | AlreadyEnded
+
+
+class FinishCall(msgspec.Struct, frozen=True, kw_only=True):
+    lease: Lease
+    request: EndedRequest
+    unused_tokens: int = 0
+    """Reserved less used; negative if more was used than reserved."""
+    was_admitted: bool = True
+    """False: no answer to `admit` was seen, so settle only if it did take effect."""
+    tenant_limits: Limits = Limits()
+    key_limits: Limits = Limits()
+
+
+class FinishReply(msgspec.Struct, frozen=True, kw_only=True):
+    was_first: bool
+    request: EndedRequest
+    """The one that counts: the first."""

@@ -1,0 +1,112 @@
+"""All talk with Redis that waits for an answer: 16 sockets, 250 ms a call, and a breaker."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio.connection import ConnectionPool
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from loraserve.live.breaker import Breaker
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.script_loader import Script
+from loraserve.live.server_link import Arg, Command, ServerLink
+
+CALL_S = 0.25
+NUM_LINKS = 16
+
+
+class LiveConnection:
+    """Replies are bytes, ints, lists and None, as RESP2 has them.
+
+    Calls raise LiveUnavailableError when Redis does not answer in time. Who is cancelled or too late never leaves a
+    reply to another.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = CALL_S, max_links: int = NUM_LINKS) -> None:
+        self._timeout_s = timeout_s
+        # Only read for what the URL says. Its sockets are not used through it: its `release` can be cancelled, which
+        # loses the socket's place for good.
+        self._factory = ConnectionPool.from_url(url, socket_timeout=None, socket_connect_timeout=timeout_s)
+        self._factory.connection_kwargs["protocol"] = 2
+        self._places = asyncio.Semaphore(max_links)
+        self._idle: list[ServerLink] = []
+        self._breaker = Breaker()
+        self.run_id = ""
+        """Of the server process that answered last."""
+        self.up_since: float | None = None
+        """When it came, or came back, by time.monotonic(); None while it is away."""
+
+    async def call(self, *command: Arg) -> Any:
+        return (await self.call_many([command]))[0]
+
+    async def call_many(self, commands: Sequence[Command]) -> list[Any]:
+        """In one round trip; not atomic. No scripts: a client of a cluster could not do it."""
+        try:
+            return await self._exchange(commands, None)
+        except ResponseError as error:
+            raise LiveUnavailableError(f"Redis refused: {error}") from error
+
+    async def run_script(
+        self, script: Script, keys: Sequence[str], args: Sequence[Arg], run_id: str | None = None
+    ) -> Any:
+        """With `run_id`, raises LiveRestartedError instead of sending it to another server process."""
+        try:
+            try:
+                replies = await self._exchange([["EVALSHA", script.sha1, len(keys), *keys, *args]], run_id)
+            except NoScriptError:
+                replies = await self._exchange([["EVAL", script.source, len(keys), *keys, *args]], run_id)
+        except ResponseError as error:
+            raise LiveUnavailableError(f"Redis refused: {error}") from error
+        return replies[0]
+
+    async def server_time_ms(self) -> int:
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    def new_link(self) -> ServerLink:
+        """For somebody who waits on Redis longer than a call may."""
+        return ServerLink(self._factory.make_connection())
+
+    async def close(self) -> None:
+        for link in self._idle:
+            await link.close()
+        self._idle.clear()
+        await asyncio.sleep(0)  # transports close in the loop's next round
+
+    async def _exchange(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
+        wait_s = self._breaker.seconds_to_wait()
+        if wait_s > 0:
+            raise LiveUnavailableError(self._breaker.reason, wait_s)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                replies = await self._exchange_on_a_link(commands, run_id)
+        except (ResponseError, LiveRestartedError):
+            self._breaker.succeeded()
+            raise
+        except (RedisError, OSError) as error:
+            is_late = isinstance(error, TimeoutError) and not str(error)
+            reason = f"no answer from Redis within {self._timeout_s * 1000:g} ms" if is_late else f"Redis: {error}"
+            self._breaker.failed(reason)
+            self.up_since = None
+            raise LiveUnavailableError(reason) from error
+        self._breaker.succeeded()
+        return replies
+
+    async def _exchange_on_a_link(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
+        async with self._places:
+            link = self._idle.pop() if self._idle else self.new_link()
+            try:
+                await link.ready()
+                self._answered(link)
+                if run_id is not None and link.run_id != run_id:
+                    raise LiveRestartedError("Redis is not the process that this server compared its documents with")
+                return await link.exchange(commands)
+            finally:
+                self._idle.append(link)
+
+    def _answered(self, link: ServerLink) -> None:
+        if self.up_since is None or link.run_id != self.run_id:
+            self.up_since = time.monotonic()
+        self.run_id = link.run_id

@@ -1,0 +1,118 @@
+"""Every name of a key in Redis. All share one hash tag, so that they live in one slot of a cluster."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+DEFAULT_PREFIX = "ls"
+PREFIX_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,32}")
+PART_PATTERN = re.compile(r"[^\s:{},\x00-\x1f\x7f]{1,512}")
+"""What may stand between the colons of a key: nothing that could make it another key."""
+
+
+@dataclass(slots=True, frozen=True)
+class KeyNames:
+    """Raises ValueError for a part that could be taken for more than one part."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def __post_init__(self) -> None:
+        if not PREFIX_PATTERN.fullmatch(self.prefix):
+            raise ValueError(f"--redis-prefix {self.prefix!r} must be 1 to 32 of the characters A-Z a-z 0-9 _ . -")
+
+    def meta(self) -> str:
+        """Hash: schema, epoch."""
+        return self._name("meta")
+
+    def document(self, kind: str, document_id: str) -> str:
+        """Hash: rev, body."""
+        return self._name("d", kind, document_id)
+
+    def document_ids(self, kind: str) -> str:
+        """Sorted set: ids."""
+        return self._name("i", kind)
+
+    def changes(self) -> str:
+        """Stream: kind, id, rev."""
+        return self._name("changes")
+
+    def audit(self) -> str:
+        """Stream: one entry a management act, login or refusal."""
+        return self._name("audit")
+
+    def key_bucket(self, key_id: str) -> str:
+        """Hash: levels of the request and token buckets."""
+        return self._name("b", "k", key_id)
+
+    def tenant_bucket(self, tenant: str) -> str:
+        return self._name("b", "t", tenant)
+
+    def key_leases(self, key_id: str) -> str:
+        """Sorted set: request id → end of its lease in ms."""
+        return self._name("l", "k", key_id)
+
+    def tenant_leases(self, tenant: str) -> str:
+        return self._name("l", "t", tenant)
+
+    def all_leases(self) -> str:
+        """Sorted set: a whole lease → its end in ms."""
+        return self._name("l", "all")
+
+    def request(self, request_id: str) -> str:
+        """String: how the request ended."""
+        return self._name("rq", request_id)
+
+    def recent_requests(self, tenant: str) -> str:
+        """Stream: ended requests."""
+        return self._name("r", tenant)
+
+    def snapshot(self, kind: str, owner: str) -> str:
+        return self._name(kind, owner)
+
+    def snapshot_owners(self, kind: str) -> str:
+        """Sorted set: owner → when last seen, Unix ms."""
+        return self._name("i", kind)
+
+    def aborts(self, process: str) -> str:
+        """Set: requests of that process that somebody wants ended."""
+        return self._name("a", process)
+
+    def usage_hour(self, tenant: str, hour: str) -> str:
+        """Hash: `<key>,<adapter>,<version>,<metric>` → sum."""
+        return self._name("u", tenant, "h", hour)
+
+    def usage_day(self, tenant: str, day: str) -> str:
+        return self._name("u", tenant, "d", day)
+
+    def usage_offsets(self) -> str:
+        """Hash: log → bytes of it applied."""
+        return self._name("off")
+
+    def series(self, engine: str, interval_s: int) -> str:
+        """Stream: one sample an interval."""
+        return self._name("m", engine, f"{interval_s}s")
+
+    def session(self, token_sha256: str) -> str:
+        return self._name("s", token_sha256)
+
+    def login_link(self, token_sha256: str) -> str:
+        return self._name("o", token_sha256)
+
+    def idempotency(self, tenant: str, client_key: str) -> str:
+        """`client_key` is any text a client sent."""
+        return self._name("x", tenant, hashlib.sha256(client_key.encode()).hexdigest())
+
+    def _name(self, *parts: str) -> str:
+        for part in parts:
+            if not PART_PATTERN.fullmatch(part):
+                raise ValueError(f"{part!r} cannot be part of a key in Redis")
+        return f"{{{self.prefix}}}:{':'.join(parts)}"
+
+
+def usage_field(key_id: str, adapter: str, version: int, metric: str) -> str:
+    """Raises ValueError for a part that contains a comma."""
+    parts = (key_id, adapter, str(version), metric)
+    for part in parts:
+        if not PART_PATTERN.fullmatch(part):
+            raise ValueError(f"{part!r} cannot be part of a usage counter's name")
+    return ",".join(parts)

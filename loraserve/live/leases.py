@@ -1,0 +1,111 @@
+"""Requests in flight, each a lease of 10 s that its process renews; nothing counts up and down, so nothing drifts."""
+
+import asyncio
+import contextlib
+import time
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.key_names import KeyNames
+from loraserve.live.snapshots import SnapshotKind
+
+LEASE_MS = 10_000
+RENEW_EVERY_S = 2.0
+LAPSED_AFTER_MS = 5_000
+"""After a lease's end its request is lost: 15 s since its process was last heard."""
+NO_KEY = "-"
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    request_id: str
+    process: str
+    tenant: str
+    key_id: str | None = None
+    """None: the request came without a key document."""
+
+    def member(self) -> str:
+        """What stands in the sorted set of all leases, so that whoever finds it lapsed knows whose it was."""
+        return ",".join((self.request_id, self.process, self.tenant, self.key_id or NO_KEY))
+
+
+def parse_member(member: bytes) -> Lease:
+    request_id, process, tenant, key_id = member.decode().split(",")
+    return Lease(request_id=request_id, process=process, tenant=tenant, key_id=None if key_id == NO_KEY else key_id)
+
+
+class LiveLeases:
+    """This process's leases. Those the process holds are renewed by `renew_forever`, also into an emptied Redis."""
+
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._held: dict[str, Lease] = {}
+        self._renewing = asyncio.Lock()
+
+    @property
+    def held(self) -> list[Lease]:
+        return list(self._held.values())
+
+    def hold(self, lease: Lease) -> None:
+        self._held[lease.request_id] = lease
+
+    async def drop(self, request_id: str) -> None:
+        """No renewal under way can bring it back after this returns."""
+        self._held.pop(request_id, None)
+        if self._renewing.locked():
+            async with self._renewing:
+                pass
+
+    async def renew_forever(self) -> None:
+        while True:
+            with contextlib.suppress(LiveUnavailableError):
+                await self.renew()
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def renew(self) -> None:
+        """Raises LiveUnavailableError."""
+        async with self._renewing:
+            if not self._held:
+                return
+            end_ms = await self._connection.server_time_ms() + LEASE_MS
+            members: dict[str, list[str]] = {}
+            for lease in self._held.values():
+                members.setdefault(self._names.all_leases(), []).append(lease.member())
+                members.setdefault(self._names.tenant_leases(lease.tenant), []).append(lease.request_id)
+                if lease.key_id is not None:
+                    members.setdefault(self._names.key_leases(lease.key_id), []).append(lease.request_id)
+            commands: list[list[str | int]] = []
+            for name, entries in members.items():
+                scored = [part for entry in entries for part in (end_ms, entry)]
+                commands.append(["ZADD", name, *scored])
+                if name != self._names.all_leases():
+                    commands.append(["PEXPIRE", name, 2 * LEASE_MS])
+            await self._connection.call_many(commands)
+
+    async def num_in_flight(self, tenant: str | None = None) -> int:
+        """Of a tenant or of all. Raises LiveUnavailableError."""
+        now_ms = await self._connection.server_time_ms()
+        name = self._names.all_leases() if tenant is None else self._names.tenant_leases(tenant)
+        return int(await self._connection.call("ZCOUNT", name, now_ms, "+inf"))
+
+    async def lapsed(self, limit: int = 100) -> list[Lease]:
+        """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis came (back).
+
+        Raises LiveUnavailableError.
+        """
+        settled_s = (LEASE_MS + LAPSED_AFTER_MS) / 1000
+        if self._connection.up_since is None or time.monotonic() - self._connection.up_since < settled_s:
+            return []
+        before_ms = await self._connection.server_time_ms() - LAPSED_AFTER_MS
+        found = await self._connection.call(
+            "ZRANGEBYSCORE", self._names.all_leases(), "-inf", before_ms, "LIMIT", 0, limit
+        )
+        leases = [parse_member(member) for member in found]
+        alive: dict[str, bool] = {}
+        for lease in leases:
+            if lease.process not in alive:
+                snapshot = self._names.snapshot(SnapshotKind.PROCESS, lease.process)
+                alive[lease.process] = bool(await self._connection.call("EXISTS", snapshot))
+        return [lease for lease in leases if not alive[lease.process]]

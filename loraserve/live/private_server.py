@@ -1,0 +1,198 @@
+"""The Redis-compatible server of one data directory, run by whichever of its processes holds the lock."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Self
+
+from loraserve.live import die_with_parent
+from loraserve.live.errors import LiveServerError
+from loraserve.live.server_binary import find_server_binary
+from loraserve.live.server_place import ServerPlace, prepare_place, set_data_aside
+
+START_S = 10.0
+STOP_S = 10.0
+PING_S = 1.0
+POLL_S = 0.01
+TEND_EVERY_S = 0.2
+MAX_FAILED_STARTS = 2
+LONGEST_PAUSE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class PrivateServer:
+    """`async with PrivateServer(data_dir) as server:` starts the server, or joins the one another process runs.
+
+    It is restarted when it dies. When the process that runs it ends, it ends too and another process takes over:
+    the lock is inherited by the server, so nobody gets it before the old one is gone. `url` stays the same.
+    NOTE: enter it on the main thread, which has to outlive it.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._place: ServerPlace | None = None
+        self._lock_fd: int | None = None
+        """Set while this process runs the server."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._tending: asyncio.Task[None] | None = None
+        self._binary: Path | None = None
+        self._num_failed_starts = 0
+        """In a row."""
+
+    @property
+    def place(self) -> ServerPlace:
+        if self._place is None:
+            raise RuntimeError("the private server is not entered")
+        return self._place
+
+    @property
+    def url(self) -> str:
+        return self.place.url
+
+    @property
+    def is_owner(self) -> bool:
+        return self._lock_fd is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, if this process runs it."""
+        return self._process.pid if self._process is not None else None
+
+    async def __aenter__(self) -> Self:
+        """It answers when this returns. Raises LiveServerError."""
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError("the private server must be started on the main thread: it ends with the thread")
+        self._place = prepare_place(self._data_dir)
+        try:
+            await self._start_or_join()
+        except BaseException:
+            await self._stop()
+            raise
+        self._tending = asyncio.create_task(self._tend_forever())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stops it if this process runs it."""
+        if self._tending is not None:
+            self._tending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._tending
+        await self._stop()
+
+    async def _start_or_join(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not await self._tend():
+            if self._num_failed_starts > MAX_FAILED_STARTS:
+                raise LiveServerError(f"the private server does not start: {self._last_log_line()}")
+            if time.monotonic() > deadline:
+                runner = "this process" if self.is_owner else "another process"
+                raise LiveServerError(
+                    f"the private server, run by {runner}, does not answer on {self.place.socket} "
+                    f"within {START_S:g} s; its log is {self.place.log}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _tend_forever(self) -> None:
+        while True:
+            await asyncio.sleep(max(TEND_EVERY_S, min(self._num_failed_starts, LONGEST_PAUSE_S)))
+            try:
+                if await self._tend():
+                    self._num_failed_starts = 0
+            except (OSError, LiveServerError) as error:
+                logger.error("the private server cannot be started: %s", error)
+
+    async def _tend(self) -> bool:
+        """Starts what has to be started; whether the server answers."""
+        if self._lock_fd is None:
+            self._lock_fd = self._try_lock()
+            if self._lock_fd is not None:
+                self._process = self._launch(self._lock_fd)
+        elif self._process is None or self._process.poll() is not None:
+            self._judge_end(self._process)
+            self._process = self._launch(self._lock_fd)
+        return await _answers(self.place.socket)
+
+    def _judge_end(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None or process.returncode <= 0:
+            return  # somebody stopped it
+        self._num_failed_starts += 1
+        if self._num_failed_starts == MAX_FAILED_STARTS:
+            # Written by another program or damaged. All of it can be rebuilt, so an empty server is better than none.
+            set_data_aside(self.place)
+
+    def _try_lock(self) -> int | None:
+        fd = os.open(self.place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def _launch(self, lock_fd: int) -> subprocess.Popen[bytes]:
+        if self._binary is None:
+            self._binary = find_server_binary()
+        options = {
+            "port": "0",
+            "unixsocket": str(self.place.socket),
+            "unixsocketperm": "700",
+            "dir": str(self.place.folder),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+            "logfile": str(self.place.log),
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), str(self._binary), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(lock_fd,),
+            # A terminal's Ctrl-C must not end it while requests drain.
+            start_new_session=True,
+        )
+
+    def _last_log_line(self) -> str:
+        try:
+            lines = self.place.log.read_text(errors="replace").splitlines()
+        except OSError:
+            lines = []
+        return f"{lines[-1] if lines else 'it wrote no log'} ({self.place.log})"
+
+    async def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            deadline = time.monotonic() + STOP_S
+            while process.poll() is None and time.monotonic() < deadline:
+                await asyncio.sleep(POLL_S)
+            process.kill()
+            process.wait()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+async def _answers(path: Path) -> bool:
+    """False also while it still reads its data."""
+    try:
+        async with asyncio.timeout(PING_S):
+            reader, writer = await asyncio.open_unix_connection(path)
+            try:
+                writer.write(b"PING\r\n")
+                return await reader.readline() == b"+PONG\r\n"
+            finally:
+                writer.close()
+    except OSError:
+        return False

@@ -1,0 +1,66 @@
+"""How requests ended: one absorbing state each, and the latest of each tenant."""
+
+from enum import StrEnum
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.key_names import KeyNames
+
+REQUEST_S = 3600
+RECENT_REQUESTS = 5000
+"""Of a tenant, about."""
+
+
+class RequestState(StrEnum):
+    """Of a request that is over."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    """By the client, an operator or a revocation."""
+    FAILED = "failed"
+    LOST = "lost"
+    """Its process died."""
+
+
+class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    request_id: str
+    tenant: str
+    state: RequestState
+    at: float
+    """Unix time."""
+    summary: msgspec.Raw = msgspec.Raw(b"{}")
+    """JSON of the caller; never a prompt or an answer."""
+
+
+class RecentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    position: str
+    """For paging: pass the last one as `before`."""
+    request: EndedRequest
+
+
+class LiveRequests:
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._decoder = msgspec.json.Decoder(EndedRequest)
+
+    async def ended(self, tenant: str, request_id: str) -> EndedRequest | None:
+        """None also when it is another tenant's. Raises LiveUnavailableError."""
+        body = await self._connection.call("GET", self._names.request(request_id))
+        if body is None:
+            return None
+        request = self._decoder.decode(body)
+        return request if (request.tenant, request.request_id) == (tenant, request_id) else None
+
+    async def recent(self, tenant: str, limit: int, before: str | None = None) -> list[RecentRequest]:
+        """Newest first. Raises LiveUnavailableError."""
+        end = "+" if before is None else f"({before}"
+        entries = await self._connection.call(
+            "XREVRANGE", self._names.recent_requests(tenant), end, "-", "COUNT", limit
+        )
+        found = [
+            RecentRequest(position=position.decode(), request=self._decoder.decode(fields[1]))
+            for position, fields in entries
+        ]
+        return [recent for recent in found if recent.request.tenant == tenant]

@@ -1,0 +1,20 @@
+"""The Lua scripts, read from the package."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+
+@dataclass(slots=True, frozen=True)
+class Script:
+    source: str
+    sha1: str
+    """What EVALSHA calls it by."""
+
+
+def load_script(name: str, shared: str | None = None) -> Script:
+    """`shared` names a file of functions that is put before it."""
+    folder = files("loraserve.live").joinpath("scripts")
+    names = [name] if shared is None else [shared, name]
+    source = "\n".join(folder.joinpath(f"{part}.lua").read_text() for part in names)
+    return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,75 @@
+"""Where the private server of a data directory keeps its files and its socket."""
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraserve.live.errors import LiveServerError
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes; Linux allows 108 with the closing zero."""
+SOCKET_NAME = "kv.sock"
+
+
+@dataclass(slots=True, frozen=True)
+class ServerPlace:
+    folder: Path
+    socket: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "owner.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "server.log"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+
+def prepare_place(data_dir: Path) -> ServerPlace:
+    """Makes the folders (0700) and writes the socket's path into `kv/socket.path`. Raises LiveServerError."""
+    folder = data_dir.resolve() / "kv"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    socket = folder / SOCKET_NAME
+    if len(os.fsencode(socket)) > LONGEST_SOCKET_PATH:
+        socket = _short_folder(folder) / SOCKET_NAME
+    temporary = folder / f"socket.path.{os.getpid()}"
+    temporary.write_text(f"{socket}\n")
+    temporary.replace(folder / "socket.path")
+    return ServerPlace(folder, socket)
+
+
+def _short_folder(folder: Path) -> Path:
+    """The same for every process of this user with this data directory, and nobody else's."""
+    digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    short = Path(runtime) / f"loraserve-{os.geteuid()}-{digest}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    found = short.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+        raise LiveServerError(f"{short} is not a folder of this user alone (0700): remove it, or set XDG_RUNTIME_DIR")
+    if len(os.fsencode(short / SOCKET_NAME)) > LONGEST_SOCKET_PATH:
+        raise LiveServerError(
+            f"{short / SOCKET_NAME} is longer than {LONGEST_SOCKET_PATH} bytes: set XDG_RUNTIME_DIR to a shorter path, "
+            "or use a data directory with one"
+        )
+    return short
+
+
+def set_data_aside(place: ServerPlace) -> None:
+    """Under the name `unreadable`, in place of what was set aside before."""
+    aside = place.folder / "unreadable"
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir(mode=0o700)
+    for name in ("appendonlydir", "appendonly.aof", "dump.rdb"):
+        if (place.folder / name).exists():
+            (place.folder / name).rename(aside / name)

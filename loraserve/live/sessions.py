@@ -1,0 +1,97 @@
+"""Console sessions, one-time login links and answers kept for repeated requests."""
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.key_names import KeyNames
+
+SESSION_S = 12 * 3600
+LINK_S = 15 * 60
+IDEMPOTENCY_S = 24 * 3600
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    token_sha256: str
+    """Hex; only the hash of the cookie is kept."""
+    key_id: str
+    """It may do what this key may, as long as the key may."""
+    csrf: str
+    created_at: float
+
+
+class LoginLink(msgspec.Struct, frozen=True, kw_only=True):
+    token_sha256: str
+    key_id: str
+    created_at: float
+
+
+class IdempotencyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str
+    client_key: str
+    fingerprint: str
+    """Hash of what was asked: the same key with another fingerprint is a conflict."""
+    is_done: bool = False
+    """False: the first request is still worked on."""
+    response: msgspec.Raw = msgspec.Raw(b"null")
+    """JSON."""
+
+
+class LiveSessions:
+    """Every method raises LiveUnavailableError."""
+
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._session_decoder = msgspec.json.Decoder(Session)
+        self._link_decoder = msgspec.json.Decoder(LoginLink)
+        self._record_decoder = msgspec.json.Decoder(IdempotencyRecord)
+
+    async def put(self, session: Session) -> None:
+        name = self._names.session(session.token_sha256)
+        await self._connection.call("SET", name, msgspec.json.encode(session), "EX", SESSION_S)
+
+    async def get(self, token_sha256: str) -> Session | None:
+        body = await self._connection.call("GET", self._names.session(token_sha256))
+        if body is None:
+            return None
+        session = self._session_decoder.decode(body)
+        return session if session.token_sha256 == token_sha256 else None
+
+    async def remove(self, token_sha256: str) -> None:
+        await self._connection.call("DEL", self._names.session(token_sha256))
+
+    async def put_link(self, link: LoginLink) -> None:
+        name = self._names.login_link(link.token_sha256)
+        await self._connection.call("SET", name, msgspec.json.encode(link), "EX", LINK_S)
+
+    async def take_link(self, token_sha256: str) -> LoginLink | None:
+        """Only one caller ever gets it."""
+        body = await self._connection.call("GETDEL", self._names.login_link(token_sha256))
+        if body is None:
+            return None
+        link = self._link_decoder.decode(body)
+        return link if link.token_sha256 == token_sha256 else None
+
+    async def begin_idempotent(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
+        """None: the caller is the first and goes on to `end_idempotent`. Otherwise the first one's record."""
+        name = self._names.idempotency(record.tenant, record.client_key)
+        was_set = await self._connection.call("SET", name, msgspec.json.encode(record), "NX", "EX", IDEMPOTENCY_S)
+        if was_set is not None:
+            return None
+        body = await self._connection.call("GET", name)
+        if body is None:
+            return await self.begin_idempotent(record)
+        found = self._record_decoder.decode(body)
+        if (found.tenant, found.client_key) != (record.tenant, record.client_key):
+            raise LiveUnavailableError("Redis answered with the idempotency record of somebody else")
+        return found
+
+    async def end_idempotent(self, record: IdempotencyRecord) -> None:
+        """With `is_done` and its response."""
+        name = self._names.idempotency(record.tenant, record.client_key)
+        await self._connection.call("SET", name, msgspec.json.encode(record), "EX", IDEMPOTENCY_S)
+
+    async def cancel_idempotent(self, tenant: str, client_key: str) -> None:
+        """The work failed, so that a repetition does it again."""
+        await self._connection.call("DEL", self._names.idempotency(tenant, client_key))

@@ -1,0 +1,80 @@
+"""What each engine and process is doing: replaced whole each second, gone soon after its owner."""
+
+import time
+from enum import StrEnum
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.key_names import KeyNames
+
+SNAPSHOT_MS = 5000
+
+
+class SnapshotKind(StrEnum):
+    ENGINE = "e"
+    PROCESS = "p"
+    REQUESTS = "q"
+    """What a process runs."""
+
+
+KEPT_MS = {
+    SnapshotKind.ENGINE: SNAPSHOT_MS,
+    SnapshotKind.PROCESS: SNAPSHOT_MS,
+    # So that a lost request can still be told of once it counts as lost, 15 s after its process was last heard.
+    SnapshotKind.REQUESTS: 60_000,
+}
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    owner: str
+    """Engine or process id."""
+    epoch: str
+    """Of the owner's start; a restarted engine has another."""
+    at: float
+    """Unix time."""
+    body: msgspec.Raw
+    """JSON of the caller."""
+
+
+class LiveSnapshots:
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._decoder = msgspec.json.Decoder(Snapshot)
+
+    async def put(self, kind: SnapshotKind, snapshot: Snapshot) -> None:
+        """Raises LiveUnavailableError."""
+        owners = self._names.snapshot_owners(kind)
+        now_ms = int(time.time() * 1000)
+        name = self._names.snapshot(kind, snapshot.owner)
+        await self._connection.call_many(
+            [
+                ["SET", name, msgspec.json.encode(snapshot), "PX", KEPT_MS[kind]],
+                ["ZADD", owners, now_ms, snapshot.owner],
+                ["ZREMRANGEBYSCORE", owners, "-inf", now_ms - 60_000],
+            ]
+        )
+
+    async def get(self, kind: SnapshotKind, owner: str) -> Snapshot | None:
+        """Raises LiveUnavailableError."""
+        body = await self._connection.call("GET", self._names.snapshot(kind, owner))
+        return None if body is None else self._decoder.decode(body)
+
+    async def all(self, kind: SnapshotKind) -> list[Snapshot]:
+        """What there is, by owner. Raises LiveUnavailableError."""
+        owners = await self._connection.call("ZRANGE", self._names.snapshot_owners(kind), 0, -1)
+        if not owners:
+            return []
+        names = [self._names.snapshot(kind, owner.decode()) for owner in owners]
+        bodies = await self._connection.call("MGET", *names)
+        return sorted((self._decoder.decode(body) for body in bodies if body is not None), key=lambda s: s.owner)
+
+    async def remove(self, kind: SnapshotKind, owner: str) -> None:
+        """Of an owner that ends. Raises LiveUnavailableError."""
+        await self._connection.call_many(
+            [
+                ["DEL", self._names.snapshot(kind, owner)],
+                ["ZREM", self._names.snapshot_owners(kind), owner],
+            ]
+        )

@@ -1,0 +1,162 @@
+"""Usage counters: the usage logs added up exactly once, by whoever reads them."""
+
+import math
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.key_names import KeyNames, usage_field
+from loraserve.live.script_loader import load_script
+from loraserve.live.server_link import Arg
+
+HOUR_S = 3600
+DAY_S = 24 * HOUR_S
+HOURS_KEPT_S = 8 * DAY_S
+DAYS_KEPT_S = 400 * DAY_S
+HASHES_AT_ONCE = 8
+FIELDS_AT_ONCE = 1000
+
+
+class UsageDelta(msgspec.Struct, frozen=True, kw_only=True):
+    tenant: str
+    at: float
+    """Unix time."""
+    key_id: str
+    adapter: str
+    version: int
+    metric: str
+    amount: int
+
+
+class UsageApplied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
+    offset: int
+
+
+class UsageElsewhere(msgspec.Struct, frozen=True, kw_only=True, tag="offset"):
+    """Nothing was added: the log is applied up to here."""
+
+    offset: int
+
+
+class ViewMissing(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
+    """Nothing was added: Redis was emptied; first compare documents with it."""
+
+
+UsageReply = UsageApplied | UsageElsewhere | ViewMissing
+
+
+class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
+    start: float
+    """Unix time of the hour or day (UTC)."""
+    key_id: str
+    adapter: str
+    version: int
+    metric: str
+    amount: int
+
+
+class LiveUsage:
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._apply = load_script("usage_apply")
+
+    async def offset(self, log: str) -> int:
+        """Bytes of this log that are in the counters. Raises LiveUnavailableError."""
+        return int(await self._connection.call("HGET", self._names.usage_offsets(), log) or 0)
+
+    async def apply(self, log: str, start: int, end: int, deltas: list[UsageDelta]) -> UsageReply:
+        """Adds the lines between two offsets of a log, unless they or others were added already.
+
+        Raises LiveUnavailableError; then repeating the call is safe.
+        """
+        keys = [self._names.meta(), self._names.usage_offsets()]
+        args: list[Arg] = [log, start, end]
+        for bucket, fields in self._sums(deltas).items():
+            keys.append(bucket.name)
+            args += [bucket.goes_at, len(fields)]
+            for field, amount in fields.items():
+                args += [field, amount]
+        reply_log, outcome, offset = await self._connection.run_script(self._apply, keys, args)
+        if reply_log != log.encode():
+            raise LiveUnavailableError(f"Redis answered about log {reply_log!r} instead of {log!r}")
+        match outcome:
+            case b"APPLIED":
+                return UsageApplied(offset=offset)
+            case b"OFFSET":
+                return UsageElsewhere(offset=offset)
+        return ViewMissing()
+
+    async def hours(self, tenant: str, start: float, end: float) -> list[UsageSum]:
+        """Of the hours that overlap [start, end), in order; they are kept for 8 days. Raises LiveUnavailableError."""
+        starts = _starts(max(start, time.time() - HOURS_KEPT_S - HOUR_S), end, HOUR_S)
+        return await self._read(starts, [self._names.usage_hour(tenant, _hour(at)) for at in starts])
+
+    async def days(self, tenant: str, start: float, end: float) -> list[UsageSum]:
+        """The same by day (UTC), kept for 400 days. Raises LiveUnavailableError."""
+        starts = _starts(max(start, time.time() - DAYS_KEPT_S - DAY_S), end, DAY_S)
+        return await self._read(starts, [self._names.usage_day(tenant, _day(at)) for at in starts])
+
+    async def _read(self, starts: list[int], names: list[str]) -> list[UsageSum]:
+        if not names:
+            return []
+        sums: list[UsageSum] = []
+        for first in range(0, len(names), HASHES_AT_ONCE):
+            group = names[first : first + HASHES_AT_ONCE]
+            pages = await self._connection.call_many([["HSCAN", name, 0, "COUNT", FIELDS_AT_ONCE] for name in group])
+            for at, name, page in zip(starts[first:], group, pages, strict=False):
+                amounts = await self._rest_of(name, page)
+                sums += [_sum(at, field, amount) for field, amount in amounts.items()]
+        return sums
+
+    async def _rest_of(self, name: str, page: list[Any]) -> dict[bytes, bytes]:
+        """A whole hash, piece by piece: 10,000 adapters' counters would take longer than one call may."""
+        cursor, pairs = page
+        amounts: dict[bytes, bytes] = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        while cursor != b"0":
+            cursor, pairs = await self._connection.call("HSCAN", name, cursor, "COUNT", FIELDS_AT_ONCE)
+            amounts.update(zip(pairs[::2], pairs[1::2], strict=True))
+        return amounts
+
+    def _sums(self, deltas: list[UsageDelta]) -> dict["_Bucket", dict[str, int]]:
+        sums: dict[_Bucket, dict[str, int]] = {}
+        now = time.time()
+        for delta in deltas:
+            hour, day = int(delta.at // HOUR_S) * HOUR_S, int(delta.at // DAY_S) * DAY_S
+            field = usage_field(delta.key_id, delta.adapter, delta.version, delta.metric)
+            for bucket in (
+                _Bucket(self._names.usage_hour(delta.tenant, _hour(hour)), hour + HOUR_S + HOURS_KEPT_S),
+                _Bucket(self._names.usage_day(delta.tenant, _day(day)), day + DAY_S + DAYS_KEPT_S),
+            ):
+                if bucket.goes_at > now:
+                    fields = sums.setdefault(bucket, {})
+                    fields[field] = fields.get(field, 0) + delta.amount
+        return sums
+
+
+@dataclass(slots=True, frozen=True)
+class _Bucket:
+    name: str
+    goes_at: int
+
+
+def _starts(start: float, end: float, length_s: int) -> list[int]:
+    return list(range(int(start // length_s) * length_s, math.ceil(end), length_s))
+
+
+def _hour(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y%m%d%H")
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y%m%d")
+
+
+def _sum(at: int, field: bytes, amount: bytes) -> UsageSum:
+    key_id, adapter, version, metric = field.decode().split(",")
+    return UsageSum(start=at, key_id=key_id, adapter=adapter, version=int(version), metric=metric, amount=int(amount))

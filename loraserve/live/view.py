@@ -1,0 +1,85 @@
+"""Whether Redis holds what the disk holds: its schema, its epoch, and which server was compared with the disk."""
+
+import secrets
+import time
+
+import msgspec
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveRestartedError, LiveSchemaError
+from loraserve.live.key_names import KeyNames
+from loraserve.live.script_loader import load_script
+from loraserve.live.server_link import parse_run_id
+
+SCHEMA_VERSION = 1
+
+
+class ViewMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Where putting all documents began."""
+
+    run_id: str
+    token: str
+
+
+class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    epoch: str
+    """Made whenever an empty Redis was filled."""
+
+
+class LiveView:
+    """`begin`, put the newest revision of every document, `accept`: then admissions are decided on true documents."""
+
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._accept = load_script("view_accept")
+        self.accepted: AcceptedView | None = None
+        """None: documents must be compared first."""
+
+    async def check_schema(self) -> None:
+        """Raises LiveSchemaError, LiveUnavailableError."""
+        schema = await self._connection.call("HGET", self._names.meta(), "schema")
+        if schema is not None and schema != str(SCHEMA_VERSION).encode():
+            raise LiveSchemaError(
+                f"the keys {self._names.meta().removesuffix('meta')}* in Redis have schema version {schema.decode()}, "
+                f"this loraserve uses {SCHEMA_VERSION}: start it with another --redis-prefix, or delete those keys"
+            )
+
+    async def begin(self) -> ViewMark:
+        """Raises LiveSchemaError, LiveUnavailableError."""
+        await self.check_schema()
+        token = secrets.token_hex(8)
+        info, _ = await self._connection.call_many(
+            [["INFO", "server"], ["HSET", self._names.meta(), f"building:{token}", int(time.time())]]
+        )
+        return ViewMark(run_id=parse_run_id(info), token=token)
+
+    async def accept(self, mark: ViewMark) -> bool:
+        """False: Redis was emptied or restarted since `begin`; begin again. Raises LiveUnavailableError."""
+        args = [mark.token, SCHEMA_VERSION, secrets.token_hex(8)]
+        try:
+            epoch: bytes = await self._connection.run_script(self._accept, [self._names.meta()], args, mark.run_id)
+        except LiveRestartedError:
+            return False
+        if not epoch:
+            return False
+        self.accepted = AcceptedView(run_id=mark.run_id, epoch=epoch.decode())
+        return True
+
+    def forget(self) -> None:
+        """`admit` answers ViewChanged until the next `accept`."""
+        self.accepted = None
+
+    async def is_current(self) -> bool:
+        """False: compare documents again. `admit` finds out by itself; this is for processes without requests.
+
+        Raises LiveUnavailableError.
+        """
+        accepted = self.accepted
+        if accepted is None:
+            return False
+        info, epoch = await self._connection.call_many([["INFO", "server"], ["HGET", self._names.meta(), "epoch"]])
+        if self.accepted is accepted and (parse_run_id(info), epoch) != (accepted.run_id, accepted.epoch.encode()):
+            self.forget()
+        return self.accepted is not None

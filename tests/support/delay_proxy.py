@@ -1,0 +1,68 @@
+"""Between a client and a unix socket: holds replies back as long as it is told to."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class DelayProxy:
+    socket_path: Path
+    target: Path
+    flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: replies wait here."""
+    num_held: int = 0
+    """Replies that wait."""
+    num_connections: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    async def until_held(self, count: int = 1) -> None:
+        """Redis has answered that often, and nobody has got it yet."""
+        async with asyncio.timeout(5):
+            while self.num_held < count:
+                await asyncio.sleep(0.001)
+
+    async def serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        far_reader, far_writer = await asyncio.open_unix_connection(self.target)
+        try:
+            async with asyncio.TaskGroup() as group:
+                requests = group.create_task(self._forward(reader, far_writer))
+                replies = group.create_task(self._hold(far_reader, writer))
+                requests.add_done_callback(lambda _: replies.cancel())
+        finally:
+            for each in (writer, far_writer):
+                each.close()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                self.num_held += 1
+                await self.flowing.wait()
+                self.num_held -= 1
+                writer.write(data)
+
+
+@asynccontextmanager
+async def delay_proxy(folder: Path, target: Path) -> AsyncIterator[DelayProxy]:
+    """Flows at first."""
+    proxy = DelayProxy(folder / "proxy.sock", target)
+    proxy.flowing.set()
+    server = await asyncio.start_unix_server(proxy.serve_client, proxy.socket_path)
+    try:
+        yield proxy
+    finally:
+        proxy.flowing.set()
+        server.close()
+        await asyncio.sleep(0)

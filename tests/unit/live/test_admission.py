@@ -1,0 +1,365 @@
+import pytest
+from msgspec.structs import replace
+
+from loraserve.live.admission_records import (
+    AdmitCall,
+    Admitted,
+    AlreadyEnded,
+    Limited,
+    Measure,
+    Scope,
+    Stale,
+    Used,
+    ViewChanged,
+)
+from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import RequestState
+from loraserve.store.records import Limits
+from tests.support.live_documents import (
+    adapter_document,
+    admit_call,
+    build_usual_view,
+    build_view,
+    finish_call,
+    key_document,
+    tenant_document,
+)
+from tests.unit.live.conftest import RunCheck
+
+POET = Used(id="acme/poet", rev=1)
+
+
+async def admitted(store: LiveStore, call: AdmitCall) -> Admitted:
+    reply = await store.admission.admit(call)
+    assert isinstance(reply, Admitted), reply
+    return reply
+
+
+async def limited(store: LiveStore, call: AdmitCall) -> Limited:
+    reply = await store.admission.admit(call)
+    assert isinstance(reply, Limited), reply
+    return reply
+
+
+def test_admits_without_limits_and_shows_none(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        reply = await admitted(store, admit_call(adapter=POET))
+        assert (reply.requests, reply.tokens) == (None, None)
+        assert await store.leases.num_in_flight() == 1
+        assert await store.leases.num_in_flight("acme") == 1
+
+    on_any_server(check)
+
+
+def test_shows_the_tighter_of_key_and_tenant(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call(
+            tenant_limits=Limits(requests_per_min=5, tokens_per_min=10_000),
+            key_limits=Limits(requests_per_min=100, tokens_per_min=600),
+        )
+        reply = await admitted(store, call)
+        assert reply.requests is not None
+        assert reply.tokens is not None
+        assert (reply.requests.limit, reply.requests.remaining) == (5, 4)
+        assert (reply.tokens.limit, reply.tokens.remaining) == (600, 500)
+        assert 9_000 < reply.tokens.reset_ms <= 10_000
+
+    on_any_server(check)
+
+
+@pytest.mark.parametrize(
+    ("newer", "scope"),
+    [
+        (tenant_document(rev=2), Scope.TENANT),
+        (key_document(rev=2), Scope.KEY),
+        (adapter_document(rev=2), Scope.ADAPTER),
+    ],
+)
+def test_a_newer_revision_of_each_document_makes_the_call_stale(on_any_server: RunCheck, newer, scope: Scope) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.documents.put(newer)
+        assert await store.admission.admit(admit_call(adapter=POET)) == Stale(scopes=[scope])
+        assert await store.leases.num_in_flight() == 0
+
+    on_any_server(check)
+
+
+def test_documents_redis_does_not_know_are_stale(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_view(store)
+        reply = await store.admission.admit(admit_call(adapter=POET))
+        assert reply == Stale(scopes=[Scope.TENANT, Scope.KEY, Scope.ADAPTER])
+
+    on_any_server(check)
+
+
+def test_neither_key_nor_adapter_is_looked_at_when_there_is_none(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_view(store, tenant_document())
+        await admitted(store, admit_call(key_id=None))
+
+    on_any_server(check)
+
+
+def test_an_adapter_is_checked_for_a_request_without_a_key(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_view(store, tenant_document(), adapter_document(rev=2))
+        assert await store.admission.admit(admit_call(key_id=None, adapter=POET)) == Stale(scopes=[Scope.ADAPTER])
+        await admitted(store, admit_call(key_id=None, adapter=Used(id="acme/poet", rev=2)))
+
+    on_any_server(check)
+
+
+@pytest.mark.parametrize("scope", [Scope.TENANT, Scope.KEY])
+def test_requests_per_minute_hold_for_each_scope(on_any_server: RunCheck, scope: Scope) -> None:
+    limits = Limits(requests_per_min=3)
+
+    def call(request_id: str) -> AdmitCall:
+        if scope is Scope.TENANT:
+            return admit_call(request_id, tenant_limits=limits)
+        return admit_call(request_id, key_limits=limits)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        for index in range(3):
+            await admitted(store, call(f"r{index}"))
+        reply = await limited(store, call("r3"))
+        assert (reply.scope, reply.measure, reply.limit) == (scope, Measure.REQUESTS, 3)
+        assert reply.retry_ms is not None
+        assert 15_000 < reply.retry_ms <= 20_000
+
+    on_any_server(check)
+
+
+def test_all_or_nothing_a_refused_request_takes_from_no_bucket_and_no_lease(on_any_server: RunCheck) -> None:
+    tight = Limits(requests_per_min=1)
+    wide = Limits(requests_per_min=1000, tokens_per_min=100_000)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        first = await admitted(store, admit_call("r0", tenant_limits=wide, key_limits=tight))
+        assert first.tokens is not None
+        for index in range(5):
+            await limited(store, admit_call(f"r{index + 1}", tenant_limits=wide, key_limits=tight))
+        assert await store.leases.num_in_flight() == 1
+        after = await admitted(store, admit_call("r9", tenant_limits=wide))
+        assert after.requests is not None
+        assert after.requests.remaining == 998
+
+    on_any_server(check)
+
+
+def test_the_longest_wait_of_several_limits_is_told(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        limits = Limits(requests_per_min=1, tokens_per_min=60)
+        await admitted(store, admit_call("r0", reserve=60, tenant_limits=limits))
+        reply = await limited(store, admit_call("r1", reserve=30, tenant_limits=limits))
+        assert reply.measure is Measure.REQUESTS
+        assert reply.retry_ms is not None
+        assert 55_000 < reply.retry_ms <= 60_000
+        reply = await limited(
+            store, admit_call("r1", reserve=30, tenant_limits=limits, key_limits=Limits(max_concurrent=0))
+        )
+        assert (reply.measure, reply.retry_ms) == (Measure.CONCURRENT, None)
+
+    on_any_server(check)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(requests_per_min=0), Limits(tokens_per_min=0), Limits(max_concurrent=0)],
+)
+def test_a_limit_of_zero_refuses_for_good(on_any_server: RunCheck, limits: Limits) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        reply = await limited(store, admit_call(reserve=0, key_limits=limits))
+        assert (reply.limit, reply.retry_ms) == (0, None)
+
+    on_any_server(check)
+
+
+def test_concurrency_counts_leases_and_finishing_frees_them(on_any_server: RunCheck) -> None:
+    limits = Limits(max_concurrent=2)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        calls = [admit_call(f"r{index}", tenant_limits=limits) for index in range(3)]
+        await admitted(store, calls[0])
+        await admitted(store, calls[1])
+        reply = await limited(store, calls[2])
+        assert (reply.scope, reply.measure) == (Scope.TENANT, Measure.CONCURRENT)
+        await store.admission.finish(finish_call(calls[0]))
+        await admitted(store, calls[2])
+
+    on_any_server(check)
+
+
+def test_concurrency_of_all_tenants_can_be_limited(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await admitted(store, admit_call("r0", max_concurrent=1))
+        reply = await limited(store, admit_call("r1", max_concurrent=1))
+        assert (reply.scope, reply.measure) == (Scope.ALL, Measure.CONCURRENT)
+
+    on_any_server(check)
+
+
+def test_the_same_call_twice_takes_once(on_any_server: RunCheck) -> None:
+    limits = Limits(requests_per_min=1, tokens_per_min=100, max_concurrent=1)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        for _ in range(2):
+            await admitted(store, admit_call(tenant_limits=limits, key_limits=limits))
+        assert await store.leases.num_in_flight() == 1
+        refused = await limited(store, admit_call("r2", reserve=100, tenant_limits=replace(limits, max_concurrent=9)))
+        assert refused.retry_ms is not None
+        assert refused.retry_ms <= 60_000  # for one request and its tokens, not for two
+
+    on_any_server(check)
+
+
+def test_a_reserve_larger_than_the_bucket_needs_a_full_one_and_leaves_a_debt(on_any_server: RunCheck) -> None:
+    limits = Limits(tokens_per_min=1000)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        reply = await admitted(store, admit_call("r0", reserve=3000, tenant_limits=limits))
+        assert reply.tokens is not None
+        assert reply.tokens.remaining == 0
+        refused = await limited(store, admit_call("r1", reserve=1, tenant_limits=limits))
+        assert refused.retry_ms is not None
+        assert 115_000 < refused.retry_ms <= 121_000
+
+    on_any_server(check)
+
+
+def test_unused_tokens_flow_back_and_never_overfill(on_any_server: RunCheck) -> None:
+    limits = Limits(tokens_per_min=1000)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call("r0", reserve=1000, tenant_limits=limits)
+        await admitted(store, call)
+        await store.admission.finish(finish_call(call, unused=900))
+        reply = await admitted(store, admit_call("r1", reserve=0, tenant_limits=limits))
+        assert reply.tokens is not None
+        assert 900 <= reply.tokens.remaining < 1000
+        other = admit_call("r2", reserve=0, tenant_limits=limits)
+        await admitted(store, other)
+        await store.admission.finish(finish_call(other, unused=10**6))
+        higher = replace(limits, tokens_per_min=1_000_000)
+        reply = await admitted(store, admit_call("r3", reserve=0, tenant_limits=higher))
+        assert reply.tokens is not None
+        assert 1000 <= reply.tokens.remaining < 100_000
+
+    on_any_server(check)
+
+
+def test_more_used_than_reserved_becomes_a_debt(on_any_server: RunCheck) -> None:
+    limits = Limits(tokens_per_min=600)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call("r0", reserve=600, key_limits=limits)
+        await admitted(store, call)
+        await store.admission.finish(finish_call(call, unused=-600))
+        refused = await limited(store, admit_call("r1", reserve=10, key_limits=limits))
+        assert refused.retry_ms is not None
+        assert 55_000 < refused.retry_ms <= 61_000
+
+    on_any_server(check)
+
+
+def test_the_first_end_of_a_request_stays_and_settles_once(on_any_server: RunCheck) -> None:
+    limits = Limits(tokens_per_min=60_000)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call(reserve=50_000, tenant_limits=limits)
+        await admitted(store, call)
+        first = await store.admission.finish(finish_call(call, unused=10_000, state=RequestState.ABORTED))
+        assert (first.was_first, first.request.state) == (True, RequestState.ABORTED)
+        second = await store.admission.finish(finish_call(call, unused=10_000))
+        assert (second.was_first, second.request.state) == (False, RequestState.ABORTED)
+        reply = await admitted(store, admit_call("r2", reserve=0, tenant_limits=limits))
+        assert reply.tokens is not None
+        assert 20_000 <= reply.tokens.remaining < 25_000
+
+    on_any_server(check)
+
+
+def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server: RunCheck) -> None:
+    limits = Limits(requests_per_min=10)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call(tenant_limits=limits)
+        await store.admission.finish(finish_call(call, state=RequestState.ABORTED, was_admitted=False))
+        reply = await store.admission.admit(call)
+        assert isinstance(reply, AlreadyEnded)
+        assert reply.request.state is RequestState.ABORTED
+        assert await store.leases.num_in_flight() == 0
+        assert (await admitted(store, admit_call("r2", tenant_limits=limits))).requests.remaining == 9  # type: ignore[union-attr]
+
+    on_any_server(check)
+
+
+def test_undoing_gives_back_only_what_was_taken(on_any_server: RunCheck) -> None:
+    limits = Limits(tokens_per_min=6000)
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await admitted(store, admit_call("r0", reserve=5000, tenant_limits=limits))
+        never_in = admit_call("r1", reserve=5000, tenant_limits=limits)
+        await store.admission.finish(finish_call(never_in, unused=5000, state=RequestState.ABORTED, was_admitted=False))
+        reply = await admitted(store, admit_call("r2", reserve=0, tenant_limits=limits))
+        assert reply.tokens is not None
+        assert reply.tokens.remaining < 1500
+        assert await store.requests.recent("acme", 10) == []
+        was_in = admit_call("r0", reserve=5000, tenant_limits=limits)
+        await store.admission.finish(finish_call(was_in, unused=5000, state=RequestState.ABORTED, was_admitted=False))
+        reply = await admitted(store, admit_call("r3", reserve=0, tenant_limits=limits))
+        assert reply.tokens is not None
+        assert reply.tokens.remaining > 5900
+
+    on_any_server(check)
+
+
+def test_admission_waits_for_the_view(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        assert await store.admission.admit(admit_call()) == ViewChanged()
+        await build_usual_view(store)
+        await admitted(store, admit_call())
+        await store.connection.call("FLUSHALL")
+        assert await store.admission.admit(admit_call("r2")) == ViewChanged()
+        assert store.view.accepted is None
+
+    on_any_server(check)
+
+
+def test_a_view_rebuilt_by_another_process_must_be_compared_here_too(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        known = store.view.accepted
+        await store.connection.call("FLUSHALL")
+        await build_usual_view(store)
+        store.view.accepted = known
+        assert await store.admission.admit(admit_call()) == ViewChanged()
+
+    on_any_server(check)
+
+
+def test_a_key_without_its_revision_is_our_mistake(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        with pytest.raises(ValueError, match="both or neither"):
+            await store.admission.admit(
+                AdmitCall(lease=admit_call().lease, tenant_rev=1, key_rev=None, reserve_tokens=1)
+            )
+
+    on_server(check)

@@ -1,0 +1,231 @@
+"""Against a real server, through a proxy that holds replies back."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.script_loader import Script, load_script
+from tests.support.clock import Clock
+from tests.support.delay_proxy import DelayProxy, delay_proxy
+from tests.support.valkey import Valkey, valkey
+
+__all__ = ["valkey"]
+
+ECHO = Script("return {ARGV[1]}", "f" * 40)
+"""Never cached under this name, so that it is sent whole."""
+
+
+def through_proxy(
+    valkey: Valkey,
+    folder: Path,
+    check: Callable[[LiveConnection, DelayProxy], Awaitable[None]],
+    timeout_s: float = 5.0,
+    max_links: int = 16,
+) -> None:
+    async def run() -> None:
+        async with delay_proxy(folder, valkey.socket_path) as proxy:
+            connection = LiveConnection(proxy.url, timeout_s=timeout_s, max_links=max_links)
+            try:
+                await check(connection, proxy)
+            finally:
+                await connection.close()
+
+    asyncio.run(run())
+
+
+def directly(valkey: Valkey, check: Callable[[LiveConnection], Awaitable[None]]) -> None:
+    async def run() -> None:
+        connection = LiveConnection(valkey.url, timeout_s=5.0)
+        try:
+            await check(connection)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_call_never_leaves_its_reply_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        await connection.call("SET", "mine", "secret of one")
+        await connection.call("SET", "yours", "value of another")
+        proxy.flowing.clear()
+        call = asyncio.create_task(connection.call("GET", "mine"))
+        await proxy.until_held()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        proxy.flowing.set()
+        for _ in range(20):
+            assert await connection.call("GET", "yours") == b"value of another"
+
+    # One link, so that the next call would use the same socket.
+    through_proxy(valkey, tmp_path, check, max_links=1)
+
+
+def test_a_call_cancelled_while_it_connects_leaves_nothing_behind(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        proxy.flowing.clear()
+        call = asyncio.create_task(connection.call("PING"))
+        await proxy.until_held()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        proxy.flowing.set()
+        assert await connection.call("ECHO", "hello") == b"hello"
+        assert await connection.call("ECHO", "again") == b"again"
+
+    through_proxy(valkey, tmp_path, check, max_links=1)
+
+
+def test_calls_cancelled_at_random_moments_never_mix_up_replies(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        async def caller(index: int) -> int:
+            num_answered = 0
+            for turn in range(30):
+                text = f"{index}-{turn}"
+                call = asyncio.create_task(connection.call("ECHO", text))
+                for _ in range((index * 7 + turn * 5) % 23):
+                    await asyncio.sleep(0)
+                if turn % 3:
+                    call.cancel()
+                try:
+                    assert await call == text.encode()
+                    num_answered += 1
+                except asyncio.CancelledError:
+                    pass
+            return num_answered
+
+        answered = await asyncio.gather(*(caller(index) for index in range(12)))
+        assert min(answered) >= 10
+
+    through_proxy(valkey, tmp_path, check, max_links=3)
+
+
+def test_a_reply_that_comes_too_late_is_nobodys(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        clock = Clock()
+        connection._breaker.clock = clock
+        await connection.call("PING")
+        proxy.flowing.clear()
+        with pytest.raises(LiveUnavailableError, match="no answer from Redis within 100 ms"):
+            await connection.call("ECHO", "late")
+        proxy.flowing.set()
+        clock.now += 1
+        assert await connection.call("ECHO", "next") == b"next"
+
+    through_proxy(valkey, tmp_path, check, timeout_s=0.1, max_links=1)
+
+
+def test_waiting_for_a_free_link_counts_as_waiting_for_redis(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        await connection.call("PING")
+        proxy.flowing.clear()
+        calls = [asyncio.create_task(connection.call("PING")) for _ in range(4)]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(reply) for reply in replies] == [LiveUnavailableError] * 4
+
+    through_proxy(valkey, tmp_path, check, timeout_s=0.1, max_links=1)
+
+
+def test_more_callers_than_links_wait_their_turn(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        texts = [str(index) for index in range(200)]
+        replies = await asyncio.gather(*(connection.call("ECHO", text) for text in texts))
+        assert replies == [text.encode() for text in texts]
+        assert proxy.num_connections == 4
+
+    through_proxy(valkey, tmp_path, check, max_links=4)
+
+
+def test_after_a_failure_nobody_waits_for_redis_until_the_next_probe(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        await connection.call("PING")
+        proxy.flowing.clear()
+        with pytest.raises(LiveUnavailableError):
+            await connection.call("PING")
+        num_held = proxy.num_held
+        with pytest.raises(LiveUnavailableError) as refused:
+            await connection.call("PING")
+        assert 0 < refused.value.retry_after_s <= 1
+        assert proxy.num_held == num_held
+        assert connection.up_since is None
+
+    through_proxy(valkey, tmp_path, check, timeout_s=0.1)
+
+
+def test_the_probe_that_succeeds_opens_the_way_for_everybody(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        clock = Clock()
+        connection._breaker.clock = clock
+        proxy.flowing.clear()
+        with pytest.raises(LiveUnavailableError):
+            await connection.call("PING")
+        proxy.flowing.set()
+        clock.now += 1
+        replies = [await connection.call("PING") for _ in range(3)]
+        assert replies == [b"PONG"] * 3
+        assert connection.up_since is not None
+
+    through_proxy(valkey, tmp_path, check, timeout_s=0.2)
+
+
+def test_an_error_reply_is_told_and_leaves_the_link_usable(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        await connection.call("SET", "text", "x")
+        with pytest.raises(LiveUnavailableError, match=r"Redis refused: .*wrong kind of value"):
+            await connection.call_many([["ECHO", "a"], ["HGET", "text", "field"], ["ECHO", "b"]])
+        assert await connection.call("ECHO", "c") == b"c"
+        assert proxy.num_connections == 1
+
+    through_proxy(valkey, tmp_path, check, max_links=1)
+
+
+def test_idle_links_to_a_server_that_went_are_replaced_unnoticed(valkey: Valkey) -> None:
+    async def check(connection: LiveConnection) -> None:
+        await asyncio.gather(*(connection.call("PING") for _ in range(5)))
+        first = connection.run_id
+        await asyncio.to_thread(valkey.restart)
+        for _ in range(6):
+            assert await connection.call("PING") == b"PONG"
+        assert connection.run_id != first
+
+    directly(valkey, check)
+
+
+def test_a_script_meant_for_the_server_before_the_restart_is_not_sent(valkey: Valkey) -> None:
+    async def check(connection: LiveConnection) -> None:
+        await connection.call("PING")
+        known = connection.run_id
+        assert await connection.run_script(ECHO, [], ["a"], known) == [b"a"]
+        await asyncio.to_thread(valkey.restart)
+        with pytest.raises(LiveRestartedError):
+            await connection.run_script(ECHO, [], ["b"], known)
+        assert await connection.run_script(ECHO, [], ["c"], connection.run_id) == [b"c"]
+
+    directly(valkey, check)
+
+
+def test_scripts_are_loaded_again_when_the_server_forgot_them(valkey: Valkey) -> None:
+    async def check(connection: LiveConnection) -> None:
+        script = load_script("doc_put")
+        keys, args = ["d", "i", "c", "a"], ["key", "k1", 1, "{}", "{}", 10, 10]
+        assert await connection.run_script(script, keys, args) == [b"k1", b"NEW", 1]
+        await connection.call("SCRIPT", "FLUSH")
+        assert await connection.run_script(script, keys, args) == [b"k1", b"OLD", 1]
+        known = (await connection.call("SCRIPT", "EXISTS", script.sha1))[0]
+        assert known == 1
+
+    directly(valkey, check)
+
+
+def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
+    async def run() -> None:
+        connection = LiveConnection(f"unix://{tmp_path}/nobody.sock")
+        with pytest.raises(LiveUnavailableError, match=r"nobody\.sock"):
+            await connection.call("PING")
+
+    asyncio.run(run())

@@ -1,0 +1,111 @@
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from loraserve.live.leases import LAPSED_AFTER_MS, LEASE_MS, Lease, parse_member
+from loraserve.live.live_store import LiveStore
+from loraserve.live.snapshots import Snapshot, SnapshotKind
+from tests.support.live_documents import admit_call, build_usual_view, finish_call, lease
+from tests.unit.live.conftest import RunCheck
+
+LONG_AGO_S = (LEASE_MS + LAPSED_AFTER_MS) / 1000 + 1
+
+
+async def expire(store: LiveStore, held: Lease, ago_ms: int) -> None:
+    end_ms = await store.connection.server_time_ms() - ago_ms
+    await store.connection.call("ZADD", "{ls}:l:all", end_ms, held.member())
+    await store.connection.call("ZADD", f"{{ls}}:l:t:{held.tenant}", end_ms, held.request_id)
+
+
+@pytest.mark.parametrize("held", [lease(), lease(key_id=None)])
+def test_a_lease_is_read_back_from_where_all_stand(held: Lease) -> None:
+    assert parse_member(held.member().encode()) == held
+
+
+def test_renewal_brings_leases_back_into_an_emptied_redis(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.admission.admit(admit_call("r1"))
+        await store.admission.admit(admit_call("r2", key_id=None))
+        await store.connection.call("FLUSHALL")
+        await store.leases.renew()
+        assert await store.leases.num_in_flight() == 2
+        assert await store.leases.num_in_flight("acme") == 2
+
+    on_any_server(check)
+
+
+def test_renewal_lengthens_what_would_end(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.admission.admit(admit_call())
+        await expire(store, lease(), ago_ms=1)
+        assert await store.leases.num_in_flight() == 0
+        await store.leases.renew()
+        assert await store.leases.num_in_flight() == 1
+
+    on_any_server(check)
+
+
+def test_a_finished_request_is_not_renewed(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call()
+        await store.admission.admit(call)
+        await asyncio.gather(store.leases.renew(), store.admission.finish(finish_call(call)), store.leases.renew())
+        assert store.leases.held == []
+        assert await store.leases.num_in_flight() == 0
+        assert await store.leases.num_in_flight("acme") == 0
+
+    on_any_server(check)
+
+
+def test_whoever_finishes_waits_for_a_renewal_under_way(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        store.leases.hold(lease())
+        async with store.leases._renewing:
+            dropping = asyncio.create_task(store.leases.drop("r1"))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not dropping.done()
+        await dropping
+
+    on_server(check)
+
+
+def test_an_ended_lease_frees_its_place(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.admission.admit(admit_call())
+        await expire(store, lease(), ago_ms=1)
+        assert await store.leases.num_in_flight("acme") == 0
+
+    on_any_server(check)
+
+
+def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.admission.admit(admit_call())
+        await expire(store, lease(), LAPSED_AFTER_MS + 1)
+        assert await store.leases.lapsed() == []  # Redis may only just be back, and the process as well
+        store.connection.up_since = time.monotonic() - LONG_AGO_S
+        assert await store.leases.lapsed() == [lease()]
+        body = msgspec.Raw(b"{}")
+        await store.snapshots.put(SnapshotKind.PROCESS, Snapshot(owner="p1", epoch="1", at=time.time(), body=body))
+        assert await store.leases.lapsed() == []
+
+    on_any_server(check)
+
+
+def test_a_lease_that_ended_a_moment_ago_is_not_lost_yet(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        await store.admission.admit(admit_call())
+        await expire(store, lease(), LAPSED_AFTER_MS // 2)
+        store.connection.up_since = time.monotonic() - LONG_AGO_S
+        assert await store.leases.lapsed() == []
+
+    on_any_server(check)

@@ -1,0 +1,199 @@
+"""Snapshots, series, sessions, ended requests, audit and changes."""
+
+import asyncio
+import time
+
+import msgspec
+import pytest
+
+from loraserve.live.audit import AuditEntry
+from loraserve.live.errors import LiveRestartedError
+from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import RequestState
+from loraserve.live.series import NUM_SAMPLES, Interval, Sample
+from loraserve.live.sessions import IdempotencyRecord, LoginLink, Session
+from loraserve.live.snapshots import Snapshot, SnapshotKind
+from tests.support.live_documents import admit_call, build_usual_view, finish_call, key_document
+from tests.support.valkey import Valkey, valkey
+from tests.unit.live.conftest import RunCheck, run_check
+
+__all__ = ["valkey"]
+
+BODY = msgspec.Raw(b'{"running":3}')
+
+
+def snapshot(owner: str, epoch: str = "1") -> Snapshot:
+    return Snapshot(owner=owner, epoch=epoch, at=1.0, body=BODY)
+
+
+def test_snapshots_are_replaced_whole_and_listed_by_kind(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        for owner, epoch in (("b", "1"), ("a", "1"), ("a", "2")):
+            await store.snapshots.put(SnapshotKind.ENGINE, snapshot(owner, epoch))
+        await store.snapshots.put(SnapshotKind.PROCESS, snapshot("p"))
+        found = await store.snapshots.all(SnapshotKind.ENGINE)
+        assert [(each.owner, each.epoch) for each in found] == [("a", "2"), ("b", "1")]
+        assert bytes(found[0].body) == bytes(BODY)
+        await store.snapshots.remove(SnapshotKind.ENGINE, "a")
+        assert [each.owner for each in await store.snapshots.all(SnapshotKind.ENGINE)] == ["b"]
+        assert await store.snapshots.get(SnapshotKind.ENGINE, "a") is None
+
+    on_any_server(check)
+
+
+def test_a_snapshot_nobody_replaces_goes(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.snapshots.put(SnapshotKind.ENGINE, snapshot("a"))
+        assert 4000 < await store.connection.call("PTTL", "{ls}:e:a") <= 5000
+        await store.connection.call("DEL", "{ls}:e:a")
+        assert await store.snapshots.all(SnapshotKind.ENGINE) == []
+
+    on_any_server(check)
+
+
+def test_samples_come_back_in_order_from_a_moment_on(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        for index in range(5):
+            await store.series.append(Interval.FINE, Sample(engine="e1", at=index, body=BODY))
+        assert [sample.at for sample in await store.series.read("e1", Interval.FINE, 0.0)] == [0, 1, 2, 3, 4]
+        assert await store.series.read("e1", Interval.FINE, time.time() + 60) == []
+        assert await store.series.read("e1", Interval.COARSE, 0.0) == []
+
+    on_any_server(check)
+
+
+def test_old_samples_are_dropped(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        for index in range(2 * NUM_SAMPLES[Interval.FINE]):
+            await store.series.append(Interval.FINE, Sample(engine="e1", at=index, body=BODY))
+        kept = await store.series.read("e1", Interval.FINE, 0.0)
+        assert NUM_SAMPLES[Interval.FINE] <= len(kept) < 1.5 * NUM_SAMPLES[Interval.FINE]
+        assert kept[-1].at == 2 * NUM_SAMPLES[Interval.FINE] - 1
+
+    on_server(check)
+
+
+def test_a_session_lives_until_it_is_removed(on_any_server: RunCheck) -> None:
+    session = Session(token_sha256="a" * 64, key_id="k1", csrf="c", created_at=1.0)
+
+    async def check(store: LiveStore) -> None:
+        await store.sessions.put(session)
+        assert await store.sessions.get("a" * 64) == session
+        assert await store.sessions.get("b" * 64) is None
+        await store.sessions.remove("a" * 64)
+        assert await store.sessions.get("a" * 64) is None
+
+    on_any_server(check)
+
+
+def test_a_session_stored_for_somebody_else_is_not_taken(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.sessions.put(Session(token_sha256="a" * 64, key_id="k1", csrf="c", created_at=1.0))
+        body = await store.connection.call("GET", f"{{ls}}:s:{'a' * 64}")
+        await store.connection.call("SET", f"{{ls}}:s:{'b' * 64}", body)
+        assert await store.sessions.get("b" * 64) is None
+
+    on_server(check)
+
+
+def test_a_login_link_works_once_even_for_two_at_the_same_time(on_any_server: RunCheck) -> None:
+    link = LoginLink(token_sha256="a" * 64, key_id="k1", created_at=1.0)
+
+    async def check(store: LiveStore) -> None:
+        await store.sessions.put_link(link)
+        taken = await asyncio.gather(*(store.sessions.take_link("a" * 64) for _ in range(8)))
+        assert [each for each in taken if each is not None] == [link]
+
+    on_any_server(check)
+
+
+def test_a_repeated_request_sees_the_first_ones_record(on_any_server: RunCheck) -> None:
+    record = IdempotencyRecord(tenant="acme", client_key="retry: 1 }", fingerprint="f")
+
+    async def check(store: LiveStore) -> None:
+        assert await store.sessions.begin_idempotent(record) is None
+        found = await store.sessions.begin_idempotent(record)
+        assert found is not None
+        assert (found.fingerprint, found.is_done) == ("f", False)
+        assert await store.sessions.begin_idempotent(msgspec.structs.replace(record, tenant="zeta")) is None
+        done = msgspec.structs.replace(record, is_done=True, response=msgspec.Raw(b'{"id":1}'))
+        await store.sessions.end_idempotent(done)
+        found = await store.sessions.begin_idempotent(record)
+        assert found is not None
+        assert found.is_done
+        assert bytes(found.response) == b'{"id":1}'
+        await store.sessions.cancel_idempotent("acme", "retry: 1 }")
+        assert await store.sessions.begin_idempotent(record) is None
+
+    on_any_server(check)
+
+
+def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call("r1")
+        await store.admission.admit(call)
+        await store.admission.finish(finish_call(call, state=RequestState.FAILED))
+        found = await store.requests.ended("acme", "r1")
+        assert found is not None
+        assert found.state is RequestState.FAILED
+        assert await store.requests.ended("zeta", "r1") is None
+        assert await store.requests.ended("acme", "r2") is None
+
+    on_any_server(check)
+
+
+def test_recent_requests_are_paged_newest_first(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        for index in range(5):
+            call = admit_call(f"r{index}")
+            await store.admission.admit(call)
+            await store.admission.finish(finish_call(call))
+        page = await store.requests.recent("acme", 2)
+        assert [each.request.request_id for each in page] == ["r4", "r3"]
+        page = await store.requests.recent("acme", 10, before=page[-1].position)
+        assert [each.request.request_id for each in page] == ["r2", "r1", "r0"]
+
+    on_any_server(check)
+
+
+def test_logins_and_refusals_stand_in_the_audit_too(on_any_server: RunCheck) -> None:
+    entry = AuditEntry(at=1.0, actor="k1", action="login.refused", tenant="acme", detail="wrong key")
+
+    async def check(store: LiveStore) -> None:
+        await store.documents.put(key_document())
+        await store.audit.append(entry)
+        newest, older = await store.audit.read(10)
+        assert newest.entry == entry
+        assert [each.entry for each in await store.audit.read(10, before=newest.position)] == [older.entry]
+
+    on_any_server(check)
+
+
+def test_changes_wait_for_the_next_one(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.documents.put(key_document())
+        start = await store.changes.latest()
+        assert await store.changes.read(start, wait_s=0.01) == []
+        waiting = asyncio.create_task(store.changes.read(start, wait_s=5))
+        await asyncio.sleep(0)
+        await store.documents.put(key_document(rev=2))
+        (change,) = await waiting
+        assert (change.kind, change.id, change.rev) == ("key", "k1", 2)
+        assert await store.changes.latest() == change.position
+
+    on_any_server(check)
+
+
+def test_whoever_follows_changes_learns_of_a_restart_once(valkey: Valkey) -> None:
+    async def check(store: LiveStore) -> None:
+        assert await store.changes.latest() == "0-0"
+        assert await store.changes.read("0-0", wait_s=0.01) == []
+        await asyncio.to_thread(valkey.restart)
+        with pytest.raises(LiveRestartedError):
+            await store.changes.read("0-0", wait_s=0.01)
+        await store.documents.put(key_document())
+        assert len(await store.changes.read("0-0", wait_s=0.01)) == 1
+
+    run_check(valkey.url, check)

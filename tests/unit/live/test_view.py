@@ -1,0 +1,83 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from loraserve.live.errors import LiveSchemaError
+from loraserve.live.live_store import LiveStore
+from tests.support.valkey import Valkey, valkey
+from tests.unit.live.conftest import RunCheck, run_check
+
+__all__ = ["valkey"]
+
+
+def test_a_view_is_current_once_accepted(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        assert not await store.view.is_current()
+        assert await store.view.accept(await store.view.begin())
+        assert await store.view.is_current()
+
+    on_any_server(check)
+
+
+def test_a_view_begun_before_redis_was_emptied_is_not_accepted(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        mark = await store.view.begin()
+        await store.connection.call("FLUSHALL")
+        assert not await store.view.accept(mark)
+        assert store.view.accepted is None
+
+    on_any_server(check)
+
+
+def test_a_beginning_counts_once(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        mark = await store.view.begin()
+        assert await store.view.accept(mark)
+        assert not await store.view.accept(mark)
+
+    on_any_server(check)
+
+
+def test_processes_that_build_at_the_same_time_agree_on_the_epoch(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        marks = [await store.view.begin(), await store.view.begin()]
+        epochs = set()
+        for mark in marks:
+            assert await store.view.accept(mark)
+            assert store.view.accepted is not None
+            epochs.add(store.view.accepted.epoch)
+        assert len(epochs) == 1
+
+    on_any_server(check)
+
+
+def test_an_emptied_redis_is_noticed_without_requests(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        assert await store.view.accept(await store.view.begin())
+        await store.connection.call("FLUSHALL")
+        assert not await store.view.is_current()
+        assert store.view.accepted is None
+
+    on_any_server(check)
+
+
+def test_a_restart_between_begin_and_accept_is_noticed(valkey: Valkey, tmp_path: Path) -> None:
+    async def check(store: LiveStore) -> None:
+        mark = await store.view.begin()
+        await asyncio.to_thread(valkey.restart)
+        assert not await store.view.accept(mark)
+        assert await store.view.accept(await store.view.begin())
+        await asyncio.to_thread(valkey.restart)
+        assert not await store.view.is_current()
+
+    run_check(valkey.url, check)
+
+
+def test_keys_of_another_schema_are_refused_by_version(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.connection.call("HSET", "{ls}:meta", "schema", "7")
+        with pytest.raises(LiveSchemaError, match=r"\{ls\}.*version 7, this loraserve uses 1.*--redis-prefix"):
+            await store.view.begin()
+
+    on_server(check)
