@@ -4,11 +4,12 @@ The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. Nothin
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.checks import Checks
+from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.files import open_regular, read_exactly
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.strict_json import parse_object
@@ -35,6 +36,8 @@ class AdapterConfig:
     rank_pattern: tuple[tuple[str, int], ...]
     """In the file's order: the first pattern that matches a module wins."""
     alpha_pattern: tuple[tuple[str, float], ...]
+    lora_bias: bool = False
+    """B has a bias, which is scaled as its product is."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
     peft_version: str | None = None
@@ -42,59 +45,123 @@ class AdapterConfig:
 
 def read_config(folder: Path, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
     """The folder's `adapter_config.json`. Raises only `AdapterError`; reads at most `limits.max_config_bytes`."""
+    return parse_config(read_config_bytes(folder, limits), limits)
+
+
+def read_config_bytes(folder: Path, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Raises only `AdapterError`."""
     with open_regular(folder, CONFIG_NAME, limits) as (descriptor, size):
-        if size > limits.max_config_bytes:
-            raise _refused("too_large", f"{size} bytes, at most {limits.max_config_bytes} are accepted")
+        _check_size(size, limits)
         data = bytearray(size)
         read_exactly(descriptor, memoryview(data), 0, CONFIG_NAME)
-    return parse_config(bytes(data), limits)
+    return bytes(data)
 
 
 def parse_config(data: bytes, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
-    """Raises only `AdapterError`."""
-    if len(data) > limits.max_config_bytes:
-        raise _refused("too_large", f"{len(data)} bytes, at most {limits.max_config_bytes} are accepted")
-    fields = parse_object(data, file=CONFIG_NAME, code="bad_json", max_nesting=limits.max_json_nesting)
-    if fields.get("peft_type") != "LORA":
-        raise _refused("unsupported_option", f'found {shown(fields.get("peft_type"))}, expected "LORA"', "peft_type")
+    """Raises only `AdapterError`: the first thing that is wrong."""
+    checks = Checks()
+    config = check_config(data, limits, checks)
+    checks.raise_first()
+    assert config is not None
+    return config
+
+
+def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig | None:
+    """Records every field that is not accepted; None where one of them decides the computation."""
+    fields = checks.attempt("config.json", lambda: _parse(data, limits))
+    if fields is None:
+        return None
+    checks.passed("config.json", f"{CONFIG_NAME} is plain JSON without duplicate keys")
     for name, value in fields.items():
-        if name in _HONOURED:
-            continue
-        if name in _WITHOUT_EFFECT:
-            _check_type(name, value, _WITHOUT_EFFECT[name])
-        elif name in _NEUTRAL:
-            _check_neutral(name, value)
-        else:
-            raise _refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
-    _check_init(fields.get("init_lora_weights", True))
-    return _build(fields, limits)
+        checks.attempt("config.options", lambda name=name, value=value: _check_option(name, value))
+    if "peft_type" not in fields:
+        checks.attempt("config.options", lambda: _check_option("peft_type", None))
+    if not checks.failed("config.options"):
+        checks.passed("config.options", f"all {len(fields)} fields are supported")
+    config = _build(fields, limits, checks)
+    if config is not None:
+        checks.passed("config.values", f"rank {config.lora_rank}, alpha {config.lora_alpha:g}")
+    return config
 
 
-def _build(fields: dict[str, Any], limits: Limits) -> AdapterConfig:
+def _parse(data: bytes, limits: Limits) -> dict[str, Any]:
+    _check_size(len(data), limits)
+    return parse_object(data, file=CONFIG_NAME, code="bad_json", max_nesting=limits.max_json_nesting)
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    if size > limits.max_config_bytes:
+        raise _refused(
+            "too_large",
+            f"{size} bytes, at most {limits.max_config_bytes} are accepted",
+            found=f"{size} bytes",
+            expected=f"at most {limits.max_config_bytes}",
+        )
+
+
+def _check_option(name: str, value: Any) -> None:
+    """Refuses what is not plain LoRA, or not known. The values of honoured fields are judged by `_build`."""
+    if name == "peft_type":
+        if value != "LORA":
+            raise _unsupported(name, value, "LORA", "other kinds of adapters are not supported")
+    elif name == "init_lora_weights":
+        _check_init(value)
+    elif name in _HONOURED:
+        return
+    elif name in _WITHOUT_EFFECT:
+        _check_type(name, value, _WITHOUT_EFFECT[name])
+    elif name in _NEUTRAL:
+        neutral, why = _NEUTRAL[name]
+        if not any(_same(value, accepted) for accepted in neutral):
+            raise _unsupported(name, value, neutral[0], why)
+    else:
+        raise _refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
+
+
+def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterConfig | None:
+    """None where a value is refused; all refusals are recorded."""
+
+    def value(name: str, parse: Callable[[str, Any], T], refused: T, default: Any = None) -> T:
+        """`refused` stands for a value that is, so that the others are still looked at."""
+        parsed = checks.attempt("config.values", lambda: parse(name, fields.get(name, default)))
+        return refused if parsed is None else parsed
+
+    targets = value("target_modules", _names_of(limits), ())
+    ranks = value("rank_pattern", _table_of(limits, _rank_of(limits)), ())
+    alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
+    base_model_name, peft_version = fields.get("base_model_name_or_path"), fields.get("peft_version")
+    is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
-        lora_rank=_rank("r", fields.get("r", 8), limits),
-        lora_alpha=_alpha("lora_alpha", fields.get("lora_alpha", 8)),
-        use_rslora=_flag("use_rslora", fields.get("use_rslora")),
-        target_modules=_names("target_modules", fields.get("target_modules"), limits),
-        exclude_modules=_names("exclude_modules", fields.get("exclude_modules") or [], limits),
-        layers_to_transform=_layers(fields.get("layers_to_transform")),
-        layers_pattern=_layers_pattern(fields.get("layers_pattern"), limits),
-        rank_pattern=_pattern_table("rank_pattern", fields.get("rank_pattern"), limits, _rank_of(limits)),
-        alpha_pattern=_pattern_table("alpha_pattern", fields.get("alpha_pattern"), limits, _alpha),
-        base_model_name=fields.get("base_model_name_or_path"),
-        peft_version=fields.get("peft_version"),
+        lora_rank=value("r", _rank_of(limits), 1, default=8),
+        lora_alpha=value("lora_alpha", _alpha, 1.0, default=8),
+        use_rslora=value("use_rslora", _flag, False),
+        target_modules=ALL_LINEAR if is_all_linear else targets,
+        exclude_modules=value("exclude_modules", lambda name, found: _names(name, found or [], limits), ()),
+        layers_to_transform=value("layers_to_transform", _layers, ()),
+        layers_pattern=value("layers_pattern", _layers_pattern_of(limits), ()),
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+        lora_bias=value("lora_bias", _flag, False),
+        base_model_name=base_model_name if isinstance(base_model_name, str) else None,
+        peft_version=peft_version if isinstance(peft_version, str) else None,
     )
-    if len(config.rank_pattern) + len(config.alpha_pattern) > limits.max_patterns:
-        raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
-    if isinstance(config.target_modules, str):
+    checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
+    checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
+    return None if checks.failed("config.values") else config
+
+
+def _check_layer_selection(fields: dict[str, Any], targets: tuple[str, ...] | str) -> None:
+    if isinstance(targets, str):
         for name in ("layers_to_transform", "layers_pattern"):
             if fields.get(name) is not None:
                 raise _refused("invalid_field", "cannot be combined with a target_modules that is a string", name)
-    elif config.layers_pattern and fields.get("layers_to_transform") is None:
+    elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
         raise _refused("invalid_field", "has no meaning without layers_to_transform", "layers_pattern")
-    if isinstance(config.target_modules, str) and config.target_modules.lower() == ALL_LINEAR:
-        return replace(config, target_modules=ALL_LINEAR)
-    return config
+
+
+def _check_num_patterns(count: int, limits: Limits) -> None:
+    if count > limits.max_patterns:
+        raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
 
 
 _HONOURED = frozenset(
@@ -103,6 +170,7 @@ _HONOURED = frozenset(
         "r",
         "lora_alpha",
         "use_rslora",
+        "lora_bias",
         "target_modules",
         "exclude_modules",
         "layers_to_transform",
@@ -139,7 +207,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
     "modules_to_save": ((None, []), "fully trained modules would replace parts of the shared base model"),
     "use_dora": ((False, None), "DoRA is not supported"),
-    "lora_bias": ((False, None), "a bias on lora_B is not supported"),
     "use_qalora": ((False, None), "QA-LoRA is not supported"),
     "use_bdlora": ((None, False), "block-diagonal LoRA is not supported"),
     "velora_config": ((None,), "VeLoRA is not supported"),
@@ -168,27 +235,28 @@ _INITS_THAT_CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 def _check_init(value: Any) -> None:
     if any(_same(value, plain) for plain in _PLAIN_INITS):
         return
-    name = "init_lora_weights"
+    name, expected = "init_lora_weights", shown(list(_PLAIN_INITS))
     if isinstance(value, str) and value.lower().startswith(_INITS_THAT_CHANGE_THE_BASE):
         raise _refused(
             "unsupported_option",
-            f"{shown(value)} changes the base weights when the adapter is loaded; convert it to plain LoRA by saving "
-            "with PEFT's path_initial_model_for_weight_conversion",
+            f"{shown(value)} changes the base weights when the adapter is loaded",
             name,
+            found=shown(value),
+            expected=f"one of {expected}",
+            remedy="Convert it to plain LoRA: save with PEFT's path_initial_model_for_weight_conversion.",
         )
-    raise _refused("unsupported_option", f"{shown(value)} is not supported", name)
+    raise _refused(
+        "unsupported_option",
+        f"{shown(value)} is not supported",
+        name,
+        found=shown(value),
+        expected=f"one of {expected}",
+    )
 
 
 def _check_type(name: str, value: Any, types: tuple[type, ...]) -> None:
     if value is not None and type(value) not in types:
-        expected = " or ".join(accepted.__name__ for accepted in types)
-        raise _refused("invalid_field", f"found {shown(value)}, expected {expected} or null", name)
-
-
-def _check_neutral(name: str, value: Any) -> None:
-    neutral, why = _NEUTRAL[name]
-    if not any(_same(value, accepted) for accepted in neutral):
-        raise _refused("unsupported_option", f"found {shown(value)}, expected {shown(neutral[0])}: {why}", name)
+        raise _invalid(name, value, " or ".join(accepted.__name__ for accepted in types) + " or null")
 
 
 def _same(value: Any, other: Any) -> bool:
@@ -197,9 +265,15 @@ def _same(value: Any, other: Any) -> bool:
 
 def _rank(name: str, value: Any, limits: Limits) -> int:
     if type(value) is not int or value < 1:
-        raise _refused("invalid_field", f"found {shown(value)}, expected a positive integer", name)
+        raise _invalid(name, value, "a positive integer")
     if value > limits.max_lora_rank:
-        raise _refused("rank_too_large", f"found {shown(value)}, at most {limits.max_lora_rank} is accepted", name)
+        raise _refused(
+            "rank_too_large",
+            f"found {shown(value)}, at most {limits.max_lora_rank} is accepted",
+            name,
+            found=shown(value),
+            expected=f"at most {limits.max_lora_rank}",
+        )
     return value
 
 
@@ -210,14 +284,18 @@ def _rank_of(limits: Limits) -> Callable[[str, Any], int]:
 def _alpha(name: str, value: Any) -> float:
     # Beyond 1e30 the scaling would leave float32.
     if type(value) not in (int, float) or not abs(value) <= 1e30:
-        raise _refused("invalid_field", f"found {shown(value)}, expected a finite number", name)
+        raise _invalid(name, value, "a finite number")
     return float(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if value is not None and type(value) is not bool:
-        raise _refused("invalid_field", f"found {shown(value)}, expected true or false", name)
+        raise _invalid(name, value, "true or false")
     return bool(value)
+
+
+def _names_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...] | str]:
+    return lambda name, value: _names(name, value, limits)
 
 
 def _names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
@@ -225,48 +303,81 @@ def _names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
     if isinstance(value, str):
         return _checked_length(name, value, limits)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _refused("invalid_field", f"found {shown(value)}, expected a list of names or a pattern", name)
+        raise _invalid(name, value, "a list of names or a pattern")
     if name == "target_modules" and not value:
-        raise _refused("invalid_field", "found [], expected at least one module", name)
+        raise _invalid(name, value, "at least one module")
     return tuple(sorted({_checked_length(name, item, limits) for item in value}))
 
 
 def _checked_length(name: str, pattern: str, limits: Limits) -> str:
     if len(pattern) > limits.max_pattern_length:
         raise _refused(
-            "too_large", f"a pattern of {len(pattern)} characters, at most {limits.max_pattern_length}", name
+            "too_large",
+            f"a pattern of {len(pattern)} characters, at most {limits.max_pattern_length} are accepted",
+            name,
+            found=f"{len(pattern)} characters",
+            expected=f"at most {limits.max_pattern_length}",
         )
     return pattern
 
 
-def _layers(value: Any) -> tuple[int, ...]:
+def _layers(name: str, value: Any) -> tuple[int, ...]:
     numbers = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(number) is int and 0 <= number < 1_000_000 for number in numbers):
-        raise _refused("invalid_field", f"found {shown(value)}, expected layer numbers", "layers_to_transform")
+        raise _invalid(name, value, "layer numbers")
     return tuple(sorted(set(numbers)))
 
 
-def _layers_pattern(value: Any, limits: Limits) -> tuple[str, ...]:
-    patterns = [] if value is None or value == "" else [value] if isinstance(value, str) else value
-    if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
-        raise _refused("invalid_field", f"found {shown(value)}, expected names such as layers", "layers_pattern")
-    return tuple(_checked_length("layers_pattern", item, limits) for item in patterns)
+def _layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        patterns = [] if value is None or value == "" else [value] if isinstance(value, str) else value
+        if not isinstance(patterns, list) or not all(isinstance(item, str) for item in patterns):
+            raise _invalid(name, value, "names such as layers")
+        return tuple(_checked_length(name, item, limits) for item in patterns)
+
+    return parse
 
 
-def _pattern_table(name: str, value: Any, limits: Limits, parse: Callable[[str, Any], T]) -> tuple[tuple[str, T], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise _refused("invalid_field", f"found {shown(value)}, expected an object", name)
-    return tuple(
-        (_checked_length(name, pattern, limits), parse(f"{name}.{pattern}", item)) for pattern, item in value.items()
+def _table_of(limits: Limits, parse_value: Callable[[str, Any], T]) -> Callable[[str, Any], tuple[tuple[str, T], ...]]:
+    def parse(name: str, value: Any) -> tuple[tuple[str, T], ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, dict):
+            raise _invalid(name, value, "an object")
+        return tuple(
+            (_checked_length(name, pattern, limits), parse_value(f"{name}.{pattern}", item))
+            for pattern, item in value.items()
+        )
+
+    return parse
+
+
+def _invalid(name: str, value: Any, expected: str) -> AdapterError:
+    reason = f"found {shown(value)}, expected {expected}"
+    return _refused("invalid_field", reason, name, found=shown(value), expected=expected)
+
+
+def _unsupported(name: str, value: Any, expected: Any, why: str) -> AdapterError:
+    reason = f"found {shown(value)}, expected {shown(expected)}: {why}"
+    return _refused("unsupported_option", reason, name, found=shown(value), expected=shown(expected))
+
+
+def _refused(
+    code: str,
+    reason: str,
+    field: str | None = None,
+    *,
+    found: str | None = None,
+    expected: str | None = None,
+    remedy: str | None = None,
+) -> AdapterError:
+    where = CONFIG_NAME if field is None else f"{CONFIG_NAME}: {shown_name(field)}"
+    return AdapterError(
+        code,
+        f"{where}: {reason}",
+        file=CONFIG_NAME,
+        key=field,
+        found=found,
+        expected=expected,
+        remedy=remedy,
     )
-
-
-def _refused(code: str, reason: str, field: str | None = None) -> AdapterError:
-    where = CONFIG_NAME if field is None else f"{CONFIG_NAME}: {_shown_field(field)}"
-    return AdapterError(code, f"{where}: {reason}", file=CONFIG_NAME, key=field)
-
-
-def _shown_field(field: str) -> str:
-    return field if field.isidentifier() and field.isascii() and len(field) < 64 else shown(field)

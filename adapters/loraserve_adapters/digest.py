@@ -54,5 +54,6 @@ def canonical_config(config: AdapterConfig) -> bytes:
         "rank_pattern": config.rank_pattern,
         "target_modules": config.target_modules,
         "use_rslora": config.use_rslora,
+        **({"lora_bias": True} if config.lora_bias else {}),
     }
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()

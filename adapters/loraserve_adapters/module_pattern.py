@@ -14,12 +14,17 @@ from collections.abc import Callable, Iterable
 from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
+from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError, shown
 
 sre: Any = _constants
 sre_parser: Any = _parser
 
 _MAX_GROUP_DEPTH = 40
+
+
+class OutOfSteps(Exception):
+    """The budget is used up; `ModulePattern` turns it into a refusal of its field."""
 
 
 class StepBudget:
@@ -31,7 +36,7 @@ class StepBudget:
     def spend(self) -> None:
         self._num_left -= 1
         if self._num_left < 0:
-            raise AdapterError("pattern_too_complex", "the patterns take too long to match; use simpler ones")
+            raise OutOfSteps
 
 
 class Subject:
@@ -68,18 +73,28 @@ Node = Callable[[Subject, int], int]
 
 
 class ModulePattern:
-    """A compiled pattern. `source` is the whole expression, `field` names it in errors."""
+    """A compiled pattern. `source` is the whole expression, `field` the config's field, for errors."""
 
     def __init__(self, source: str, field: str) -> None:
+        self._source = source
+        self._field = field
         self._node = _compile(source, field)
 
     def matches_whole(self, subject: Subject) -> bool:
         """As `re.fullmatch(source, name)`."""
-        return bool(self._node(subject, subject.end) & 1)
+        return bool(self._starts(subject, subject.end) & 1)
 
     def matches_start(self, subject: Subject) -> bool:
         """As `re.match(source, name)`."""
-        return bool(self._node(subject, subject.all_positions) & 1)
+        return bool(self._starts(subject, subject.all_positions) & 1)
+
+    def _starts(self, subject: Subject, ends: int) -> int:
+        try:
+            return self._node(subject, ends)
+        except OutOfSteps:
+            raise _refused(
+                "pattern_too_complex", self._field, self._source, "takes too long to match; use a simpler one"
+            ) from None
 
 
 def _compile(source: str, field: str) -> Node:
@@ -89,14 +104,19 @@ def _compile(source: str, field: str) -> Node:
             tree = sre_parser.parse(source)
     except (re.error, RecursionError, OverflowError, ValueError) as error:
         reason = error.msg if isinstance(error, re.error) else type(error).__name__
-        raise AdapterError("bad_pattern", f"{field}: {shown(source)}: {reason}", key=field) from None
+        raise _refused("bad_pattern", field, source, reason) from None
     if tree.state.flags & ~re.UNICODE.value:
         raise _unsupported(field, source, "flags such as (?i)")
     return _Compiler(source, field).sequence(tree, 0)
 
 
 def _unsupported(field: str, source: str, what: str) -> AdapterError:
-    return AdapterError("unsupported_pattern", f"{field}: {shown(source)}: {what} are not supported", key=field)
+    return _refused("unsupported_pattern", field, source, f"{what} are not supported")
+
+
+def _refused(code: str, field: str, source: str, reason: str) -> AdapterError:
+    message = f"{CONFIG_NAME}: {field}: {shown(source)}: {reason}"
+    return AdapterError(code, message, file=CONFIG_NAME, key=field, found=shown(source))
 
 
 class _Compiler:

@@ -1,8 +1,9 @@
 """The packed form of an adapter: one contiguous buffer and a table, the same bytes in every tier.
 
 Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
-row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`).
-Every group's A and every member's B starts at a multiple of 256 bytes. Scaling is not applied to the matrices.
+row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`),
+and where the adapter has biases, the member's bias `[out_features]`.
+Every group's A and every member's B and bias starts at a multiple of 256 bytes. Scaling is not applied to any of them.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,9 @@ ALIGNMENT_BYTES = 256
 
 
 @dataclass(slots=True)
-class PackedAdapter:
+class PackedTable:
     """G groups and M members of the base layout, in its order (members numbered through all groups)."""
 
-    digest: str
-    """sha256 of the source: canonical config and every tensor's name, dtype, shape and bytes."""
     layout_fingerprint: str
     dtype: str
     max_lora_rank: int
@@ -25,10 +24,18 @@ class PackedAdapter:
     """int64 [G]: element offset from the start of the payload; -1 where the group is absent."""
     offset_b: np.ndarray
     """int64 [M]: likewise."""
+    offset_bias: np.ndarray
+    """int64 [M]: likewise."""
     lora_rank: np.ndarray
     """int32 [M]: 0 = absent."""
     scaling: np.ndarray
     """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+
+
+@dataclass(slots=True)
+class PackedAdapter(PackedTable):
+    digest: str
+    """sha256 of the source: canonical config and every tensor's name, dtype, shape and bytes."""
     payload: np.ndarray
     """uint8 [size_bytes], may be a read-only mapping of the packed file."""
 

@@ -9,8 +9,9 @@ import json
 import os
 import secrets
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,42 @@ import numpy as np
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.packed import PackedAdapter, PackedTable
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 PAGE_BYTES = 4096
 
 _MAGIC = b"LORAPACK"
 _PREFIX = struct.Struct("<8sII32s")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
+_BLOCK_BYTES = 4 * 1024 * 1024
+_NO_SHA256 = "0" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """As the file system tells: another one once the file was replaced or written to."""
+
+    device_number: int
+    inode_number: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+    """Unlike the time of modification, nobody can set it."""
+
+    @property
+    def newest_ns(self) -> int:
+        """Since the epoch; a write within one tick of the clock after it leaves the state as it is."""
+        return max(self.modified_ns, self.changed_ns)
+
+
+def file_state(path: Path) -> FileState | None:
+    """None where there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> str:
@@ -43,24 +72,70 @@ def packed_file_name(digest: str, layout: BaseLayout) -> str:
     return f"{digest}-{layout.fingerprint[:16]}-{layout.dtype}-v{FORMAT_VERSION}.packed"
 
 
-def write_packed(packed: PackedAdapter, path: Path) -> None:
-    """The file appears complete and synced, or not at all. Raises `OSError`."""
-    header = _header_bytes(packed)
-    prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header), hashlib.sha256(header).digest())
-    padding = bytes(_payload_start(len(header)) - len(prefix) - len(header))
+class PackedFileWriter:
+    """Writes the packed form to an open, empty file: the payload piece by piece in any order, then the header.
+
+    What is never written stays a hole and reads as zeros. Raises `OSError`.
+    """
+
+    def __init__(self, descriptor: int, table: PackedTable, size_bytes: int) -> None:
+        """size_bytes: of the payload."""
+        self._descriptor = descriptor
+        self._table = table
+        self._size_bytes = size_bytes
+        # The header's length does not depend on the digests that go into it at the end.
+        self._start = _payload_start(len(_header_bytes(table, _NO_SHA256, size_bytes, _NO_SHA256)))
+        os.ftruncate(descriptor, self._start + size_bytes)
+
+    def write(self, offset_bytes: int, data: memoryview) -> None:
+        """offset_bytes: from the start of the payload."""
+        position = 0
+        while position < len(data):
+            position += os.pwrite(self._descriptor, data[position:], self._start + offset_bytes + position)
+
+    def finish(self, digest: str) -> None:
+        """The file is complete and synced. Reads the payload once more, for its sha256."""
+        header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
+        prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header), hashlib.sha256(header).digest())
+        os.pwrite(self._descriptor, prefix + header, 0)
+        os.fsync(self._descriptor)
+
+    def _payload_sha256(self) -> str:
+        payload = hashlib.sha256()
+        block = memoryview(bytearray(min(_BLOCK_BYTES, self._size_bytes)))
+        position = 0
+        while position < self._size_bytes:
+            part = block[: self._size_bytes - position]
+            count = os.preadv(self._descriptor, [part], self._start + position)
+            payload.update(part[:count])
+            position += count
+        return payload.hexdigest()
+
+
+@contextmanager
+def new_packed_file(path: Path) -> Iterator[int]:
+    """Yields a descriptor of an empty file that becomes `path` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(prefix + header + padding)
-            file.write(raw_bytes(packed.payload))
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
         os.replace(temporary, path)
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
     _sync_folder(path.parent)
+
+
+def write_packed(packed: PackedAdapter, path: Path) -> None:
+    """The file appears complete and synced, or not at all. Raises `OSError`."""
+    with new_packed_file(path) as descriptor:
+        writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
+        writer.write(0, raw_bytes(packed.payload))
+        writer.finish(packed.digest)
 
 
 def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | None = None) -> PackedAdapter:
@@ -88,24 +163,26 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         max_lora_rank=header["max_lora_rank"],
         offset_a=np.array(header["offset_a"], np.int64),
         offset_b=np.array(header["offset_b"], np.int64),
+        offset_bias=np.array(header["offset_bias"], np.int64),
         lora_rank=np.array(header["lora_rank"], np.int32),
         scaling=np.array(header["scaling"], np.float32),
         payload=payload,
     )
 
 
-def _header_bytes(packed: PackedAdapter) -> bytes:
+def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha256: str) -> bytes:
     fields = {
-        "digest": packed.digest,
-        "layout_fingerprint": packed.layout_fingerprint,
-        "dtype": packed.dtype,
-        "max_lora_rank": packed.max_lora_rank,
-        "offset_a": packed.offset_a.tolist(),
-        "offset_b": packed.offset_b.tolist(),
-        "lora_rank": packed.lora_rank.tolist(),
-        "scaling": packed.scaling.tolist(),
-        "payload_size_bytes": packed.size_bytes,
-        "payload_sha256": hashlib.sha256(raw_bytes(packed.payload)).hexdigest(),
+        "digest": digest,
+        "layout_fingerprint": table.layout_fingerprint,
+        "dtype": table.dtype,
+        "max_lora_rank": table.max_lora_rank,
+        "offset_a": table.offset_a.tolist(),
+        "offset_b": table.offset_b.tolist(),
+        "offset_bias": table.offset_bias.tolist(),
+        "lora_rank": table.lora_rank.tolist(),
+        "scaling": table.scaling.tolist(),
+        "payload_size_bytes": size_bytes,
+        "payload_sha256": payload_sha256,
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 

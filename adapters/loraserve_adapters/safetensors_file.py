@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from loraserve_adapters.dtypes import FROM_SAFETENSORS, STORAGE, raw_bytes
-from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.files import open_regular, read_exactly
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.strict_json import parse_object
@@ -37,6 +37,10 @@ class TensorEntry:
     start: int
     """Byte offset from the start of the file."""
     size_bytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
 
 
 def header_end(first_bytes: bytes, file_size: int, limits: Limits = DEFAULT_LIMITS) -> int:
@@ -128,7 +132,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _refused(reason: str, code: str = "bad_safetensors", key: str | None = None) -> AdapterError:
-    where = WEIGHTS_NAME if key is None else f"{WEIGHTS_NAME}: {shown(key)}"
+    where = WEIGHTS_NAME if key is None else f"{WEIGHTS_NAME}: {shown_name(key)}"
     return AdapterError(code, f"{where}: {reason}", file=WEIGHTS_NAME, key=key)
 
 
@@ -146,10 +150,10 @@ class SafetensorsFile:
     def row_blocks(self, entry: TensorEntry) -> Iterator[tuple[int, np.ndarray]]:
         """Yields (first row, block [rows, columns]) of a 2-D F32, F16 or BF16 tensor, about 4 MiB at a time.
 
-        A block is a fresh copy with the dtype of `dtypes.STORAGE`.
+        A block is a fresh copy with the dtype of `dtypes.STORAGE`. A 1-D tensor is one row.
         """
         dtype = STORAGE[FROM_SAFETENSORS[entry.dtype]]
-        num_rows, num_columns = entry.shape
+        num_rows, num_columns = entry.shape if len(entry.shape) == 2 else (1, *entry.shape)
         row_bytes = num_columns * dtype.itemsize
         rows_per_block = max(1, _BLOCK_BYTES // max(1, row_bytes))
         for first in range(0, num_rows, rows_per_block):
@@ -162,12 +166,30 @@ class SafetensorsFile:
 @contextmanager
 def open_weights(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[SafetensorsFile]:
     """The folder's `adapter_model.safetensors`, closed on exit."""
+    with open_weights_descriptor(folder, limits) as (descriptor, file_size):
+        first_bytes = read_first_bytes(descriptor, file_size, limits)
+        yield SafetensorsFile(descriptor, parse_header(first_bytes, file_size, limits))
+
+
+@contextmanager
+def open_weights_descriptor(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Iterator[tuple[int, int]]:
+    """(file descriptor, size in bytes), with nothing read yet."""
     if not os.path.lexists(folder / WEIGHTS_NAME) and os.path.lexists(folder / "adapter_model.bin"):
         raise _refused("missing; adapter_model.bin is a pickle and is never read: save as safetensors", "missing_file")
-    with open_regular(folder, WEIGHTS_NAME, limits) as (descriptor, file_size):
-        first_bytes = _read(descriptor, min(LENGTH_BYTES, file_size))
-        first_bytes = _read(descriptor, header_end(first_bytes, file_size, limits))
-        yield SafetensorsFile(descriptor, parse_header(first_bytes, file_size, limits))
+    with open_regular(folder, WEIGHTS_NAME, limits) as opened:
+        yield opened
+
+
+def read_first_bytes(
+    descriptor: int, file_size: int, limits: Limits = DEFAULT_LIMITS, *, num_available: int | None = None
+) -> bytes:
+    """What `parse_header` needs of an open file. Raises only `AdapterError`.
+
+    num_available: bytes of a file that is still arriving; None = all of them.
+    """
+    available = file_size if num_available is None else num_available
+    first_bytes = _read(descriptor, min(LENGTH_BYTES, available))
+    return _read(descriptor, min(header_end(first_bytes, file_size, limits), available))
 
 
 def _read(descriptor: int, size: int) -> bytes:

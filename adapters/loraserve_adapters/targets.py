@@ -55,6 +55,15 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
     return tuple(found)
 
 
+def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[str]:
+    """Entries of a `target_modules` list that name no module of the base, as PEFT tolerates them."""
+    if isinstance(config.target_modules, str):
+        return []
+    names = [*layout.other_modules, *(module.name for group in layout.groups for module in group)]
+    used = {suffix for name in names for suffix in _dotted_suffixes(name)}
+    return [entry for entry in config.target_modules if entry not in used]
+
+
 def is_output_embedding(module: BaseModule) -> bool:
     """The layout gives a weight digest for `lm_head` only."""
     return module.weight_sha256 is not None
@@ -116,9 +125,7 @@ class _NameSet:
     def __init__(self, field: str, value: tuple[str, ...] | str) -> None:
         self._all_linear = value == ALL_LINEAR and field == "target_modules"
         is_pattern = isinstance(value, str) and value != "" and not self._all_linear
-        self._pattern = (
-            ModulePattern(value, f"{CONFIG_NAME}: {field}") if isinstance(value, str) and is_pattern else None
-        )
+        self._pattern = ModulePattern(value, field) if isinstance(value, str) and is_pattern else None
         self._entries = frozenset() if isinstance(value, str) else frozenset(value)
 
     def matching_entry(self, subject: Subject) -> str | None:
@@ -135,7 +142,7 @@ class _PatternTable(Generic[T]):
     """`rank_pattern` or `alpha_pattern`: the first key with `re.match(rf"(.*\\.)?({key})$", name)` gives the value."""
 
     def __init__(self, field: str, items: Sequence[tuple[str, T]]) -> None:
-        self._items = [(_suffix_matcher(pattern, f"{CONFIG_NAME}: {field}"), value) for pattern, value in items]
+        self._items = [(_suffix_matcher(pattern, field), value) for pattern, value in items]
 
     def first_match(self, subject: Subject, default: T) -> T:
         return next((value for matches, value in self._items if matches(subject)), default)

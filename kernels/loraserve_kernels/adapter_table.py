@@ -1,7 +1,8 @@
 """Where each loaded adapter's matrices lie in the arena. Ops take this table and never a Python list of adapters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 
@@ -24,6 +25,10 @@ class AdapterTable:
     """int32 [num_slots, M]."""
     scaling: Tensor
     """float32 [num_slots, M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+    offset_bias: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
+    """int64 [num_slots, M]: of a member's bias `[out_features]`; -1 = none. Empty where no adapter can have one."""
+    num_biased: int = 0
+    """Adapters with biases among the slots in use; 0 = `lora_bias_add` has nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,14 @@
 """The one signature every backend implements: reference (plain torch), CPU (C), and later Triton."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.step_batch import Segments, StepBatch
+
+if TYPE_CHECKING:
+    from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 
 
 class Linear(Protocol):
@@ -28,8 +31,12 @@ class Backend(Protocol):
         """
         ...
 
+    def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":
+        """The layer fused; None where the backend has only the separate ops. The linears are of this backend."""
+        ...
+
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
-        """Add scaling * (x Aᵀ) B of each row's adapter to y, in place, for every member of the group.
+        """Add scaling * ((x Aᵀ) B + bias) of each row's adapter to y, in place, for every member of the group.
 
         x: [T, in_features], y: [T, sum(out_features)], rows may be strided, the last dimension is dense.
         Accumulates in float32. Rows of base segments and absent members are left untouched, bit for bit.

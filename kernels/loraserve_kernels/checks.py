@@ -35,3 +35,9 @@ def require_dense(name: str, tensor: Tensor, dtype: object) -> None:
         raise mismatch(f"{name}.dtype", tensor.dtype, dtype)
     if not tensor.is_contiguous():
         raise mismatch(name, "strided", "dense")
+
+
+def require_cpu(name: str, tensor: Tensor) -> None:
+    """The C functions take host pointers."""
+    if tensor.device.type != "cpu":
+        raise mismatch(f"{name}.device", tensor.device, "cpu")

@@ -1,27 +1,21 @@
 """The ops in C on CPU: float32 and bfloat16; other dtypes (float16) are served by the reference backend."""
 
-import ctypes
 from ctypes import addressof
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Linear
-from loraserve_kernels.checks import mismatch
-from loraserve_kernels.cpu_library import (
-    DTYPE_CODES,
-    STATUS_MESSAGES,
-    AdapterTableStruct,
-    AttentionStruct,
-    CpuLibrary,
-    LoraGroupStruct,
-    RotaryStruct,
-)
+from loraserve_kernels.bound_group import BoundGroup, bind_group
+from loraserve_kernels.checks import require_cpu
+from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, StepAddresses
+from loraserve_kernels.cpu_library import DTYPE_CODES, AttentionStruct, CpuLibrary, RotaryStruct, raise_for
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
 from loraserve_kernels.kv_write import check_kv_write
-from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
+from loraserve_kernels.lora_add import check_lora_add
+from loraserve_kernels.lora_bias import lora_bias_add
+from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.reference_backend import ReferenceBackend
@@ -29,29 +23,6 @@ from loraserve_kernels.rms_norm import check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
 from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
-
-
-@dataclass(slots=True)
-class BoundGroup:
-    """A group with the addresses of its columns in one table, made once; holds what the addresses point to."""
-
-    group: LoraGroup
-    tensors: tuple[Tensor, ...]
-    structs: tuple[Any, ...]
-    group_address: int
-    table_address: int
-
-    def is_for(self, group: LoraGroup, table: AdapterTable) -> bool:
-        """Whether the addresses still belong to this group and these tensors."""
-        arena, offset_a, offset_b, lora_rank, scaling = self.tensors
-        return (
-            self.group is group
-            and table.arena is arena
-            and table.offset_a is offset_a
-            and table.offset_b is offset_b
-            and table.lora_rank is lora_rank
-            and table.scaling is scaling
-        )
 
 
 class CpuBackend:
@@ -68,10 +39,21 @@ class CpuBackend:
         self._c = library.functions
         self._reference = ReferenceBackend()
         self._bound_groups: dict[int, BoundGroup] = {}
+        self._step = StepAddresses()
 
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
         """See `Backend.linear`."""
-        return RowMajorLinear(weight, bias, self.library) if keep_weight else PrepackedLinear(weight, bias)
+        if keep_weight:
+            return RowMajorLinear(weight, bias, self.library)
+        is_ours = packed_bytes(weight, self.library) > 0
+        return PackedLinear(weight, bias, self.library) if is_ours else PrepackedLinear(weight, bias)
+
+    def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer | None:
+        """See `Backend.decoder_layer`."""
+        linears = (parts.qkv, parts.output, parts.gate_up, parts.down)
+        if not all(isinstance(linear, PackedLinear) for linear in linears):
+            return None
+        return CpuDecoderLayer(parts, self.library, self._step, ComposedDecoderLayer(parts, self))
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""
@@ -100,6 +82,8 @@ class CpuBackend:
             torch.get_num_threads(),
         )
         raise_for(status)
+        if table.num_biased:
+            lora_bias_add(y, group, table, segments)
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""
@@ -270,46 +254,3 @@ class CpuBackend:
         )
         raise_for(status)
         return out
-
-
-def bind_group(group: LoraGroup, table: AdapterTable) -> BoundGroup:
-    """Checks the table and takes the addresses of the group's columns."""
-    check_adapter_table(group, table)
-    require_cpu("table.arena", table.arena)
-    out_features = (ctypes.c_int64 * len(group.out_features))(*group.out_features)
-    group_struct = LoraGroupStruct(group.in_features, len(group.out_features), addressof(out_features))
-    member = group.member_start
-    table_struct = AdapterTableStruct(
-        table.arena.data_ptr(),
-        table.arena.numel(),
-        table.offset_a.data_ptr() + 8 * group.group_index,
-        table.offset_a.stride(0),
-        table.offset_b.data_ptr() + 8 * member,
-        table.lora_rank.data_ptr() + 4 * member,
-        table.scaling.data_ptr() + 4 * member,
-        table.lora_rank.stride(0),
-        table.lora_rank.shape[0],
-    )
-    return BoundGroup(
-        group,
-        (table.arena, table.offset_a, table.offset_b, table.lora_rank, table.scaling),
-        (out_features, group_struct, table_struct),
-        addressof(group_struct),
-        addressof(table_struct),
-    )
-
-
-def require_cpu(name: str, tensor: Tensor) -> None:
-    """The C functions take host pointers."""
-    if tensor.device.type != "cpu":
-        raise mismatch(f"{name}.device", tensor.device, "cpu")
-
-
-def raise_for(status: int) -> None:
-    """Turn a status of the C functions into an exception."""
-    if status == 0:
-        return
-    message = STATUS_MESSAGES.get(status)
-    if message is None:
-        raise MemoryError(f"CPU kernel failed with status {status}: no memory for its scratch space")
-    raise ValueError(message)

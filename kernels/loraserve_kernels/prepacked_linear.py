@@ -1,4 +1,4 @@
-"""Linear layers on CPU, at memory speed for few rows, where plain `F.linear` is not.
+"""Linear layers of torch's oneDNN and of a weight that is not repacked; see `packed_linear` for our own.
 
 µs on two EPYC Zen 5 cores with avx512_bf16 and no AMX (with AMX plain `F.linear` was up to 9 times slower):
 

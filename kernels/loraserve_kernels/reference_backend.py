@@ -4,8 +4,10 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Linear
+from loraserve_kernels.decoder_layer import DecoderLayerParts
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
+from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.rms_norm import check_rms_norm, rms_norm_reference
@@ -23,11 +25,16 @@ class ReferenceBackend:
         """See `Backend.linear`."""
         return RowMajorLinear(weight, bias) if keep_weight else PrepackedLinear(weight, bias)
 
+    def decoder_layer(self, parts: DecoderLayerParts) -> None:
+        """None: the ops of their own are the reference."""
+
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""
         check_lora_add(y, x, group, table, segments)
         if segments.has_adapter:
             lora_add_reference(y, x, group, table, segments)
+            if table.num_biased:
+                lora_bias_add(y, group, table, segments)
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`."""

@@ -21,8 +21,17 @@ class ScheduledSequence:
     """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs, 0 in the middle of a prompt."""
 
 
+@dataclass(slots=True)
+class _Shape:
+    """What decides a batch's tensors but for the values that change with every step."""
+
+    adapter_slots: list[int]
+    num_rows: list[int]
+    num_sampled_rows: list[int]
+
+
 class _Buffer:
-    """An int tensor and its numpy view; `filled(n)` is the tensor's first n elements."""
+    """An int tensor and its numpy view."""
 
     __slots__ = ("array", "tensor")
 
@@ -32,7 +41,12 @@ class _Buffer:
 
 
 class BatchBuilder:
-    """One batch at a time: building the next one overwrites the last."""
+    """One batch at a time: building the next one overwrites the last.
+
+    As long as the same rows are computed of as many sequences, as in decoding, the same `StepBatch` is returned with
+    new values in it: operations of torch cost more in a step than their number suggests, as its weights have driven all
+    code from the caches.
+    """
 
     def __init__(self, max_num_rows: int, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
         self._block_size = block_size
@@ -48,80 +62,115 @@ class BatchBuilder:
         self._segment_slot = _Buffer(max_num_seqs, np.int32)
         self._sampled_start = _Buffer(max_num_seqs + 1, np.int32)
         self._sampled_slot = _Buffer(max_num_seqs, np.int32)
+        self._shape = _Shape([], [], [])
+        self._batch: StepBatch | None = None
+        """Of that shape."""
+        self._in_table: list[tuple[int, int]] = []
+        """Per row of the block table: `Sequence.admitted` of whose blocks it holds, and the last one of them."""
 
     def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """`scheduled` must be ordered by adapter slot."""
-        row = num_sampled = 0
+        shape = _Shape(
+            [item.sequence.adapter_slot for item in scheduled],
+            [item.num_rows for item in scheduled],
+            [item.num_sampled_rows for item in scheduled],
+        )
+        self._fill(scheduled)
+        if self._batch is None or shape != self._shape:
+            self._shape, self._batch = shape, self._make_batch(shape)
+        return self._batch
+
+    def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """What changes with every step. Lists first: a numpy array takes one element in the time of ten."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        context_lens: list[int] = []
+        in_table: list[tuple[int, int]] = []
+        size = self._block_size
         for i, item in enumerate(scheduled):
-            self._fill_sequence(i, item, row, num_sampled)
-            row += item.num_rows
-            num_sampled += item.num_sampled_rows
-        num_seqs = len(scheduled)
-        segments = self._fill_segments(
-            [(item.sequence.adapter_slot, item.num_rows) for item in scheduled],
-            self._segment_start,
-            self._segment_slot,
-        )
-        sampled_segments = self._fill_segments(
-            [(item.sequence.adapter_slot, item.num_sampled_rows) for item in scheduled if item.num_sampled_rows],
-            self._sampled_start,
-            self._sampled_slot,
-        )
+            sequence = item.sequence
+            start = sequence.num_computed_tokens
+            end = start + item.num_rows
+            in_table.append(self._fill_block_table(i, sequence, start, end))
+            context_lens.append(end)
+            if item.num_rows == 1:
+                token_ids.append(sequence.token_ids[start])
+                positions.append(start)
+                slots.append(sequence.blocks[start // size] * size + start % size)
+            else:
+                token_ids += sequence.token_ids[start:end]
+                positions += range(start, end)
+                slots += self._slots(sequence, start, end)
+        self._in_table = in_table
+        num_rows = len(token_ids)
+        self._token_ids.array[:num_rows] = token_ids
+        self._positions.array[:num_rows] = positions
+        self._slot_mapping.array[:num_rows] = slots
+        self._context_lens.array[: len(context_lens)] = context_lens
+
+    def _fill_block_table(self, i: int, sequence: Sequence, start: int, end: int) -> tuple[int, int]:
+        """Row i, for tokens up to `end`. Returns what is then in it, for `_in_table`."""
+        # NOTE: from one batch to the next a running sequence's blocks before its first row to compute do not change.
+        # They stay as filled, so that a step costs the same however long the context is.
+        blocks, size = sequence.blocks, self._block_size
+        last = (sequence.admitted, blocks[(end - 1) // size])
+        was_here = sequence.admitted > 0 and i < len(self._in_table) and self._in_table[i][0] == sequence.admitted
+        if was_here and end - start == 1 and self._in_table[i] == last:
+            return last
+        first_block, num_blocks = start // size if was_here else 0, (end - 1) // size + 1
+        self._block_table.array[i, first_block:num_blocks] = blocks[first_block:num_blocks]
+        return last
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        positions = np.arange(start, end)
+        first_block = start // self._block_size
+        blocks = np.array(sequence.blocks[first_block : (end - 1) // self._block_size + 1])
+        return (
+            blocks[positions // self._block_size - first_block] * self._block_size + positions % self._block_size
+        ).tolist()
+
+    def _make_batch(self, shape: _Shape) -> StepBatch:
+        """Fills what is the same in every step of this shape."""
+        num_rows, num_seqs = sum(shape.num_rows), len(shape.num_rows)
+        row_end = np.cumsum(shape.num_rows, dtype=np.int64)
+        self._num_rows.array[:num_seqs] = shape.num_rows
+        self._row_start.array[:num_seqs] = row_end - shape.num_rows
+        sampled_rows = [
+            row
+            for end, num_sampled in zip(row_end.tolist(), shape.num_sampled_rows, strict=True)
+            for row in range(end - num_sampled, end)
+        ]
+        self._sampled_rows.array[: len(sampled_rows)] = sampled_rows
         return StepBatch(
-            token_ids=self._token_ids.tensor[:row],
-            positions=self._positions.tensor[:row],
-            slot_mapping=self._slot_mapping.tensor[:row],
+            token_ids=self._token_ids.tensor[:num_rows],
+            positions=self._positions.tensor[:num_rows],
+            slot_mapping=self._slot_mapping.tensor[:num_rows],
             block_table=self._block_table.tensor[:num_seqs],
             context_lens=self._context_lens.tensor[:num_seqs],
             row_start=self._row_start.tensor[:num_seqs],
             num_rows=self._num_rows.tensor[:num_seqs],
-            segments=segments,
-            sampled_rows=self._sampled_rows.tensor[:num_sampled],
-            sampled_segments=sampled_segments,
+            segments=_fill_segments(shape.adapter_slots, shape.num_rows, self._segment_start, self._segment_slot),
+            sampled_rows=self._sampled_rows.tensor[: len(sampled_rows)],
+            sampled_segments=_fill_segments(
+                shape.adapter_slots, shape.num_sampled_rows, self._sampled_start, self._sampled_slot
+            ),
         )
 
-    def _fill_sequence(self, i: int, item: ScheduledSequence, row: int, num_sampled: int) -> None:
-        sequence, num_rows = item.sequence, item.num_rows
-        start = sequence.num_computed_tokens
-        end = start + num_rows
-        table = self._block_table.array[i]
-        num_blocks = -(-end // self._block_size)
-        table[:num_blocks] = sequence.blocks[:num_blocks]
-        self._context_lens.array[i] = end
-        self._row_start.array[i] = row
-        self._num_rows.array[i] = num_rows
-        if num_rows == 1:
-            self._token_ids.array[row] = sequence.token_ids[start]
-            self._positions.array[row] = start
-            self._slot_mapping.array[row] = (
-                sequence.blocks[start // self._block_size] * self._block_size + start % self._block_size
-            )
-        else:
-            rows = slice(row, row + num_rows)
-            positions = np.arange(start, end)
-            self._token_ids.array[rows] = sequence.token_ids[start:end]
-            self._positions.array[rows] = positions
-            self._slot_mapping.array[rows] = (
-                table[positions // self._block_size].astype(np.int64) * self._block_size + positions % self._block_size
-            )
-        if item.num_sampled_rows:
-            last = row + num_rows
-            self._sampled_rows.array[num_sampled : num_sampled + item.num_sampled_rows] = np.arange(
-                last - item.num_sampled_rows, last
-            )
 
-    @staticmethod
-    def _fill_segments(runs: Seq[tuple[int, int]], start: _Buffer, slot: _Buffer) -> Segments:
-        """runs: (adapter slot, rows) of each sequence, ordered by slot; neighbours of one slot are joined."""
-        num_segments = 0
-        end = 0
-        has_adapter = False
-        for adapter_slot, num_rows in runs:
-            if num_segments == 0 or slot.array[num_segments - 1] != adapter_slot:
-                start.array[num_segments] = end
-                slot.array[num_segments] = adapter_slot
-                num_segments += 1
-                has_adapter = has_adapter or adapter_slot >= 0
-            end += num_rows
-        start.array[num_segments] = end
-        return Segments(start.tensor[: num_segments + 1], slot.tensor[:num_segments], has_adapter)
+def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: _Buffer, slot: _Buffer) -> Segments:
+    """adapter_slots, num_rows: of each sequence, ordered by slot; neighbours of one slot are joined."""
+    num_segments = 0
+    end = 0
+    has_adapter = False
+    for adapter_slot, count in zip(adapter_slots, num_rows, strict=True):
+        if count == 0:
+            continue
+        if num_segments == 0 or slot.array[num_segments - 1] != adapter_slot:
+            start.array[num_segments] = end
+            slot.array[num_segments] = adapter_slot
+            num_segments += 1
+            has_adapter = has_adapter or adapter_slot >= 0
+        end += count
+    start.array[num_segments] = end
+    return Segments(start.tensor[: num_segments + 1], slot.tensor[:num_segments], has_adapter)

@@ -1,5 +1,6 @@
 """The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.kv_blocks import BlockPool, root_hash
+from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
@@ -146,47 +148,52 @@ class Engine:
 
     def _run(self, plan: StepPlan) -> list[SequenceOutput]:
         now = time.monotonic()
-        self._runner.copy_blocks(plan.block_copies)
+        if plan.block_copies:
+            self._runner.copy_blocks(plan.block_copies)
         logits = self._runner.forward(self._builder.build(plan.scheduled))
         self._num_steps += 1
         self._recent_step_tokens.append(sum(item.num_rows for item in plan.scheduled))
-        sampling: list[tuple[Sequence, int]] = []  # (sequence, row of the logits)
+        sequences: list[Sequence] = []
+        rows: list[int] = []
         end_row = 0
         for item in plan.scheduled:
             start_row, end_row = end_row, end_row + item.num_sampled_rows
-            sampling += self._account(item, logits[start_row:end_row], end_row - 1, now)
-        if not sampling:
+            for sequence in self._account(item, logits, start_row, now):
+                sequences.append(sequence)
+                rows.append(end_row - 1)
+        if not sequences:
             return []
-        rows = [row for _, row in sampling]
         sampled_logits = logits if rows == list(range(logits.shape[0])) else logits[rows]
-        sampled = self._sampler.sample(sampled_logits, [self._sampling_row(sequence) for sequence, _ in sampling])
+        sampled = self._sampler.sample(sampled_logits, [self._sampling_row(sequence) for sequence in sequences])
         outputs = []
-        for i, (sequence, _) in enumerate(sampling):
+        for sequence, token_id, logprob, is_finite in zip(
+            sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True
+        ):
             if sequence.status is Status.FINISHED:
                 continue  # a sibling's values were not finite
-            if sampled.is_finite[i]:
+            if is_finite:
                 self._scheduler.computed(sequence, 0, is_finite=True)
-                outputs.append(self._append(sequence, sampled.token_ids[i], sampled.logprobs[i]))
+                outputs.append(self._append(sequence, token_id, logprob))
             else:
                 outputs += self._fail_not_finite(sequence)
         return outputs
 
-    def _account(
-        self, item: ScheduledSequence, logits: Tensor, last_row: int, now: float
-    ) -> list[tuple[Sequence, int]]:
-        """Note what was computed; returns the sequences to sample from the item's last row."""
+    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
+        """Note what was computed; returns the sequences to sample from the item's last row.
+
+        start_row: the item's first row of the logits.
+        """
         sequence, state = item.sequence, item.sequence.state
         if state.first_scheduled_s is None:
             state.first_scheduled_s = now
         if sequence.num_output_tokens == 0:
             self._num_prompt_tokens += item.num_rows
-        if item.num_sampled_rows > 0 and sequence.index == 0 and state.wants_prompt_logprobs:
-            self._add_prompt_logprobs(sequence, logits, item.num_rows)
+        if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
+            self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
         self._scheduler.computed(sequence, item.num_rows, is_finite=None)
         if sequence.num_uncomputed_tokens > 0:
             return []
-        choices = [sequence] if state.is_forked else self._scheduler.fork(sequence)
-        return [(choice, last_row) for choice in choices]
+        return [sequence] if state.is_forked else self._scheduler.fork(sequence)
 
     def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
         """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
@@ -202,19 +209,22 @@ class Engine:
             state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
 
     def _sampling_row(self, sequence: Sequence) -> SamplingRow:
-        params = sequence.request.sampling
-        needs_outputs = params.has_penalties or params.min_tokens > 0
-        if sequence.penalty_state is None and params.has_penalties:
-            sequence.penalty_state = PenaltyState(sequence.request.prompt_token_ids)
-        return SamplingRow(
-            params=params,
-            seed=params.seed + sequence.index,
-            position=sequence.num_tokens,
-            prompt_token_ids=sequence.request.prompt_token_ids,
-            output_token_ids=sequence.token_ids[sequence.num_prompt_tokens :] if needs_outputs else (),
-            eos_token_ids=self._eos,
-            penalty_state=sequence.penalty_state,
-        )
+        row = sequence.sampling_row
+        if row is None:
+            params, prompt = sequence.request.sampling, sequence.request.prompt_token_ids
+            row = sequence.sampling_row = SamplingRow(
+                params=params,
+                seed=params.seed + sequence.index,
+                position=0,
+                prompt_token_ids=prompt,
+                output_token_ids=(),
+                eos_token_ids=self._eos,
+                penalty_state=PenaltyState(prompt) if params.has_penalties else None,
+            )
+        row.position = len(sequence.token_ids)
+        if row.needs_outputs:
+            row.output_token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
+        return row
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)
@@ -240,12 +250,14 @@ class Engine:
 
     def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = sequence.request.sampling
-        if sequence.num_output_tokens >= params.min_tokens:
+        num_tokens = len(sequence.token_ids)
+        num_output_tokens = num_tokens - sequence.num_prompt_tokens
+        if num_output_tokens >= params.min_tokens:
             if token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
             if token_id in self._eos and not params.ignore_eos:
                 return FinishReason.STOP, None
-        if sequence.num_output_tokens >= params.max_tokens or sequence.num_tokens >= self._description.max_model_len:
+        if num_output_tokens >= params.max_tokens or num_tokens >= self._description.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
 
@@ -331,6 +343,8 @@ class Engine:
         if min(ids) < 0 or max(ids) >= description.vocab_size:
             wrong = next(i for i in ids if not 0 <= i < description.vocab_size)
             raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {description.vocab_size - 1})")
+        if not 0 < request.tenant_weight < math.inf:
+            raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")
         digest = request.adapter_digest
         if digest is not None and (
             self._adapters is None or not self._adapters.knows(digest) or digest in self._unloading
@@ -363,6 +377,8 @@ class Engine:
             running_adapters=running_digests(scheduler.running),
             waiting_adapters=running_digests(list(scheduler.waiting)),
             resident_adapters=[] if adapters is None else adapters.resident,
+            resident_extents=[] if adapters is None else adapters.extents,
+            queues=queue_stats([*scheduler.running, *scheduler.waiting]),
             recent_step_tokens=recent_step_tokens,
         )
 

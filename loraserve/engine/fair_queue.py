@@ -50,7 +50,8 @@ class FairQueue:
             del self._num_live[tenant]
             self._forget_idle()
 
-    def charge(self, tenant: str, num_tokens: int) -> None:
+    def charge(self, tenant: str, num_tokens: float) -> None:
+        """num_tokens: divided by the tenant's weight."""
         self._served[tenant] += num_tokens
 
     def served(self, tenant: str) -> float:

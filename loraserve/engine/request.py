@@ -66,6 +66,8 @@ class EngineRequest:
     cache_salt: str = ""
     """Requests share prefix blocks only with requests of the same salt (tenant)."""
     tenant: str = ""
+    tenant_weight: float = 1.0
+    """Share of the engine relative to other tenants; above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,12 @@ class TokenLogprob:
     """(token id, logprob), most likely first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SequenceOutput:
-    """What one choice of one request gained in one step."""
+    """What one choice of one request gained in one step.
+
+    Not frozen: one is made for every token, in 0.35 µs instead of 1.6.
+    """
 
     request_id: str
     index: int
@@ -103,6 +108,20 @@ class SequenceOutput:
     """With finish_reason "error": what went wrong, safe to show."""
     error_code: EngineErrorCode | None = None
     """With finish_reason "error"."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The work of one tenant for one adapter."""
+
+    tenant: str
+    adapter_digest: str | None
+    """None = the base model."""
+    num_running: int
+    """Sequences."""
+    num_waiting: int
+    num_tokens_waiting: int
+    """Prompt tokens of both that are not computed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,5 +153,8 @@ class EngineStats:
     """Digests with a running sequence."""
     waiting_adapters: list[str] = field(default_factory=list)
     resident_adapters: list[str] = field(default_factory=list)
+    resident_extents: list[tuple[int, int]] = field(default_factory=list)
+    """(offset, size) in bytes of each resident adapter in the arena."""
+    queues: list[QueueStats] = field(default_factory=list)
     recent_step_tokens: list[int] = field(default_factory=list)
     """Tokens computed in each step since the previous snapshot."""

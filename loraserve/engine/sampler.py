@@ -51,6 +51,9 @@ class Sampler:
         raw = self._open(logits, len(rows))
         if not rows:
             return Sampled([], [], [])
+        if all(row.takes_argmax for row in rows):
+            best_ids, are_finite = raw.best_ids()
+            return Sampled(best_ids, [None] * len(rows), are_finite)
         token_ids, peaks = raw.argmax()
         is_finite = np.isfinite(peaks)
         edited = [index for index, row in enumerate(rows) if is_finite[index] and row.has_edits]

@@ -1,7 +1,7 @@
 """What the sampler must know of a sequence, and the token counts its penalties need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -54,7 +54,10 @@ class PenaltyState:
 
 @dataclass(slots=True)
 class SamplingRow:
-    """What the sampler must know of the sequence behind one row of logits."""
+    """What the sampler must know of the sequence behind one row of logits.
+
+    Kept from step to step: the engine moves `position` and `output_token_ids` on.
+    """
 
     params: SamplingParams
     seed: int
@@ -67,21 +70,26 @@ class SamplingRow:
     request has neither penalties nor min_tokens."""
     eos_token_ids: tuple[int, ...]
     penalty_state: PenaltyState | None = None
-    """Kept on the sequence for speed; the sampler brings it up to date."""
+    """For speed; the sampler brings it up to date."""
+    is_greedy: bool = field(init=False)
+    """Below vLLM's smallest temperature, 1e-5."""
+    has_penalties: bool = field(init=False)
+    needs_outputs: bool = field(init=False)
+    """Else `output_token_ids` may stay empty."""
+    takes_argmax: bool = field(init=False)
+    """Whatever the outputs are, the row's token is its largest logit and nothing else is asked for."""
 
-    @property
-    def is_greedy(self) -> bool:
-        """Below vLLM's smallest temperature, 1e-5."""
-        return self.params.temperature < 1e-5
+    def __post_init__(self) -> None:
+        params = self.params
+        self.is_greedy = params.temperature < 1e-5
+        self.has_penalties = params.has_penalties
+        self.needs_outputs = params.has_penalties or params.min_tokens > 0
+        has_edits = self.needs_outputs or bool(params.allowed_token_ids or params.logit_bias)
+        self.takes_argmax = self.is_greedy and not has_edits and params.logprobs is None
 
     @property
     def is_below_min_tokens(self) -> bool:
         return len(self.output_token_ids) < self.params.min_tokens
-
-    @property
-    def has_penalties(self) -> bool:
-        params = self.params
-        return params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
 
     @property
     def has_edits(self) -> bool:

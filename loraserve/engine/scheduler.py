@@ -82,12 +82,12 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         num_preempted_before = self.num_preemptions
         # Decodes first, so that a long prompt never stalls them.
-        for sequence in sorted(self.running, key=lambda s: s.num_uncomputed_tokens > 1):
+        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed_tokens > 1):
             if budget == 0:
                 break
             if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
                 budget -= self._schedule_running(sequence, budget, plan)
-        if self.num_preemptions == num_preempted_before:
+        if self.num_preemptions == num_preempted_before and len(self.waiting) > 0:
             self._admit_waiting(plan, self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled))
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
@@ -119,12 +119,12 @@ class Scheduler:
         Full blocks become findable only after a finite sampled row, which depends on all of them.
         """
         sequence.num_computed_tokens += num_rows
-        if is_finite:
-            num_full = sequence.num_computed_tokens // self._block_size
+        num_full = sequence.num_computed_tokens // self._block_size
+        if is_finite and num_full > sequence.num_remembered_blocks:
             self._extend_hashes(sequence, num_full)
             for i in range(sequence.num_remembered_blocks, num_full):
                 self.pool.remember(sequence.blocks[i], sequence.block_hashes[i])
-            sequence.num_remembered_blocks = max(sequence.num_remembered_blocks, num_full)
+            sequence.num_remembered_blocks = num_full
 
     def finish(self, sequence: Sequence) -> None:
         """Free everything the sequence holds, whatever its status. It must not be finished yet."""
@@ -206,8 +206,12 @@ class Scheduler:
         plan.scheduled.append(ScheduledSequence(sequence, num_rows, _num_sampled_rows(sequence, num_rows)))
         end = sequence.num_computed_tokens + num_rows
         if end > sequence.num_charged_tokens:
-            self.waiting.charge(sequence.request.tenant, end - sequence.num_charged_tokens)
+            self._charge(sequence, end - sequence.num_charged_tokens)
             sequence.num_charged_tokens = end
+
+    def _charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """A tenant of twice the weight is served twice as much before others come first."""
+        self.waiting.charge(sequence.request.tenant, num_tokens / sequence.request.tenant_weight)
 
     def _note_prefix_lookup(self, sequence: Sequence, num_cached: int) -> None:
         state = sequence.state
@@ -238,9 +242,11 @@ class Scheduler:
     def _try_extend(self, sequence: Sequence, num_rows: int, plan: StepPlan) -> bool:
         """Give the sequence blocks of its own for its next rows; copies a shared block before it is written."""
         start, size = sequence.num_computed_tokens, self._block_size
-        num_missing = -(-(start + num_rows) // size) - len(sequence.blocks)
+        num_missing = (start + num_rows - 1) // size + 1 - len(sequence.blocks)
         written = start // size
         must_copy = written < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[written])
+        if num_missing <= 0 and not must_copy:
+            return True
         blocks = self.pool.try_allocate(max(num_missing, 0) + must_copy)
         if blocks is None:
             return False
@@ -295,7 +301,7 @@ class Scheduler:
         was_resident = self._adapters.is_resident(digest)
         adapter_slot = self._adapters.try_acquire(digest)
         if adapter_slot is not None and not was_resident:
-            self.waiting.charge(sequence.request.tenant, COLD_LOAD_TOKENS)
+            self._charge(sequence, COLD_LOAD_TOKENS)
         return adapter_slot
 
     def _acquire_adapter(self, sequence: Sequence) -> int:
@@ -323,7 +329,8 @@ class Scheduler:
 
 def _needs_prompt_logprobs(sequence: Sequence) -> bool:
     """True until the prompt has been computed once with all its logits."""
-    return sequence.index == 0 and sequence.state.wants_prompt_logprobs and not sequence.state.has_all_prompt_logprobs
+    state = sequence.state
+    return state.wants_prompt_logprobs and sequence.index == 0 and not state.has_all_prompt_logprobs
 
 
 def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:

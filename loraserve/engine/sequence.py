@@ -5,7 +5,7 @@ from enum import Enum
 
 from loraserve.engine.kv_blocks import BlockHash
 from loraserve.engine.request import EngineRequest, TokenLogprob
-from loraserve.engine.sampling_row import PenaltyState
+from loraserve.engine.sampling_row import SamplingRow
 
 
 class Status(Enum):
@@ -24,6 +24,7 @@ class RequestState:
     sequences: list["Sequence"] = field(default_factory=list)
     unfinished: set[int] = field(init=False)
     """Indexes of the choices without a finish reason, forked or not."""
+    wants_prompt_logprobs: bool = field(init=False)
     is_forked: bool = False
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
@@ -34,10 +35,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.request.sampling.n))
-
-    @property
-    def wants_prompt_logprobs(self) -> bool:
-        return self.request.sampling.prompt_logprobs is not None
+        self.wants_prompt_logprobs = self.request.sampling.prompt_logprobs is not None
 
     @property
     def has_all_prompt_logprobs(self) -> bool:
@@ -68,12 +66,12 @@ class Sequence:
     is_first_output_sent: bool = False
     admitted: int = 0
     """Order of admission; the newest is preempted first."""
-    penalty_state: PenaltyState | None = None
-    """Kept here between steps when the request has penalties."""
+    sampling_row: SamplingRow | None = None
+    """Kept here between steps."""
+    request: EngineRequest = field(init=False)
 
-    @property
-    def request(self) -> EngineRequest:
-        return self.state.request
+    def __post_init__(self) -> None:
+        self.request = self.state.request
 
     @property
     def num_tokens(self) -> int:

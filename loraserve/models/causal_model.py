@@ -16,11 +16,13 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention, put_modules
+from loraserve.models.fused_layer import fuse_layers
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
-from loraserve.models.rope import freeze_rope
+from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.structure import AttentionSpec, record_structure
 
 
@@ -42,6 +44,7 @@ class CausalModel:
         """Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
+        self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         self._linear_groups = structure.linear_groups
@@ -78,11 +81,18 @@ class CausalModel:
             replace_linears(model, self._linear_groups[index], lora_group, context, mapped)
             self._linear_groups[index] = []
             progress(index + 1, total)
+        tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
         self_check.require_equal(model, attention, context, probe)
         originals = fuse_attention(model, attention)
         if originals and not self_check.is_equal(model, attention, context, probe):
             put_modules(model, originals)
+        originals = fuse_layers(model, len(attention))
+        if originals and not self_check.is_equal(model, attention, context, probe):
+            put_modules(model, originals)
+        direct = direct_forward(model)
+        if direct is not None and self_check.is_same(direct, model, attention, context, probe):
+            self._forward = direct
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
         """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""
@@ -93,14 +103,9 @@ class CausalModel:
     def forward(self, batch: StepBatch) -> Tensor:
         """Logits of the sampled rows: [R, padded vocab] in the model's dtype."""
         self._context.batch = batch
-        output = self._model(
-            input_ids=batch.token_ids[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=batch.sampled_rows,
-        )
+        logits = self._forward(batch)
         self._context.batch = None
-        return output.logits[0]
+        return logits
 
 
 def _lora_groups(linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> list[LoraGroup]:

@@ -14,7 +14,7 @@ from loraserve.models.structure import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class AttentionParts:
     """What the families' modules have in common, by the names transformers gives them."""
 
     projections: tuple[nn.Module, ...]
@@ -30,15 +30,11 @@ class _Parts:
 class FusedAttention(nn.Module):
     """Called like the original, on packed batches: hidden_states [1, T, hidden_size] → (the same shape, None)."""
 
-    def __init__(self, spec: AttentionSpec, parts: _Parts, layer: AttentionLayer) -> None:
+    def __init__(self, spec: AttentionSpec, parts: AttentionParts, layer: AttentionLayer) -> None:
         super().__init__()
-        self._projections = nn.ModuleList(parts.projections)
-        self._output = parts.output
-        self._q_norm, self._k_norm = parts.q_norm, parts.k_norm
-        self._norms_heads = parts.norms_heads
-        self._has_rotary = parts.has_rotary
-        self._layer = layer
-        self._spec = spec
+        self.parts = parts
+        self.layer = layer
+        self.spec = spec
         self._q_shape = (spec.num_heads, spec.head_dim)
         self._kv_shape = (spec.num_kv_heads, spec.head_dim)
         sizes = [spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim]
@@ -47,11 +43,11 @@ class FusedAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None = None, **_: object
     ) -> tuple[Tensor, None]:
-        context, index, spec = self._layer.context, self._layer.index, self._spec
+        context, index, spec = self.layer.context, self.layer.index, self.spec
         batch, backend = context.current_batch(), context.backend
         k_cache, v_cache = context.k_caches[index], context.v_caches[index]
         q, k, v = self._project(hidden_states)
-        if self._has_rotary:
+        if self.parts.has_rotary:
             assert position_embeddings is not None
             cos, sin = position_embeddings
             backend.rotary_kv_write(q, k, v, cos[0], sin[0], k_cache, v_cache, batch.slot_mapping)
@@ -66,21 +62,22 @@ class FusedAttention(nn.Module):
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
         )
-        return self._output(output.flatten(1)[None]), None
+        return self.parts.output(output.flatten(1)[None]), None
 
     def _project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q: [T, num_heads, head_dim]; k, v: [T, num_kv_heads, head_dim]; the head dimension may be strided."""
-        if len(self._projections) == 1:
-            q, k, v = self._projections[0](hidden_states).split(self._splits, dim=-1)
+        parts = self.parts
+        if len(parts.projections) == 1:
+            q, k, v = parts.projections[0](hidden_states).split(self._splits, dim=-1)
         else:
-            q, k, v = (projection(hidden_states) for projection in self._projections)
-        if self._q_norm is not None and self._k_norm is not None and not self._norms_heads:
-            q, k = self._q_norm(q), self._k_norm(k)
+            q, k, v = (projection(hidden_states) for projection in parts.projections)
+        if parts.q_norm is not None and parts.k_norm is not None and not parts.norms_heads:
+            q, k = parts.q_norm(q), parts.k_norm(k)
         q = q[0].unflatten(-1, self._q_shape)
         k = k[0].unflatten(-1, self._kv_shape)
         v = v[0].unflatten(-1, self._kv_shape)
-        if self._q_norm is not None and self._k_norm is not None and self._norms_heads:
-            q, k = self._q_norm(q[None])[0], self._k_norm(k[None])[0]
+        if parts.q_norm is not None and parts.k_norm is not None and parts.norms_heads:
+            q, k = parts.q_norm(q[None])[0], parts.k_norm(k[None])[0]
         return q, k, v
 
 
@@ -107,7 +104,7 @@ def put_modules(model: nn.Module, modules: dict[str, nn.Module]) -> None:
         setattr(model.get_submodule(parent), child, module)
 
 
-def _parts(spec: AttentionSpec) -> _Parts | None:
+def _parts(spec: AttentionSpec) -> AttentionParts | None:
     module = spec.module
     children = dict(module.named_children())
     q_norm, k_norm = children.pop("q_norm", None), children.pop("k_norm", None)
@@ -118,4 +115,4 @@ def _parts(spec: AttentionSpec) -> _Parts | None:
         return None
     use_rope = getattr(module, "use_rope", True)
     norm_size = getattr(q_norm, "num_features", None)
-    return _Parts(separate or joined, output, q_norm, k_norm, norm_size == spec.head_dim, bool(use_rope))
+    return AttentionParts(separate or joined, output, q_norm, k_norm, norm_size == spec.head_dim, bool(use_rope))

@@ -19,8 +19,8 @@ class LinearGroup:
 
     def __init__(self, linear: Linear, lora_group: LoraGroup, context: ForwardContext, sampled_rows: bool) -> None:
         """sampled_rows: the input holds only the sampled rows (`lm_head`)."""
-        self._linear = linear
-        self._lora_group = lora_group
+        self.linear = linear
+        self.lora_group = lora_group
         self._context = context
         self._sampled_rows = sampled_rows
         self._num_members = len(lora_group.out_features)
@@ -43,13 +43,13 @@ class LinearGroup:
 
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        y = self._linear(rows)
+        y = self.linear(rows)
         context = self._context
         if context.adapter_table is not None and rows.shape[0] > 0:
             batch = context.current_batch()
             segments = batch.sampled_segments if self._sampled_rows else batch.segments
             if segments.has_adapter:
-                context.backend.lora_add(y, rows, self._lora_group, context.adapter_table, segments)
+                context.backend.lora_add(y, rows, self.lora_group, context.adapter_table, segments)
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
@@ -58,12 +58,12 @@ class GroupMember(nn.Module):
 
     def __init__(self, group: LinearGroup, start: int, end: int) -> None:
         super().__init__()
-        self._group = group
-        self._start = start
-        self._end = end
+        self.group = group
+        self.start = start
+        self.end = end
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._group(x)[..., self._start : self._end]
+        return self.group(x)[..., self.start : self.end]
 
 
 def replace_linears(

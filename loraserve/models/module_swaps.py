@@ -16,13 +16,17 @@ class FusedRmsNorm(nn.Module):
 
     def __init__(self, weight: Tensor, eps: float, backend: Backend) -> None:
         super().__init__()
-        self._weight = weight
-        self._eps = eps
+        self.weight = weight
+        self.eps = eps
         self._backend = backend
         self.num_features = weight.shape[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._backend.rms_norm(x[0], self._weight, self._eps)[None]
+        return self.compute(x[0])[None]
+
+    def compute(self, rows: Tensor) -> Tensor:
+        """rows: [T, D] or [T, num_heads, D] → the same shape."""
+        return self._backend.rms_norm(rows, self.weight, self.eps)
 
 
 class FusedMlp(nn.Module):

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from loraserve.models.attention import AttentionLayer
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.forward import Forward, TransformersForward
 from loraserve.models.structure import AttentionSpec, use_paged_attention
 
 BLOCK_SIZE = 16
@@ -58,8 +59,36 @@ def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: F
 
     Every attention module must hold its `AttentionLayer`. The context's caches are replaced during the check.
     """
-    context.k_caches, context.v_caches = _probe_caches(attention, model)
     use_paged_attention(model)
+    logits = _run_probe(TransformersForward(model), model, attention, context, probe)[-1].float()
+    return float((logits - probe.logits).abs().max() / probe.logits.abs().max())
+
+
+def is_same(
+    forward: Forward,
+    model: PreTrainedModel,
+    attention: Sequence[AttentionSpec],
+    context: ForwardContext,
+    probe: Probe,
+) -> bool:
+    """Whether a forward gives the bits of transformers' own over the same modules, in every step of the probe."""
+    try:
+        found = _run_probe(forward, model, attention, context, probe)
+    except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
+        return False
+    expected = _run_probe(TransformersForward(model), model, attention, context, probe)
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def _run_probe(
+    forward: Forward,
+    model: PreTrainedModel,
+    attention: Sequence[AttentionSpec],
+    context: ForwardContext,
+    probe: Probe,
+) -> list[Tensor]:
+    """Each step's logits of both sequences' last rows."""
+    context.k_caches, context.v_caches = _probe_caches(attention, model)
     lengths = [len(tokens) for tokens in probe.token_ids]
     half = lengths[1] // 2
     steps = [  # (start, end) of each sequence: alone, beside each other, then one decode row beside a chunk
@@ -67,20 +96,14 @@ def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: F
         ((3, lengths[0] - 1), (half, lengths[1] - 1)),
         ((lengths[0] - 1, lengths[0]), (lengths[1] - 1, lengths[1])),
     ]
-    logits = torch.empty(0)
+    logits = []
     with torch.inference_mode():
         for ranges in steps:
             context.batch = _probe_batch(probe.token_ids, ranges, model.device)
-            output = model(
-                input_ids=context.batch.token_ids[None],
-                position_ids=context.batch.positions[None],
-                use_cache=False,
-                logits_to_keep=context.batch.sampled_rows,
-            )
-            logits = output.logits[0].float()
+            logits.append(forward(context.batch))
     context.batch = None
     context.k_caches, context.v_caches = [], []
-    return float((logits - probe.logits).abs().max() / probe.logits.abs().max())
+    return logits
 
 
 def require_equal(

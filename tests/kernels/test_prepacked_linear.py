@@ -3,6 +3,7 @@ import weakref
 
 import pytest
 import torch
+from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from torch import Tensor
 
@@ -19,10 +20,15 @@ def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Ten
 def make_linear(kind: str, weight: Tensor, bias: Tensor | None, request: pytest.FixtureRequest):
     if kind == "prepacked":
         return PrepackedLinear(weight, bias)
+    if kind == "packed":
+        library = request.getfixturevalue("cpu_library")
+        if packed_bytes(weight, library) == 0:
+            pytest.skip("no packed kernel for this dtype on this CPU")
+        return PackedLinear(weight, bias, library)
     return RowMajorLinear(weight, bias, request.getfixturevalue("cpu_library") if kind == "row-major" else None)
 
 
-@pytest.fixture(params=["prepacked", "row-major", "no-library"])
+@pytest.fixture(params=["packed", "prepacked", "row-major", "no-library"])
 def kind(request) -> str:
     return request.param
 
@@ -47,14 +53,14 @@ def test_keeps_leading_dimensions_and_takes_any_strides(kind, assert_close, requ
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["prepacked", "row-major"])
+@pytest.mark.parametrize("kind", ["packed", "prepacked", "row-major"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, shape):
     weight, bias = make_weight(shape, dtype)
     linear = make_linear(kind, weight, bias, request)
     x = torch.randn(64, shape[1], generator=torch.Generator().manual_seed(1)).to(dtype)
     whole = linear(x)
-    for num_rows in (1, 2, 3, 16, 33):
+    for num_rows in (1, 2, 3, 7, 11, 16, 33):
         assert torch.equal(torch.cat([linear(part) for part in x.split(num_rows)]), whole)
 
 
@@ -65,6 +71,13 @@ def test_the_weight_can_be_freed_after_packing():
     gc.collect()
     assert linear.is_packed
     assert alive() is None
+
+
+def test_a_dtype_without_a_kernel_is_refused_by_name(cpu_library):
+    weight, _ = make_weight((8, 4), torch.float16)
+    assert packed_bytes(weight, cpu_library) == 0
+    with pytest.raises(ValueError, match="float16"):
+        PackedLinear(weight, None, cpu_library)
 
 
 def test_row_major_shares_a_tied_weight(cpu_library, assert_close):

@@ -4,9 +4,10 @@
 
 #include "vector.h"
 
-/* One tile of rows x vectors * LANES. a: float32 [rows, depth], c: float32; b: any dtype, dense columns. */
-INLINE void gemm_tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const void *b, int64_t b_stride,
-                      int64_t depth, const int rows, const int vectors, const bool add, const enum dtype b_dtype)
+/* One tile of rows x vectors * LANES. a: words [rows, depth], b: words [depth, vectors * LANES], c: float32; a word is a
+ * float32 or, where `product` is BFLOAT16 and the CPU multiplies those, a pair of bfloat16. */
+INLINE void gemm_tile(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+                      int64_t depth, const int rows, const int vectors, const bool add, const enum dtype product)
 {
     vf sum[TILE_VECTORS];
 #pragma GCC unroll 16
@@ -16,10 +17,10 @@ INLINE void gemm_tile(float *c, int64_t c_stride, const float *a, int64_t a_stri
         vf column[TILE_VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++)
-            column[v] = load(b, k * b_stride + v * LANES, b_dtype);
+            column[v] = load(b, k * b_stride + v * LANES, FLOAT32);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * vectors; i++)
-            sum[i] += a[i / vectors * a_stride + k] * column[i % vectors];
+            sum[i] = multiply_add(sum[i], spread(a + i / vectors * a_stride + k), column[i % vectors], product);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++)
@@ -27,8 +28,8 @@ INLINE void gemm_tile(float *c, int64_t c_stride, const float *a, int64_t a_stri
 }
 
 /* All of c: float32 [rows, columns], columns a multiple of LANES. */
-INLINE void gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const void *b, int64_t b_stride,
-                 int64_t rows, int64_t columns, int64_t depth, const bool add, const enum dtype b_dtype)
+INLINE void gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+                 int64_t rows, int64_t columns, int64_t depth, const bool add, const enum dtype product)
 {
     const int wide = TILE_VECTORS / 4;
     int64_t row = 0;
@@ -36,11 +37,11 @@ INLINE void gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, c
     for (; row + tile_rows <= rows; row += tile_rows) {                                                               \
         int64_t column = 0;                                                                                           \
         for (; column + wide * LANES <= columns; column += wide * LANES)                                              \
-            gemm_tile(c + row * c_stride + column, c_stride, a + row * a_stride, a_stride, at(b, column, b_dtype),    \
-                      b_stride, depth, tile_rows, wide, add, b_dtype);                                                \
+            gemm_tile(c + row * c_stride + column, c_stride, a + row * a_stride, a_stride, b + column, b_stride,      \
+                      depth, tile_rows, wide, add, product);                                                          \
         for (; column < columns; column += LANES)                                                                     \
-            gemm_tile(c + row * c_stride + column, c_stride, a + row * a_stride, a_stride, at(b, column, b_dtype),    \
-                      b_stride, depth, tile_rows, 1, add, b_dtype);                                                   \
+            gemm_tile(c + row * c_stride + column, c_stride, a + row * a_stride, a_stride, b + column, b_stride,      \
+                      depth, tile_rows, 1, add, product);                                                             \
     }
     GEMM_ROWS(4)
     GEMM_ROWS(3)

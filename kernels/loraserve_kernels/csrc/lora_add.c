@@ -1,21 +1,22 @@
 /* y += scaling * (x Aᵀ) B for every segment and every member of a fused group, in one call.
  *
  * Two phases share one parallel region: shrink writes h = x Aᵀ as float32 for all segments, expand adds
- * scaling * h B to y. Both are cut into small work items of (segment, rows, columns) taken dynamically, so sixteen one-row
+ * scaling * h B to y. Both are cut into small work items of (segment, rows, columns) that threads take, so sixteen one-row
  * segments and one segment of a thousand rows both keep all threads busy. In decode each byte of A and B is read
  * once; in prefill once per ROW_BLOCK rows. Sums run in a fixed order: a row's result does not depend on its batch.
  *
  * Measured, bfloat16, 16 one-row segments of distinct rank-16 adapters, 768 -> 2048 + 2048 (2.9 MB), EPYC Zen 5: one core
  * 124 us from memory and 64 us from L3, two cores 97 us from memory. One segment of 1,024 rows: 0.9 ms on two cores.
  */
-#include "vector.h"
+#include "lora_add.h"
 
 #define ROW_BLOCK 64     /* rows of one item: its part of A or B stays in L2 meanwhile */
 #define SHRINK_RANKS 16  /* rows of A of one shrink item */
-#define EXPAND_COLUMNS 1024 /* columns of B of one expand item */
+#define EXPAND_COLUMNS 2048 /* columns of B of one expand item */
+#define EXPAND_RANKS 4   /* rows of B read side by side for a single row of x */
 #define PARALLEL_WORK 16384 /* multiply-adds; below this a second thread costs more than it saves */
 
-struct item {
+struct lora_item {
     int64_t row;
     int32_t rows;
     int32_t rank;         /* shrink: rows of A of this item; expand: rank of the member */
@@ -28,53 +29,36 @@ struct item {
     float scaling;        /* expand only */
 };
 
-struct group {
-    int64_t in_features;
-    int64_t num_members;
-    const int64_t *out_features;
-};
-
-struct table {
-    const void *arena;
-    int64_t arena_size;
-    const int64_t *offset_a; /* the group's column, stride in elements between slots */
-    int64_t stride_a;
-    const int64_t *offset_b; /* the first member's column */
-    const int32_t *lora_rank;
-    const float *scaling;
-    int64_t stride_members;
-    int64_t num_slots;
-};
-
 /* Dot products of `rows` rows of x with `ranks` rows of A, one accumulator each. */
 INLINE void dot_tile(float *h, int64_t h_stride, const void *x, int64_t x_stride, const void *a, int64_t depth,
                      const int rows, const int ranks, const enum dtype dtype)
 {
+    const int64_t step = step_of(dtype);
     vf sum[TILE_VECTORS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * ranks; i++)
         sum[i] = (vf){0};
     int64_t k = 0;
-    for (; k + LANES <= depth; k += LANES) {
+    for (; k + step <= depth; k += step) {
         vf input[TILE_VECTORS];
 #pragma GCC unroll 16
         for (int row = 0; row < rows; row++)
-            input[row] = load(x, row * x_stride + k, dtype);
+            input[row] = load_step(x, row * x_stride + k, dtype);
 #pragma GCC unroll 16
         for (int rank = 0; rank < ranks; rank++) {
-            vf weight = load(a, rank * depth + k, dtype);
+            vf weight = load_step(a, rank * depth + k, dtype);
             if (rows == 1) /* decode: ask for the next tile; A and B together 149 -> 124 us at the shape above */
                 __builtin_prefetch(at(a, (rank + ranks) * depth + k, dtype), 0, 3);
 #pragma GCC unroll 16
             for (int row = 0; row < rows; row++)
-                sum[row * ranks + rank] += input[row] * weight;
+                sum[row * ranks + rank] = multiply_add(sum[row * ranks + rank], input[row], weight, dtype);
         }
     }
     if (k < depth)
 #pragma GCC unroll 16
         for (int i = 0; i < rows * ranks; i++)
-            sum[i] += load_partial(x, i / ranks * x_stride + k, depth - k, dtype) *
-                      load_partial(a, i % ranks * depth + k, depth - k, dtype);
+            sum[i] = multiply_add(sum[i], load_step_partial(x, i / ranks * x_stride + k, depth - k, dtype),
+                                  load_step_partial(a, i % ranks * depth + k, depth - k, dtype), dtype);
     float sums[TILE_VECTORS];
     horizontal_sums(sums, sum, rows * ranks);
     for (int row = 0; row < rows; row++)
@@ -91,7 +75,7 @@ INLINE void dot_rows(float *h, int64_t h_stride, const void *x, int64_t x_stride
         dot_tile(h + rank, h_stride, x, x_stride, at(a, rank * depth, dtype), depth, rows, 1, dtype);
 }
 
-INLINE void shrink(const struct item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
+INLINE void shrink(const struct lora_item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
                    int64_t in_features, const enum dtype dtype)
 {
     float *h = hidden + item->hidden;
@@ -103,7 +87,7 @@ INLINE void shrink(const struct item *item, float *hidden, const void *x, int64_
         dot_rows(h + row * stride, stride, at(x, (item->row + row) * x_stride, dtype), x_stride, a, in_features,      \
                  item->rank, tile_rows, tile_ranks, dtype);
     SHRINK_ROWS(4, TILE_VECTORS / 4)
-    SHRINK_ROWS(1, TILE_VECTORS / 2)
+    SHRINK_ROWS(1, 4) /* and 4 asked for: rows of A may be a page apart, where L1 holds few lines */
 #undef SHRINK_ROWS
 }
 
@@ -120,8 +104,6 @@ INLINE void expand_tile(void *y, int64_t y_stride, const float *h, int64_t h_str
         vf weight[TILE_VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++) {
-            if (rows == 1 && vectors > 1)
-                __builtin_prefetch(at(b, rank * b_stride + (v + vectors) * LANES, dtype), 0, 3);
             weight[v] = last == LANES ? load(b, rank * b_stride + v * LANES, dtype)
                                       : load_partial(b, rank * b_stride, last, dtype);
         }
@@ -139,7 +121,38 @@ INLINE void expand_tile(void *y, int64_t y_stride, const float *h, int64_t h_str
     }
 }
 
-INLINE void expand(const struct item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
+/* sums[columns] += h B for `ranks` rows of B, which are asked for `ranks` rows ahead. */
+INLINE void expand_ranks(float *sums, const float *h, const void *b, int64_t b_stride, int64_t columns, const int ranks,
+                         const enum dtype dtype)
+{
+    for (int64_t column = 0; column < columns; column += LANES) {
+        vf sum = load(sums, column, FLOAT32);
+#pragma GCC unroll 4
+        for (int rank = 0; rank < ranks; rank++) {
+            if (column % (64 / (int64_t)size_of(dtype)) == 0)
+                __builtin_prefetch(at(b, (rank + ranks) * b_stride + column, dtype), 0, 3);
+            sum += h[rank] * load(b, rank * b_stride + column, dtype);
+        }
+        store(sums, column, sum, FLOAT32);
+    }
+}
+
+/* The sums of expand_tile for one row, in an order in which B is read from start to end. */
+INLINE void expand_row(void *y, const float *h, const void *b, int64_t b_stride, int64_t columns, int64_t ranks,
+                       float scaling, const enum dtype dtype)
+{
+    float sums[EXPAND_COLUMNS] __attribute__((aligned(64)));
+    memset(sums, 0, (size_t)columns * sizeof(float));
+    int64_t rank = 0;
+    for (; rank + EXPAND_RANKS <= ranks; rank += EXPAND_RANKS)
+        expand_ranks(sums, h + rank, at(b, rank * b_stride, dtype), b_stride, columns, EXPAND_RANKS, dtype);
+    for (; rank < ranks; rank++)
+        expand_ranks(sums, h + rank, at(b, rank * b_stride, dtype), b_stride, columns, 1, dtype);
+    for (int64_t column = 0; column < columns; column += LANES)
+        store(y, column, load(y, column, dtype) + scaling * load(sums, column, FLOAT32), dtype);
+}
+
+INLINE void expand(const struct lora_item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
                    const enum dtype dtype)
 {
     const float *h = hidden + item->hidden;
@@ -151,11 +164,12 @@ INLINE void expand(const struct item *item, const float *hidden, void *y, int64_
                     h + row * h_stride, h_stride, at(arena, item->weight + column, dtype), item->weight_stride,       \
                     item->rank, item->scaling, tile_rows, vectors, last, dtype);
     int64_t column = 0;
-    if (item->rows < 4)
-        for (; column + TILE_VECTORS * LANES <= item->columns; column += TILE_VECTORS * LANES) {
-            int64_t row = 0;
-            EXPAND_ROWS(1, TILE_VECTORS, LANES)
-        }
+    if (item->rows < 4) {
+        column = item->columns / LANES * LANES;
+        for (int64_t row = 0; row < item->rows; row++)
+            expand_row((void *)at(y, (item->row + row) * y_stride + item->column, dtype), h + row * h_stride,
+                       at(arena, item->weight, dtype), item->weight_stride, column, item->rank, item->scaling, dtype);
+    }
     for (; column + TILE_VECTORS / 4 * LANES <= item->columns; column += TILE_VECTORS / 4 * LANES) {
         int64_t row = 0;
         EXPAND_ROWS(4, TILE_VECTORS / 4, LANES)
@@ -172,7 +186,7 @@ INLINE void expand(const struct item *item, const float *hidden, void *y, int64_
 #undef EXPAND_ROWS
 }
 
-static void shrink_item(const struct item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
+static void shrink_item(const struct lora_item *item, float *hidden, const void *x, int64_t x_stride, const void *arena,
                         int64_t in_features, enum dtype dtype)
 {
     if (dtype == BFLOAT16)
@@ -181,7 +195,7 @@ static void shrink_item(const struct item *item, float *hidden, const void *x, i
         shrink(item, hidden, x, x_stride, arena, in_features, FLOAT32);
 }
 
-static void expand_item(const struct item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
+static void expand_item(const struct lora_item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,
                         enum dtype dtype)
 {
     if (dtype == BFLOAT16)
@@ -204,10 +218,12 @@ static bool inside(const struct table *table, int64_t offset, int64_t count)
 }
 
 /* Counts the work of all segments; refuses tables that point outside the arena. */
-static enum status measure(const struct group *group, const struct table *table, const int32_t *segment_start,
-                           const int32_t *segment_adapter, int64_t num_segments, int64_t num_rows, size_t *num_items,
-                           size_t *hidden_size, size_t *work)
+enum status lora_measure(const struct group *group, const struct table *table, const struct segments *segments,
+                         int64_t num_rows, struct lora_size *size)
 {
+    const int32_t *segment_start = segments->start, *segment_adapter = segments->adapter_slot;
+    const int64_t num_segments = segments->count;
+    *size = (struct lora_size){0};
     if (segment_start[0] != 0 || segment_start[num_segments] != num_rows)
         return BAD_SEGMENTS;
     for (int64_t segment = 0; segment < num_segments; segment++) {
@@ -225,24 +241,24 @@ static enum status measure(const struct group *group, const struct table *table,
         if (!inside(table, table->offset_a[slot * table->stride_a], ranks * group->in_features))
             return BAD_ADAPTER;
         const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-        *num_items += (size_t)(row_blocks * ((ranks + SHRINK_RANKS - 1) / SHRINK_RANKS));
-        *hidden_size += (size_t)(rows * ranks);
-        *work += (size_t)(rows * ranks * group->in_features);
+        size->num_items += (size_t)(row_blocks * ((ranks + SHRINK_RANKS - 1) / SHRINK_RANKS));
+        size->num_hidden += (size_t)(rows * ranks);
+        size->work += (size_t)(rows * ranks * group->in_features);
         for (int64_t member = 0; member < group->num_members; member++) {
             const int64_t entry = slot * table->stride_members + member;
             const int64_t rank = table->lora_rank[entry], columns = group->out_features[member];
             if (rank < 0 || (rank > 0 && !inside(table, table->offset_b[entry], rank * columns)))
                 return BAD_ADAPTER;
-            *num_items += (size_t)(row_blocks * ((columns + EXPAND_COLUMNS - 1) / EXPAND_COLUMNS));
-            *work += (size_t)(rows * rank * columns);
+            size->num_items += (size_t)(row_blocks * ((columns + EXPAND_COLUMNS - 1) / EXPAND_COLUMNS));
+            size->work += (size_t)(rows * rank * columns);
         }
     }
     return OK;
 }
 
 /* Items of one block of rows: appended to the shrink list or, when `expand` is set, to the expand list. */
-static struct item *append_items(struct item *next, const struct group *group, const struct table *table, int64_t slot,
-                                 struct item item, int64_t ranks, bool expand)
+static struct lora_item *append_items(struct lora_item *next, const struct group *group, const struct table *table,
+                                      int64_t slot, struct lora_item item, int64_t ranks, bool expand)
 {
     if (!expand) {
         const int64_t offset = table->offset_a[slot * table->stride_a], hidden = item.hidden;
@@ -272,9 +288,9 @@ static struct item *append_items(struct item *next, const struct group *group, c
     return next;
 }
 
-static struct item *list_items(struct item *next, const struct group *group, const struct table *table,
-                               const int32_t *segment_start, const int32_t *segment_adapter, int64_t num_segments,
-                               bool expand)
+static struct lora_item *list_items(struct lora_item *next, const struct group *group, const struct table *table,
+                                    const int32_t *segment_start, const int32_t *segment_adapter, int64_t num_segments,
+                                    bool expand)
 {
     int64_t hidden = 0;
     for (int64_t segment = 0; segment < num_segments; segment++) {
@@ -283,7 +299,7 @@ static struct item *list_items(struct item *next, const struct group *group, con
             continue;
         const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
         for (int64_t row = segment_start[segment]; row < end; row += ROW_BLOCK) {
-            struct item item = {.row = row, .rows = (int32_t)MIN(ROW_BLOCK, end - row)};
+            struct lora_item item = {.row = row, .rows = (int32_t)MIN(ROW_BLOCK, end - row)};
             item.hidden = hidden;
             item.hidden_stride = (int32_t)ranks;
             next = append_items(next, group, table, slot, item, ranks, expand);
@@ -293,34 +309,70 @@ static struct item *list_items(struct item *next, const struct group *group, con
     return next;
 }
 
+static size_t hidden_bytes(const struct lora_size *size)
+{
+    return (size->num_hidden * sizeof(float) + 63) & ~(size_t)63;
+}
+
+size_t lora_scratch(const struct lora_size *size)
+{
+    return hidden_bytes(size) + size->num_items * sizeof(struct lora_item);
+}
+
+struct lora_plan lora_prepare(const struct group *group, const struct table *table, const struct segments *segments,
+                              const struct lora_size *size, void *scratch)
+{
+    struct lora_plan plan = {.arena = table->arena, .in_features = group->in_features, .hidden = scratch};
+    const int32_t *start = segments->start, *slot = segments->adapter_slot;
+    struct lora_item *items = (struct lora_item *)((char *)scratch + hidden_bytes(size));
+    struct lora_item *middle = list_items(items, group, table, start, slot, segments->count, false);
+    struct lora_item *end = list_items(middle, group, table, start, slot, segments->count, true);
+    plan.shrinks = items;
+    plan.expands = middle;
+    plan.num_shrinks = middle - items;
+    plan.num_expands = end - middle;
+    return plan;
+}
+
+void lora_shrink_stage(struct team *team, const struct lora_plan *plan, const void *x, int64_t x_stride,
+                       enum dtype dtype)
+{
+    struct share *shares = start_work(team);
+    for (int64_t i; take(team, shares, plan->num_shrinks, &i);)
+        shrink_item(plan->shrinks + i, plan->hidden, x, x_stride, plan->arena, plan->in_features, dtype);
+}
+
+void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y, int64_t y_stride, enum dtype dtype)
+{
+    struct share *shares = start_work(team);
+    for (int64_t i; take(team, shares, plan->num_expands, &i);)
+        expand_item(plan->expands + i, plan->hidden, y, y_stride, plan->arena, dtype);
+}
+
 EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
                     const struct group *group, const struct table *table, const int32_t *segment_start,
                     const int32_t *segment_adapter, int64_t num_segments, int dtype, int num_threads)
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
-    size_t num_items = 0, hidden_size = 0, work = 0;
-    enum status status = measure(group, table, segment_start, segment_adapter, num_segments, num_rows, &num_items,
-                                 &hidden_size, &work);
-    if (status != OK || num_items == 0)
+    const struct segments segments = {segment_start, segment_adapter, num_segments};
+    struct lora_size size;
+    enum status status = lora_measure(group, table, &segments, num_rows, &size);
+    if (status != OK || size.num_items == 0)
         return status;
-    hidden_size = (hidden_size * sizeof(float) + 63) & ~(size_t)63;
-    float *hidden = grow_scratch(&scratch, &capacity, hidden_size + num_items * sizeof(struct item));
-    if (!hidden)
+    const size_t share_bytes = 2 * (size_t)num_threads * sizeof(struct share);
+    char *memory = grow_scratch(&scratch, &capacity, share_bytes + lora_scratch(&size));
+    if (!memory)
         return OUT_OF_MEMORY;
-    struct item *items = (struct item *)((char *)hidden + hidden_size);
-    struct item *middle = list_items(items, group, table, segment_start, segment_adapter, num_segments, false);
-    struct item *end = list_items(middle, group, table, segment_start, segment_adapter, num_segments, true);
-    const int64_t num_shrinks = middle - items, num_expands = end - middle;
+    memset(memory, 0, share_bytes);
+    const struct lora_plan plan = lora_prepare(group, table, &segments, &size, memory + share_bytes);
 
-#pragma omp parallel num_threads(num_threads) if (work > PARALLEL_WORK)
+#pragma omp parallel num_threads(num_threads) if (size.work > PARALLEL_WORK)
     {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < num_shrinks; i++)
-            shrink_item(items + i, hidden, x, x_stride, table->arena, group->in_features, dtype);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < num_expands; i++)
-            expand_item(middle + i, hidden, y, y_stride, table->arena, dtype);
+        struct team team = team_of((struct share *)memory);
+        lora_shrink_stage(&team, &plan, x, x_stride, (enum dtype)dtype);
+#pragma omp barrier
+        lora_expand_stage(&team, &plan, y, y_stride, (enum dtype)dtype);
     }
     return OK;
 }

@@ -12,36 +12,17 @@
 #include <math.h>
 
 #include "gemm.h"
-
-#if defined(_OPENMP)
-#include <omp.h>
-#else
-#define omp_get_thread_num() 0
-#endif
+#include "paged_attention.h"
 
 #define TILE_QUERIES 64
 #define KEYS 64
 #define SPAN 512
+#define FEW_QUERIES 4
 #define SPLIT_QUERIES 16 /* tiles of at most so many query vectors may run their spans in parallel ... */
 #define ENOUGH_TILES 4   /* ... when there are fewer tiles than this per thread */
 #define PARALLEL_WORK 65536 /* query vectors * keys * head_dim; below this one thread is faster */
 
-struct problem {
-    const void *q;
-    int64_t q_row_stride, q_head_stride;
-    const void *k_cache, *v_cache;
-    int64_t num_blocks, block_size;
-    const int32_t *block_table;
-    int64_t block_table_stride;
-    const int32_t *context_lens, *row_start, *num_rows;
-    const float *sinks; /* or NULL */
-    void *out;          /* dense [T, num_heads, head_dim] */
-    int64_t num_sequences, num_heads, num_kv_heads, head_dim;
-    int64_t sliding_window; /* 0 = none */
-    float scaling, softcap; /* softcap 0 = none */
-};
-
-struct item {
+struct attention_item {
     int32_t sequence, first_row, rows, kv_head; /* first_row within the sequence */
     int32_t first_key, end_key;
     int32_t part; /* partial result of this span (a merge item: of its first span), -1 = the item does the whole tile */
@@ -55,26 +36,26 @@ struct state {
 };
 
 struct workspace {
-    float *keys;        /* [padded_dim, KEYS] */
+    float *keys;        /* words [padded_dim, KEYS], see words_of */
     float *values;      /* [KEYS, padded_dim] */
-    float *queries;     /* [queries, padded_dim], scaled */
+    float *queries;     /* words [queries, padded_dim] */
     float *scores;      /* [queries, KEYS] */
     float *lane_totals; /* [queries, LANES] */
     struct state span, sum;
 };
 
 /* Whole words of two bfloat16 per lane, see load_keys. */
-INLINE int64_t padded_dim(const struct problem *p) { return (p->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
+INLINE int64_t padded_dim(const struct attention *p) { return (p->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-INLINE int64_t group_size(const struct problem *p) { return p->num_heads / p->num_kv_heads; }
+INLINE int64_t group_size(const struct attention *p) { return p->num_heads / p->num_kv_heads; }
 
 /* Query rows of a tile; one row's group may exceed TILE_QUERIES. */
-INLINE int64_t tile_rows(const struct problem *p) { return MAX(1, TILE_QUERIES / group_size(p)); }
+INLINE int64_t tile_rows(const struct attention *p) { return MAX(1, TILE_QUERIES / group_size(p)); }
 
-INLINE int64_t tile_queries(const struct problem *p) { return tile_rows(p) * group_size(p); }
+INLINE int64_t tile_queries(const struct attention *p) { return tile_rows(p) * group_size(p); }
 
 /* Sizes are rounded up to whole cache lines so that threads do not share one. */
-static size_t state_floats(const struct problem *p, int64_t queries)
+static size_t state_floats(const struct attention *p, int64_t queries)
 {
     return (size_t)(queries * (2 + padded_dim(p)) + 15) / 16 * 16;
 }
@@ -84,14 +65,14 @@ static struct state state_at(float *memory, int64_t queries)
     return (struct state){memory, memory + queries, memory + 2 * queries};
 }
 
-static size_t workspace_floats(const struct problem *p)
+static size_t workspace_floats(const struct attention *p)
 {
     const int64_t queries = tile_queries(p);
     return (size_t)((padded_dim(p) + KEYS + LANES) * queries + 2 * padded_dim(p) * KEYS + 15) / 16 * 16 +
            2 * state_floats(p, queries);
 }
 
-static struct workspace workspace_at(const struct problem *p, float *memory)
+static struct workspace workspace_at(const struct attention *p, float *memory)
 {
     const int64_t queries = tile_queries(p), dim = padded_dim(p);
     struct workspace w;
@@ -105,29 +86,41 @@ static struct workspace workspace_at(const struct problem *p, float *memory)
     return w;
 }
 
-INLINE int64_t position_of(const struct problem *p, int64_t sequence, int64_t row)
+INLINE int64_t position_of(const struct attention *p, int64_t sequence, int64_t row)
 {
     return p->context_lens[sequence] - p->num_rows[sequence] + row;
 }
 
-INLINE int64_t first_visible(const struct problem *p, int64_t position)
+INLINE int64_t first_visible(const struct attention *p, int64_t position)
 {
     return p->sliding_window ? MAX(0, position - p->sliding_window + 1) : 0;
 }
 
-/* Element offsets into the caches of the rows of keys base .. base + KEYS; -1 outside first..end. */
-INLINE void find_rows(const struct problem *p, const struct item *item, int64_t base, int64_t first, int64_t end,
-                      int64_t *rows)
+/* Element offsets into the caches of the rows of keys base .. base + KEYS. Outside first .. end, where scores are
+ * masked, they repeat a row from inside, so that other slots are never read; with none inside they are 0. */
+INLINE void find_rows(const struct attention *p, const struct attention_item *item, int64_t base, int64_t first,
+                      int64_t end, int64_t *rows)
 {
-    const int32_t *blocks = p->block_table + item->sequence * p->block_table_stride;
-    for (int64_t i = 0; i < KEYS; i++)
-        rows[i] = -1;
+    int64_t found = 0;
     for (int64_t key = first; key < end;) {
         const int64_t block = key / p->block_size, block_end = MIN(end, (block + 1) * p->block_size);
-        int64_t row = ((int64_t)blocks[block] * p->num_kv_heads + item->kv_head) * p->block_size + key % p->block_size;
+        const int64_t id = p->block_table[item->sequence * p->block_table_stride + block];
+        int64_t row = (id * p->num_kv_heads + item->kv_head) * p->block_size + key % p->block_size;
         for (; key < block_end; key++)
-            rows[key - base] = row++ * p->head_dim;
+            rows[key - base] = found = row++ * p->head_dim;
     }
+    const int64_t before = MAX(first - base, 0), after = end > first ? end - base : 0;
+    for (int64_t i = 0; i < before; i++)
+        rows[i] = found;
+    for (int64_t i = after; i < KEYS; i++)
+        rows[i] = found;
+}
+
+/* The same of the first keys of an item; none for NULL. */
+INLINE void find_first_rows(const struct attention *p, const struct attention_item *item, int64_t *rows)
+{
+    const int64_t first = item ? item->first_key : 0, base = first / KEYS * KEYS;
+    find_rows(p, item, base, first, item ? MIN(item->end_key, base + KEYS) : 0, rows);
 }
 
 /* Blocks lie anywhere, so the hardware does not foresee the next rows; asked for piece by piece while a chunk is loaded.
@@ -135,30 +128,24 @@ INLINE void find_rows(const struct problem *p, const struct item *item, int64_t 
  * chunk is asked for in one burst, 1.25 so; with 8 heads of 128: 13.5, 13.5 and 5.9 ms. */
 INLINE void prefetch(const void *cache, int64_t row, int64_t d, const enum dtype dtype)
 {
-    if (row >= 0)
-        __builtin_prefetch(at(cache, row + d, dtype), 0, 3);
+    __builtin_prefetch(at(cache, row + d, dtype), 0, 3);
 }
 
-INLINE vf load_upto(const void *base, int64_t index, int64_t count, const enum dtype dtype)
+/* Keys and queries are multiplied word by word: float32, or pairs of bfloat16 where the CPU multiplies those. */
+#if defined(__AVX512BF16__)
+#define PRODUCT(dtype) (dtype)
+#else
+#define PRODUCT(dtype) FLOAT32
+#endif
+INLINE int64_t words_of(int64_t elements, const enum dtype dtype)
 {
-    return count >= LANES ? load(base, index, dtype) : load_partial(base, index, count, dtype);
+    (void)dtype; /* not used by every PRODUCT */
+    return PRODUCT(dtype) == BFLOAT16 ? (elements + 1) / 2 : elements;
 }
 
-/* LANES 32-bit words of up to `count` elements; two bfloat16 stay together in a word. */
-INLINE vf load_words(const void *base, int64_t index, int64_t count, const enum dtype dtype)
-{
-    vf words = {0};
-    const size_t size_bytes = (size_t)count * size_of(dtype);
-    if (size_bytes >= sizeof words)
-        memcpy(&words, at(base, index, dtype), sizeof words);
-    else
-        memcpy(&words, at(base, index, dtype), size_bytes);
-    return words;
-}
-
-/* keys [head_dim, KEYS]: column j is the row rows[j], zero where that is -1; only whole vectors below `count`. */
-INLINE void load_keys(const struct problem *p, const int64_t *rows, const int64_t *next_rows, int64_t count, float *keys,
-                      const enum dtype dtype)
+/* keys: words [words_of(padded_dim), KEYS]: column j is the row rows[j]; whole vectors below `count`. */
+INLINE void load_keys(const struct attention *p, const int64_t *rows, const int64_t *next_rows, int64_t count,
+                      float *keys, const enum dtype dtype)
 {
     const int per_word = dtype == BFLOAT16 ? 2 : 1; /* words are transposed: half the shuffles */
     for (int64_t column = 0; column < count; column += LANES) {
@@ -166,53 +153,117 @@ INLINE void load_keys(const struct problem *p, const int64_t *rows, const int64_
             vf square[LANES];
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                const int64_t row = rows[column + i];
                 prefetch(p->k_cache, next_rows[column + i], d, dtype);
-                square[i] = row < 0 ? (vf){0} : load_words(p->k_cache, row + d, p->head_dim - d, dtype);
+                square[i] = load_words(p->k_cache, rows[column + i] + d, p->head_dim - d, dtype);
             }
             transpose(square);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                float *dimension = keys + (d + i * per_word) * KEYS + column;
-                if (dtype == FLOAT32) {
-                    store(dimension, 0, square[i], FLOAT32);
+                float *words = keys + words_of(d + i * per_word, dtype) * KEYS + column;
+                if (PRODUCT(dtype) == dtype) {
+                    store(words, 0, square[i], FLOAT32);
                 } else {
-                    store(dimension, 0, (vf)((vu)square[i] << 16), FLOAT32);
-                    store(dimension, KEYS, (vf)((vu)square[i] & 0xffff0000u), FLOAT32);
+                    store(words, 0, (vf)((vu)square[i] << 16), FLOAT32);
+                    store(words, KEYS, (vf)((vu)square[i] & 0xffff0000u), FLOAT32);
                 }
             }
         }
     }
 }
 
-/* values [count, padded_dim]: row j is the row rows[j], zero where that is -1. */
-INLINE void load_values(const struct problem *p, const int64_t *rows, const int64_t *next_rows, int64_t count,
+/* values [count, padded_dim]: row j is the row rows[j]. */
+INLINE void load_values(const struct attention *p, const int64_t *rows, const int64_t *next_rows, int64_t count,
                         float *values, const enum dtype dtype)
 {
     for (int64_t i = 0; i < count; i++) {
         for (int64_t d = 0; d < p->head_dim; d += LANES) {
             prefetch(p->v_cache, next_rows[i], d, dtype);
-            const vf value = rows[i] < 0 ? (vf){0} : load_upto(p->v_cache, rows[i] + d, p->head_dim - d, dtype);
+            const vf value = load_upto(p->v_cache, rows[i] + d, p->head_dim - d, dtype);
             store(values, i * padded_dim(p) + d, value, FLOAT32);
         }
     }
 }
 
+/* output += scores * values for a decode row's queries, straight from the cache: the sums of load_values and gemm. */
+INLINE void add_rows(const struct attention *p, float *output, const float *scores, const int queries,
+                     const int64_t *rows, const int64_t *next_rows, int64_t count, const enum dtype dtype)
+{
+    const int64_t dim = padded_dim(p);
+    for (int64_t d = 0; d < p->head_dim; d += 2 * LANES) {
+        vf sum[2 * FEW_QUERIES];
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * queries; i++)
+            sum[i] = load(output, i / 2 * dim + d + i % 2 * LANES, FLOAT32);
+        for (int64_t key = 0; key < count; key++) {
+            prefetch(p->v_cache, next_rows[key], d, dtype);
+            vf value[2] = {{0}, {0}};
+            if (d + 2 * LANES <= p->head_dim) {
+                value[0] = load(p->v_cache, rows[key] + d, dtype);
+                value[1] = load(p->v_cache, rows[key] + d + LANES, dtype);
+            } else {
+                value[0] = load_upto(p->v_cache, rows[key] + d, p->head_dim - d, dtype);
+                if (d + LANES < p->head_dim)
+                    value[1] = load_upto(p->v_cache, rows[key] + d + LANES, p->head_dim - d - LANES, dtype);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < 2 * queries; i++)
+                sum[i] += scores[i / 2 * KEYS + key] * value[i % 2];
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < 2 * queries; i++)
+            store(output, i / 2 * dim + d + i % 2 * LANES, sum[i], FLOAT32);
+    }
+}
+
+/* NOTE: functions of their own: inlined, GCC 12 keeps the sums on the stack, and a decode row takes twice as long. */
+#define ADD_ROWS(queries)                                                                                             \
+    static __attribute__((noinline)) void add_rows_of_##queries(                                                      \
+        const struct attention *p, float *output, const float *scores, const int64_t *rows, const int64_t *next_rows, \
+        int64_t count, enum dtype dtype)                                                                              \
+    {                                                                                                                 \
+        if (dtype == BFLOAT16)                                                                                        \
+            add_rows(p, output, scores, queries, rows, next_rows, count, BFLOAT16);                                   \
+        else                                                                                                          \
+            add_rows(p, output, scores, queries, rows, next_rows, count, FLOAT32);                                    \
+    }
+ADD_ROWS(1)
+ADD_ROWS(2)
+ADD_ROWS(3)
+ADD_ROWS(4)
+
+static void add_few(const struct attention *p, float *output, const float *scores, int64_t queries, const int64_t *rows,
+                    const int64_t *next_rows, int64_t count, enum dtype dtype)
+{
+    if (queries == 1)
+        add_rows_of_1(p, output, scores, rows, next_rows, count, dtype);
+    else if (queries == 2)
+        add_rows_of_2(p, output, scores, rows, next_rows, count, dtype);
+    else if (queries == 3)
+        add_rows_of_3(p, output, scores, rows, next_rows, count, dtype);
+    else
+        add_rows_of_4(p, output, scores, rows, next_rows, count, dtype);
+}
+
 /* Query vector i of a tile is row i / group, head i % group of its kv head. */
-INLINE void load_queries(const struct problem *p, const struct item *item, float *queries, const enum dtype dtype)
+INLINE void load_queries(const struct attention *p, const struct attention_item *item, float *queries,
+                         const enum dtype dtype)
 {
     const int64_t group = group_size(p), sequence_row = p->row_start[item->sequence] + item->first_row;
     for (int64_t i = 0; i < item->rows * group; i++) {
         const int64_t head = item->kv_head * group + i % group;
         const int64_t offset = (sequence_row + i / group) * p->q_row_stride + head * p->q_head_stride;
-        for (int64_t d = 0; d < p->head_dim; d += LANES)
-            store(queries, i * padded_dim(p) + d, load_upto(p->q, offset + d, p->head_dim - d, dtype) * p->scaling,
-                  FLOAT32);
+        float *words = queries + i * padded_dim(p);
+        if (PRODUCT(dtype) == BFLOAT16)
+            for (int64_t d = 0; d < p->head_dim; d += 2 * LANES)
+                store(words, d / 2, load_words(p->q, offset + d, p->head_dim - d, dtype), FLOAT32);
+        else
+            for (int64_t d = 0; d < p->head_dim; d += LANES)
+                store(words, d, load_upto(p->q, offset + d, p->head_dim - d, dtype), FLOAT32);
     }
 }
 
 /* One row of scores for the keys base..end becomes exp(score - maximum); masked keys become 0. */
-INLINE void soften(const struct problem *p, struct state *state, float *lane_totals, float *scores, int64_t query,
+INLINE void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
                    int64_t position, int64_t base, int64_t end)
 {
     vi lane;
@@ -224,7 +275,7 @@ INLINE void soften(const struct problem *p, struct state *state, float *lane_tot
     const bool whole = visible_from <= 0 && visible_to >= width;
     vf maxima = hidden;
     for (int64_t column = 0; column < width; column += LANES) {
-        vf score = load(scores, column, FLOAT32);
+        vf score = load(scores, column, FLOAT32) * p->scaling;
         if (p->softcap > 0.0f)
             score = p->softcap * vtanh(score / p->softcap);
         if (!whole) {
@@ -254,10 +305,12 @@ INLINE void soften(const struct problem *p, struct state *state, float *lane_tot
     store(lane_totals, query * LANES, totals, FLOAT32);
 }
 
-/* The state of the tile's queries over the item's keys within one span. */
-INLINE void attend_span(const struct problem *p, const struct item *item, struct workspace *w, int64_t first_key,
-                        int64_t end_key, const enum dtype dtype)
+/* The state of the tile's queries over the item's keys, which lie within one span. The keys after them, first those of
+ * the following item, are asked for meanwhile. */
+INLINE void attend_span(const struct attention *p, const struct attention_item *item,
+                        const struct attention_item *following, struct workspace *w, const enum dtype dtype)
 {
+    const int64_t first_key = item->first_key, end_key = item->end_key;
     const int64_t group = group_size(p), queries = item->rows * group, dim = padded_dim(p);
     memset(w->lane_totals, 0, (size_t)queries * LANES * sizeof(float));
     memset(w->span.output, 0, (size_t)(queries * dim) * sizeof(float));
@@ -266,20 +319,24 @@ INLINE void attend_span(const struct problem *p, const struct item *item, struct
     int64_t row_buffers[2][KEYS], *rows = row_buffers[0], *next_rows = row_buffers[1];
     int64_t key = first_key, base = key / KEYS * KEYS, end = MIN(end_key, base + KEYS);
     find_rows(p, item, base, key, end, rows);
-    for (int64_t i = 0; i < KEYS; i++)
-        for (int64_t d = 0; d < p->head_dim; d += 64 / (int64_t)size_of(dtype))
-            prefetch(p->v_cache, rows[i], d, dtype);
     while (key < end_key) {
         const int64_t count = end - base, next_end = MIN(end_key, end + KEYS);
-        find_rows(p, item, end, end, next_end, next_rows);
+        if (end < end_key)
+            find_rows(p, item, end, end, next_end, next_rows);
+        else
+            find_first_rows(p, following, next_rows);
         load_keys(p, rows, next_rows, count, w->keys, dtype);
         gemm(w->scores, KEYS, w->queries, dim, w->keys, KEYS, queries, (count + LANES - 1) / LANES * LANES,
-             p->head_dim, false, FLOAT32);
+             words_of(p->head_dim, dtype), false, PRODUCT(dtype));
         for (int64_t i = 0; i < queries; i++)
             soften(p, &w->span, w->lane_totals, w->scores + i * KEYS, i,
                    position_of(p, item->sequence, item->first_row + i / group), base, end);
-        load_values(p, rows, next_rows, count, w->values, dtype);
-        gemm(w->span.output, dim, w->scores, KEYS, w->values, dim, queries, dim, count, true, FLOAT32);
+        if (queries <= FEW_QUERIES) {
+            add_few(p, w->span.output, w->scores, queries, rows, next_rows, count, dtype);
+        } else {
+            load_values(p, rows, next_rows, count, w->values, dtype);
+            gemm(w->span.output, dim, w->scores, KEYS, w->values, dim, queries, dim, count, true, FLOAT32);
+        }
         key = base = end;
         end = next_end;
         int64_t *swap = rows;
@@ -291,7 +348,7 @@ INLINE void attend_span(const struct problem *p, const struct item *item, struct
 }
 
 /* sum <- the state over the keys of both. */
-static void merge(const struct problem *p, struct state *sum, const struct state *span, int64_t queries)
+static void merge(const struct attention *p, struct state *sum, const struct state *span, int64_t queries)
 {
     const int64_t dim = padded_dim(p);
     for (int64_t i = 0; i < queries; i++) {
@@ -308,7 +365,7 @@ static void merge(const struct problem *p, struct state *sum, const struct state
     }
 }
 
-static void clear(const struct problem *p, struct state *state, int64_t queries)
+static void clear(const struct attention *p, struct state *state, int64_t queries)
 {
     memset(state->output, 0, (size_t)(queries * padded_dim(p)) * sizeof(float));
     memset(state->total, 0, (size_t)queries * sizeof(float));
@@ -317,7 +374,8 @@ static void clear(const struct problem *p, struct state *state, int64_t queries)
 }
 
 /* Adds the sink logit, divides by the total and stores the tile's rows of the output. */
-static void finish(const struct problem *p, const struct item *item, const struct state *state, enum dtype dtype)
+static void finish(const struct attention *p, const struct attention_item *item, const struct state *state,
+                   enum dtype dtype)
 {
     const int64_t group = group_size(p), sequence_row = p->row_start[item->sequence] + item->first_row;
     for (int64_t i = 0; i < item->rows * group; i++) {
@@ -339,16 +397,18 @@ static void finish(const struct problem *p, const struct item *item, const struc
     }
 }
 
-static void attend_span_item(const struct problem *p, const struct item *item, struct workspace *w, enum dtype dtype)
+static void attend_span_item(const struct attention *p, const struct attention_item *item,
+                             const struct attention_item *following, struct workspace *w, enum dtype dtype)
 {
     if (dtype == BFLOAT16)
-        attend_span(p, item, w, item->first_key, item->end_key, BFLOAT16);
+        attend_span(p, item, following, w, BFLOAT16);
     else
-        attend_span(p, item, w, item->first_key, item->end_key, FLOAT32);
+        attend_span(p, item, following, w, FLOAT32);
 }
 
-/* Runs an item: one span into its part, or a whole tile span by span. */
-static void attend(const struct problem *p, struct item item, struct workspace w, float *parts, enum dtype dtype)
+/* Runs an item: one span into its part, or a whole tile span by span. following: likely this thread's next, or NULL. */
+static void attend(const struct attention *p, struct attention_item item, const struct attention_item *following,
+                   struct workspace w, float *parts, enum dtype dtype)
 {
     const int64_t queries = item.rows * group_size(p), end_key = item.end_key;
     if (dtype == BFLOAT16)
@@ -357,20 +417,24 @@ static void attend(const struct problem *p, struct item item, struct workspace w
         load_queries(p, &item, w.queries, FLOAT32);
     if (item.part >= 0) {
         w.span = state_at(parts + item.part * state_floats(p, SPLIT_QUERIES), SPLIT_QUERIES);
-        attend_span_item(p, &item, &w, dtype);
+        attend_span_item(p, &item, following, &w, dtype);
         return;
     }
     clear(p, &w.sum, queries);
-    for (; item.first_key < end_key; item.first_key = item.end_key) {
-        item.end_key = MIN(end_key, (item.first_key / SPAN + 1) * SPAN);
-        attend_span_item(p, &item, &w, dtype);
+    while (item.first_key < end_key) {
+        item.end_key = (int32_t)MIN(end_key, (item.first_key / SPAN + 1) * SPAN);
+        struct attention_item rest = item;
+        rest.first_key = item.end_key;
+        rest.end_key = (int32_t)end_key;
+        attend_span_item(p, &item, item.end_key < end_key ? &rest : following, &w, dtype);
         merge(p, &w.sum, &w.span, queries);
+        item.first_key = item.end_key;
     }
     finish(p, &item, &w.sum, dtype);
 }
 
 /* Finishes a tile whose spans were attended to separately. */
-static void merge_parts(const struct problem *p, const struct item *item, struct workspace w, float *parts,
+static void merge_parts(const struct attention *p, const struct attention_item *item, struct workspace w, float *parts,
                         enum dtype dtype)
 {
     const int64_t queries = item->rows * group_size(p);
@@ -383,10 +447,10 @@ static void merge_parts(const struct problem *p, const struct item *item, struct
     finish(p, item, &w.sum, dtype);
 }
 
-/* Refuses row ranges and block ids that would read outside q and the caches; counts tiles and their work. */
-static enum status measure(const struct problem *p, int64_t total_rows, int64_t max_blocks, int64_t *num_tiles,
-                           int64_t *work)
+enum status attention_measure(const struct attention *p, int64_t total_rows, int64_t max_blocks, int num_threads,
+                              struct attention_size *size)
 {
+    *size = (struct attention_size){0};
     for (int64_t s = 0; s < p->num_sequences; s++) {
         const int64_t rows = p->num_rows[s], context = p->context_lens[s];
         if (rows == 0)
@@ -400,20 +464,24 @@ static enum status measure(const struct problem *p, int64_t total_rows, int64_t 
             if (id < 0 || id >= p->num_blocks)
                 return BAD_BLOCK;
         }
-        *num_tiles += (rows + tile_rows(p) - 1) / tile_rows(p) * p->num_kv_heads;
-        *work += rows * p->num_heads * (context - first * p->block_size) * p->head_dim;
+        const int64_t tiles = (rows + tile_rows(p) - 1) / tile_rows(p) * p->num_kv_heads;
+        size->num_tiles += tiles;
+        size->max_parts += tiles * (context / SPAN + 1);
+        size->work += rows * p->num_heads * (context - first * p->block_size) * p->head_dim;
     }
+    if (num_threads == 1 || size->num_tiles >= ENOUGH_TILES * num_threads)
+        size->max_parts = 0;
     return OK;
 }
 
 /* The tiles of all sequences; of a sequence the last tile, which sees most keys, first. */
-static int64_t list_tiles(const struct problem *p, struct item *tiles)
+static int64_t list_tiles(const struct attention *p, struct attention_item *tiles)
 {
-    struct item *next = tiles;
+    struct attention_item *next = tiles;
     for (int64_t s = 0; s < p->num_sequences; s++)
         for (int64_t tile = (p->num_rows[s] + tile_rows(p) - 1) / tile_rows(p) - 1; tile >= 0; tile--)
             for (int64_t head = 0; head < p->num_kv_heads; head++) {
-                struct item item = {.sequence = (int32_t)s, .kv_head = (int32_t)head, .part = -1};
+                struct attention_item item = {.sequence = (int32_t)s, .kv_head = (int32_t)head, .part = -1};
                 item.first_row = (int32_t)(tile * tile_rows(p));
                 item.rows = (int32_t)MIN(tile_rows(p), p->num_rows[s] - item.first_row);
                 item.first_key = (int32_t)first_visible(p, position_of(p, s, item.first_row));
@@ -423,27 +491,19 @@ static int64_t list_tiles(const struct problem *p, struct item *tiles)
     return next - tiles;
 }
 
-static bool is_split(const struct problem *p, const struct item *tile)
+static bool is_split(const struct attention *p, const struct attention_item *tile)
 {
     return tile->rows * group_size(p) <= SPLIT_QUERIES && tile->first_key / SPAN != (tile->end_key - 1) / SPAN;
 }
 
-static int64_t count_parts(const struct problem *p, const struct item *tiles, int64_t num_tiles)
-{
-    int64_t parts = 0;
-    for (int64_t i = 0; i < num_tiles; i++)
-        if (is_split(p, tiles + i))
-            parts += (tiles[i].end_key - 1) / SPAN - tiles[i].first_key / SPAN + 1;
-    return parts;
-}
-
 /* Cuts split tiles into one item per span; the tiles themselves remember their first part. */
-static int64_t list_items(const struct problem *p, struct item *tiles, int64_t num_tiles, struct item *items)
+static int64_t list_items(const struct attention *p, struct attention_item *tiles, int64_t num_tiles,
+                          struct attention_item *items)
 {
-    struct item *next = items;
+    struct attention_item *next = items;
     int32_t part = 0;
     for (int64_t i = 0; i < num_tiles; i++) {
-        struct item item = tiles[i];
+        struct attention_item item = tiles[i];
         if (!is_split(p, tiles + i)) {
             *next++ = item;
             continue;
@@ -458,50 +518,67 @@ static int64_t list_items(const struct problem *p, struct item *tiles, int64_t n
     return next - items;
 }
 
-EXPORT int paged_attention(const struct problem *p, int64_t total_rows, int64_t max_blocks, int dtype, int num_threads)
+static size_t item_bytes(const struct attention_size *size)
 {
-    static _Thread_local void *item_scratch, *float_scratch;
-    static _Thread_local size_t item_capacity, float_capacity;
-    int64_t num_tiles = 0, work = 0;
-    enum status status = measure(p, total_rows, max_blocks, &num_tiles, &work);
-    if (status != OK || num_tiles == 0)
-        return status;
-    if (work < PARALLEL_WORK)
-        num_threads = 1;
-    struct item *tiles = grow_scratch(&item_scratch, &item_capacity, (size_t)num_tiles * sizeof(struct item));
-    if (!tiles)
-        return OUT_OF_MEMORY;
-    list_tiles(p, tiles);
-    struct item *items = tiles;
-    int64_t num_items = num_tiles, num_parts = 0;
-    if (num_threads > 1 && num_tiles < ENOUGH_TILES * num_threads)
-        num_parts = count_parts(p, tiles, num_tiles);
-    if (num_parts > 0) {
-        tiles = grow_scratch(&item_scratch, &item_capacity, (size_t)(2 * num_tiles + num_parts) * sizeof(struct item));
-        if (!tiles)
-            return OUT_OF_MEMORY;
-        list_tiles(p, tiles);
-        items = tiles + num_tiles;
-        num_items = list_items(p, tiles, num_tiles, items);
-    }
-    const size_t parts_floats = (size_t)num_parts * state_floats(p, SPLIT_QUERIES), each = workspace_floats(p);
-    float *parts = grow_scratch(&float_scratch, &float_capacity,
-                                (parts_floats + each * (size_t)num_threads) * sizeof(float));
-    if (!parts)
-        return OUT_OF_MEMORY;
+    const int64_t num_items = size->max_parts > 0 ? 2 * size->num_tiles + size->max_parts : size->num_tiles;
+    return ((size_t)num_items * sizeof(struct attention_item) + 63) & ~(size_t)63;
+}
 
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+size_t attention_scratch(const struct attention *p, const struct attention_size *size, int num_threads)
+{
+    const size_t parts = (size_t)size->max_parts * state_floats(p, SPLIT_QUERIES);
+    return item_bytes(size) + (parts + workspace_floats(p) * (size_t)num_threads) * sizeof(float);
+}
+
+struct attention_plan attention_prepare(const struct attention *p, const struct attention_size *size, void *scratch)
+{
+    struct attention_plan plan = {.tiles = scratch, .items = scratch};
+    plan.parts = (float *)((char *)scratch + item_bytes(size));
+    plan.workspaces = plan.parts + (size_t)size->max_parts * state_floats(p, SPLIT_QUERIES);
+    plan.num_items = plan.num_tiles = list_tiles(p, plan.tiles);
+    plan.is_split = size->max_parts > 0;
+    if (plan.is_split) {
+        plan.items = plan.tiles + plan.num_tiles;
+        plan.num_items = list_items(p, plan.tiles, plan.num_tiles, plan.items);
+    }
+    return plan;
+}
+
+void attention_stage(struct team *team, const struct attention *p, const struct attention_plan *plan, enum dtype dtype)
+{
+    struct share *attending = start_work(team), *merging = start_work(team);
+    const struct workspace w = workspace_at(p, plan->workspaces + workspace_floats(p) * (size_t)team->thread);
+    int64_t i;
+    while (take(team, attending, plan->num_items, &i))
+        attend(p, plan->items[i], i + 1 < plan->num_items ? plan->items + i + 1 : NULL, w, plan->parts, dtype);
+    if (!plan->is_split)
+        return;
+#pragma omp barrier
+    while (take(team, merging, plan->num_tiles, &i))
+        if (plan->tiles[i].part >= 0)
+            merge_parts(p, plan->tiles + i, w, plan->parts, dtype);
+}
+
+EXPORT int paged_attention(const struct attention *p, int64_t total_rows, int64_t max_blocks, int dtype,
+                           int num_threads)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    struct attention_size size;
+    enum status status = attention_measure(p, total_rows, max_blocks, num_threads, &size);
+    if (status != OK || size.num_tiles == 0)
+        return status;
+    const size_t share_bytes = 2 * (size_t)num_threads * sizeof(struct share);
+    char *memory = grow_scratch(&scratch, &capacity, share_bytes + attention_scratch(p, &size, num_threads));
+    if (!memory)
+        return OUT_OF_MEMORY;
+    memset(memory, 0, share_bytes);
+    const struct attention_plan plan = attention_prepare(p, &size, memory + share_bytes);
+
+#pragma omp parallel num_threads(num_threads) if (size.work >= PARALLEL_WORK)
     {
-        const struct workspace w = workspace_at(p, parts + parts_floats + each * (size_t)omp_get_thread_num());
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < num_items; i++)
-            attend(p, items[i], w, parts, dtype);
-        if (num_parts > 0) {
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < num_tiles; i++)
-                if (tiles[i].part >= 0)
-                    merge_parts(p, tiles + i, w, parts, dtype);
-        }
+        struct team team = team_of((struct share *)memory);
+        attention_stage(&team, p, &plan, (enum dtype)dtype);
     }
     return OK;
 }

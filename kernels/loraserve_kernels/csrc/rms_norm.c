@@ -1,7 +1,7 @@
 /* x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32. */
 #include <math.h>
 
-#include "vector.h"
+#include "row_ops.h"
 
 #define PARALLEL_ELEMENTS (64 << 10)
 
@@ -32,6 +32,14 @@ INLINE void normalize(void *y, const void *x, const void *weight, int64_t size, 
                       load_partial(x, i, size - i, dtype) * scale * load_partial(weight, i, size - i, dtype), dtype);
 }
 
+void rms_norm_row(void *y, const void *x, const void *weight, int64_t size, float eps, enum dtype dtype)
+{
+    if (dtype == BFLOAT16)
+        normalize(y, x, weight, size, eps, BFLOAT16);
+    else
+        normalize(y, x, weight, size, eps, FLOAT32);
+}
+
 /* x: rows of `size` elements at outer * outer_stride + inner * inner_stride; y: dense. */
 EXPORT int rms_norm(void *y, const void *x, int64_t outer_size, int64_t outer_stride, int64_t inner_size,
                     int64_t inner_stride, const void *weight, int64_t size, float eps, int dtype, int num_threads)
@@ -39,12 +47,8 @@ EXPORT int rms_norm(void *y, const void *x, int64_t outer_size, int64_t outer_st
     const int64_t num_rows = outer_size * inner_size;
 #pragma omp parallel for num_threads(num_threads) if (num_rows * size > PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < num_rows; row++) {
-        const void *in = at(x, row / inner_size * outer_stride + row % inner_size * inner_stride, dtype);
-        void *out = (void *)at(y, row * size, dtype);
-        if (dtype == BFLOAT16)
-            normalize(out, in, weight, size, eps, BFLOAT16);
-        else
-            normalize(out, in, weight, size, eps, FLOAT32);
+        const void *in = at(x, row / inner_size * outer_stride + row % inner_size * inner_stride, (enum dtype)dtype);
+        rms_norm_row((void *)at(y, row * size, (enum dtype)dtype), in, weight, size, eps, (enum dtype)dtype);
     }
     return OK;
 }

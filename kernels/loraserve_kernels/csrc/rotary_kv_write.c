@@ -1,5 +1,5 @@
 /* Rotates q in place, and stores rotated k, and v, into their cache slots: one pass over the step's q, k and v. */
-#include "vector.h"
+#include "row_ops.h"
 
 #define PARALLEL_ELEMENTS (64 << 10)
 
@@ -24,20 +24,6 @@ INLINE void rotate(void *dst, const void *src, const void *cosine, const void *s
     }
 }
 
-/* Strides in elements. cosine, sine: dense [num_rows, rotary_dim]. Caches as in kv_write. */
-struct rotary {
-    void *q;
-    int64_t q_row_stride, q_head_stride;
-    const void *k;
-    int64_t k_row_stride, k_head_stride;
-    const void *v;
-    int64_t v_row_stride, v_head_stride;
-    const void *cosine, *sine;
-    void *k_cache, *v_cache;
-    const int64_t *slot_mapping;
-    int64_t num_rows, num_heads, num_blocks, num_kv_heads, block_size, head_dim, rotary_dim;
-};
-
 INLINE void rotate_row(const struct rotary *p, int64_t row, const enum dtype dtype)
 {
     const int64_t half = p->rotary_dim / 2;
@@ -59,17 +45,29 @@ INLINE void rotate_row(const struct rotary *p, int64_t row, const enum dtype dty
     }
 }
 
-EXPORT int rotary_kv_write(const struct rotary *p, int dtype, int num_threads)
+enum status rotary_check(const struct rotary *p)
 {
     for (int64_t row = 0; row < p->num_rows; row++)
         if (p->slot_mapping[row] < 0 || p->slot_mapping[row] >= p->num_blocks * p->block_size)
             return BAD_SLOT;
+    return OK;
+}
+
+void rotary_row(const struct rotary *p, int64_t row, enum dtype dtype)
+{
+    if (dtype == BFLOAT16)
+        rotate_row(p, row, BFLOAT16);
+    else
+        rotate_row(p, row, FLOAT32);
+}
+
+EXPORT int rotary_kv_write(const struct rotary *p, int dtype, int num_threads)
+{
+    const enum status status = rotary_check(p);
+    if (status != OK)
+        return status;
 #pragma omp parallel for num_threads(num_threads) if (p->num_rows * p->num_heads * p->head_dim > PARALLEL_ELEMENTS)
-    for (int64_t row = 0; row < p->num_rows; row++) {
-        if (dtype == BFLOAT16)
-            rotate_row(p, row, BFLOAT16);
-        else
-            rotate_row(p, row, FLOAT32);
-    }
+    for (int64_t row = 0; row < p->num_rows; row++)
+        rotary_row(p, row, (enum dtype)dtype);
     return OK;
 }

@@ -11,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
@@ -35,7 +39,15 @@ typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
 /* What every exported function returns; cpu_library.py turns these into ValueError. */
-enum status { OK = 0, BAD_SEGMENTS = 1, BAD_ADAPTER = 2, BAD_SLOT = 3, BAD_BLOCK = 4, OUT_OF_MEMORY = 5 };
+enum status {
+    OK = 0,
+    BAD_SEGMENTS = 1,
+    BAD_ADAPTER = 2,
+    BAD_SLOT = 3,
+    BAD_BLOCK = 4,
+    OUT_OF_MEMORY = 5,
+    UNSUPPORTED = 6,
+};
 
 INLINE size_t size_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 : 4; }
 
@@ -46,11 +58,28 @@ INLINE const void *at(const void *base, int64_t index, const enum dtype dtype)
 
 INLINE vf splat(float value) { return (vf){0} + value; }
 
+/* All lanes the word at `word`, whatever its bits mean. */
+INLINE vf spread(const void *word)
+{
+    uint32_t bits;
+    memcpy(&bits, word, sizeof bits);
+    return (vf)((vu){0} + bits);
+}
+
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
 INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
 
-INLINE vf widen(vu16 bits) { return (vf)(__builtin_convertvector(bits, vu) << 16); }
+/* GCC 12 makes four instructions of __builtin_convertvector where AVX-512 has one. */
+#if defined(__AVX512F__)
+INLINE vu words_of_halves(vu16 halves) { return (vu)_mm512_cvtepu16_epi32((__m256i)halves); }
+INLINE vu16 halves_of_words(vu words) { return (vu16)_mm512_cvtepi32_epi16((__m512i)words); }
+#else
+INLINE vu words_of_halves(vu16 halves) { return __builtin_convertvector(halves, vu); }
+INLINE vu16 halves_of_words(vu words) { return __builtin_convertvector(words, vu16); }
+#endif
+
+INLINE vf widen(vu16 bits) { return (vf)(words_of_halves(bits) << 16); }
 
 /* Round to nearest even; a NaN stays a NaN. */
 INLINE vu16 narrow(vf value)
@@ -58,7 +87,7 @@ INLINE vu16 narrow(vf value)
     vu bits = (vu)value;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (vu)(value != value);
-    return __builtin_convertvector((nan & 0x7fc0) | (rounded & ~nan), vu16);
+    return halves_of_words((nan & 0x7fc0) | (rounded & ~nan));
 }
 
 INLINE vf load(const void *base, int64_t index, const enum dtype dtype)
@@ -97,6 +126,63 @@ INLINE void store_partial(void *base, int64_t index, int64_t count, vf value, co
     store(buffer, 0, value, dtype);
     memcpy((void *)at(base, index, dtype), buffer, (size_t)count * size_of(dtype));
 }
+
+INLINE vf load_upto(const void *base, int64_t index, int64_t count, const enum dtype dtype)
+{
+    return count >= LANES ? load(base, index, dtype) : load_partial(base, index, count, dtype);
+}
+
+INLINE void store_upto(void *base, int64_t index, int64_t count, vf value, const enum dtype dtype)
+{
+    if (count >= LANES)
+        store(base, index, value, dtype);
+    else
+        store_partial(base, index, count, value, dtype);
+}
+
+/* LANES 32-bit words of up to `count` elements, the others zero; two bfloat16 stay together in a word. */
+INLINE vf load_words(const void *base, int64_t index, int64_t count, const enum dtype dtype)
+{
+    vf words = {0};
+    const size_t size_bytes = (size_t)count * size_of(dtype);
+    if (size_bytes >= sizeof words)
+        memcpy(&words, at(base, index, dtype), sizeof words);
+    else
+        memcpy(&words, at(base, index, dtype), size_bytes);
+    return words;
+}
+
+/* A multiply-add takes LANES floats, or LANES pairs of bfloat16 where the CPU multiplies those: elements of one step. */
+#if defined(__AVX512BF16__)
+INLINE int64_t step_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 * LANES : LANES; }
+INLINE vf load_step(const void *base, int64_t index, const enum dtype dtype)
+{
+    return load_words(base, index, step_of(dtype), dtype);
+}
+INLINE vf load_step_partial(const void *base, int64_t index, int64_t count, const enum dtype dtype)
+{
+    return load_words(base, index, count, dtype);
+}
+INLINE vf multiply_add(vf sum, vf a, vf b, const enum dtype dtype)
+{
+    if (dtype == BFLOAT16)
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    return sum + a * b;
+}
+#else
+INLINE int64_t step_of(const enum dtype dtype)
+{
+    (void)dtype;
+    return LANES;
+}
+#define load_step load
+#define load_step_partial load_partial
+INLINE vf multiply_add(vf sum, vf a, vf b, const enum dtype dtype)
+{
+    (void)dtype;
+    return sum + a * b;
+}
+#endif
 
 #if LANES == 16
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -165,6 +251,9 @@ INLINE void transpose(vf *rows)
 
 INLINE float horizontal_max(vf value)
 {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)value);
+#else
     float lanes[LANES];
     memcpy(lanes, &value, sizeof lanes);
 #pragma GCC unroll 4
@@ -173,6 +262,7 @@ INLINE float horizontal_max(vf value)
         for (int lane = 0; lane < half; lane++)
             lanes[lane] = MAX(lanes[lane], lanes[lane + half]);
     return lanes[0];
+#endif
 }
 
 /* exp(x) within 2 units in the last place for x in [-87, 88]; 0 below, NaN stays NaN.

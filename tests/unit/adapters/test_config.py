@@ -70,13 +70,13 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
     assert (error.code, error.key) == ("unsupported_option", "init_lora_weights")
     assert value in error.message
     assert "base weights" in error.message
+    assert "path_initial_model_for_weight_conversion" in (error.remedy or "")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("use_dora", True),
-        ("lora_bias", True),
         ("bias", "all"),
         ("bias", "lora_only"),
         ("bias", None),
@@ -137,6 +137,7 @@ def test_refuses_unknown_fields_by_name() -> None:
         ("lora_alpha", 1e300, "invalid_field"),
         ("lora_alpha", 10**400, "invalid_field"),
         ("use_rslora", 1, "invalid_field"),
+        ("lora_bias", 1, "invalid_field"),
         ("target_modules", None, "invalid_field"),
         ("target_modules", [], "invalid_field"),
         ("target_modules", [1], "invalid_field"),

@@ -62,11 +62,10 @@ def test_plans_exactly_the_bytes_that_the_ranks_take() -> None:
 def test_large_tensors_are_packed_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = tiny_layout()
     folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(layout, ["q_proj"]))
-    whole = pack(read_adapter(folder, layout), layout)
+    pack(read_adapter(folder, layout), layout, tmp_path / "whole")
     monkeypatch.setattr("loraserve_adapters.safetensors_file._BLOCK_BYTES", 40)
-    in_blocks = pack(read_adapter(folder, layout), layout)
-    assert whole.digest == in_blocks.digest
-    assert np.array_equal(whole.payload, in_blocks.payload)
+    pack(read_adapter(folder, layout), layout, tmp_path / "in_blocks")
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "in_blocks").read_bytes()
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("float16", 1e5), ("bfloat16", 3.4e38)])
@@ -87,11 +86,11 @@ def test_refuses_a_folder_that_changed_after_it_was_verified(tmp_path: Path) -> 
     source = read_adapter(folder, layout)
     write_folder(tmp_path, config_of(), lora_tensors(layout, ["q_proj"], seed=1))
     with pytest.raises(AdapterError) as refused:
-        pack(source, layout)
+        pack(source, layout, tmp_path / "out")
     assert refused.value.code == "file_changed"
     write_folder(tmp_path, config_of(), lora_tensors(layout, ["q_proj"], rank=2))
     with pytest.raises(AdapterError) as refused:
-        pack(source, layout)
+        pack(source, layout, tmp_path / "out")
     assert refused.value.code == "file_changed"
 
 
@@ -101,7 +100,7 @@ def test_uses_the_cached_file_and_repairs_a_damaged_one(tmp_path: Path) -> None:
     cache_dir = tmp_path / "cache" / "packed"
     first = load_and_pack(folder, layout, cache_dir)
     (path,) = cache_dir.iterdir()
-    assert path.name == f"{first.digest}-{layout.fingerprint[:16]}-float32-v1.packed"
+    assert path.name == f"{first.digest}-{layout.fingerprint[:16]}-float32-v2.packed"
     written = path.stat()
     again = load_and_pack(folder, layout, cache_dir)
     assert path.stat().st_ino == written.st_ino
@@ -112,6 +111,22 @@ def test_uses_the_cached_file_and_repairs_a_damaged_one(tmp_path: Path) -> None:
     path.write_bytes(damaged)
     assert np.array_equal(load_and_pack(folder, layout, cache_dir).payload, expected)
     assert [file.name for file in cache_dir.iterdir()] == [path.name]
+
+
+def test_a_bias_lies_behind_its_b(tmp_path: Path) -> None:
+    layout = tiny_layout("bfloat16")
+    tensors = lora_tensors(layout, ["k_proj", "v_proj"])
+    bias = np.arange(16, dtype=np.float32)
+    for name in [*tensors]:
+        if name.endswith("lora_B.weight"):
+            tensors[name.replace("weight", "bias")] = raw_tensor(bias)
+    config = config_of(target_modules=["k_proj", "v_proj"], lora_bias=True)
+    packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
+    assert (packed.offset_bias >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
+    assert all(offset * 2 % ALIGNMENT_BYTES == 0 for offset in packed.offset_bias if offset >= 0)
+    values = np.array(packed.payload).view(np.uint16)
+    for start in packed.offset_bias[packed.offset_bias >= 0].tolist():
+        assert np.array_equal(values[start : start + 16], convert(bias, "float32", "bfloat16"))
 
 
 def test_keeps_one_file_for_each_layout(tmp_path: Path) -> None:

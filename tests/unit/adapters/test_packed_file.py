@@ -8,7 +8,7 @@ from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import pack
 from loraserve_adapters.packed import PackedAdapter
-from loraserve_adapters.packed_file import PAGE_BYTES, layout_fingerprint, read_packed, write_packed
+from loraserve_adapters.packed_file import PAGE_BYTES, file_state, layout_fingerprint, read_packed, write_packed
 from loraserve_adapters.source import read_adapter
 
 from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
@@ -19,7 +19,9 @@ def packed(tmp_path: Path) -> PackedAdapter:
     layout = tiny_layout()
     folder = write_folder(tmp_path / "adapter", config_of(lora_alpha=3), lora_tensors(layout, ["q_proj", "lm_head"]))
     config = config_of(lora_alpha=3, target_modules=["q_proj", "lm_head"])
-    return pack(read_adapter(write_folder(folder, config, lora_tensors(layout, ["q_proj", "lm_head"])), layout), layout)
+    source = read_adapter(write_folder(folder, config, lora_tensors(layout, ["q_proj", "lm_head"])), layout)
+    pack(source, layout, tmp_path / "source.packed")
+    return read_packed(tmp_path / "source.packed")
 
 
 def test_reads_back_what_was_written_as_a_read_only_mapping(packed: PackedAdapter, tmp_path: Path) -> None:
@@ -65,6 +67,26 @@ def test_refuses_the_file_of_another_layout(packed: PackedAdapter, tmp_path: Pat
     with pytest.raises(AdapterError) as refused:
         read_packed(tmp_path / "b.packed")
     assert refused.value.code == "missing_file"
+
+
+def test_the_state_of_a_file_tells_that_it_was_replaced_or_written_to(packed: PackedAdapter, tmp_path: Path) -> None:
+    path = tmp_path / "a.packed"
+    assert file_state(path) is None
+    write_packed(packed, path)
+    first = file_state(path)
+    assert first is not None
+    assert file_state(path) == first
+    write_packed(packed, path)
+    replaced = file_state(path)
+    assert replaced is not None
+    assert replaced != first
+    # As a program does that writes and then hides it.
+    os.utime(path, ns=(0, replaced.modified_ns + 1))
+    os.utime(path, ns=(0, replaced.modified_ns))
+    hidden = file_state(path)
+    assert hidden is not None
+    assert hidden.modified_ns == replaced.modified_ns
+    assert hidden.newest_ns >= replaced.newest_ns
 
 
 def test_leaves_nothing_behind_when_writing_fails(

@@ -140,7 +140,6 @@ def test_refuses_lora_on_embeddings_by_name(save_adapter: SaveAdapter) -> None:
     ("fields", "code"),
     [
         ({"use_dora": True}, "unsupported_option"),
-        ({"lora_bias": True}, "unsupported_option"),
         ({"init_lora_weights": "pissa"}, "unsupported_option"),
         ({"init_lora_weights": "olora"}, "unsupported_option"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_option"),

@@ -75,7 +75,7 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
     [
         (lambda tensors: tensors.pop(A0), "missing_tensor", A0, "missing"),
         (lambda tensors: tensors.pop(B0), "missing_tensor", B0, "missing"),
-        (lambda tensors: tensors.clear(), "missing_tensor", A0, "and 3 more"),
+        (lambda tensors: tensors.clear(), "missing_tensor", A0, "missing"),
         (replaced(A0, raw_tensor(ZEROS[:3])), "rank_mismatch", A0, "found [3, 32], expected [4, 32]"),
         (replaced(B0, raw_tensor(ZEROS[:2].T)), "rank_mismatch", B0, "rank 4"),
         (replaced(A0, raw_tensor(ZEROS[:, :31])), "shape_mismatch", A0, "found [4, 31], expected [4, 32]"),
@@ -102,7 +102,12 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
             None,
             "DoRA",
         ),
-        (replaced(f"base_model.model.{Q0}.lora_B.bias", ("F32", [32], bytes(128))), "unexpected_tensor", None, "bias"),
+        (
+            replaced(f"base_model.model.{Q0}.lora_B.bias", ("F32", [32], bytes(128))),
+            "unexpected_tensor",
+            None,
+            "lora_bias",
+        ),
         (
             replaced("base_model.model.model.embed_tokens.lora_embedding_A", raw_tensor(ZEROS)),
             "unsupported_module",

@@ -1,4 +1,7 @@
+import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -6,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from loraserve_adapters.errors import AdapterError
 
+from loraserve.engine import adapter_memory
 from loraserve.engine.adapter_memory import AdapterMemory
 from tests.support.packed_adapters import TinyAdapter, content, damage, make_adapter_memory
 
@@ -145,6 +149,71 @@ def test_a_file_damaged_after_it_was_added_is_noticed_at_load_and_can_be_replace
     ADAPTERS[0].write(tmp_path)
     load(memory, ADAPTERS[0])
     memory.check_invariants({})
+
+
+@pytest.fixture
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the test were written long ago."""
+    later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
+    monkeypatch.setattr(adapter_memory, "time", later)
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose payload was hashed."""
+    names: list[str] = []
+    read_packed = adapter_memory.read_packed
+
+    def read(path: Path, *, verify: bool, layout_fingerprint: str) -> object:
+        if verify:
+            names.append(path.stem)
+        return read_packed(path, verify=verify, layout_fingerprint=layout_fingerprint)
+
+    monkeypatch.setattr(adapter_memory, "read_packed", read)
+    return names
+
+
+@pytest.mark.usefixtures("an_hour_later")
+def test_a_file_that_did_not_change_is_hashed_once(paths: dict[str, Path], hashed: list[str]) -> None:
+    memory = make_adapter_memory(2)
+    one, two = ADAPTERS[0], ADAPTERS[1]
+    add(memory, paths, one, two)
+    for adapter in (one, two, one, two):
+        load(memory, adapter)
+    assert (memory.num_loads, hashed) == (4, [one.digest, two.digest])
+    memory.remove(one.digest)
+    add(memory, paths, one)
+    load(memory, one)
+    assert hashed == [one.digest, two.digest, one.digest], "what was forgotten is hashed when it comes back"
+
+
+def test_a_file_just_written_is_hashed_again(tmp_path: Path, hashed: list[str]) -> None:
+    memory = make_adapter_memory(2)
+    one, two = ADAPTERS[0], ADAPTERS[1]
+    for adapter in (one, two):
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+    for adapter in (one, two, one):
+        load(memory, adapter)
+    assert hashed == [one.digest, two.digest, one.digest]
+
+
+@pytest.mark.usefixtures("an_hour_later")
+def test_a_file_damaged_after_it_was_hashed_is_noticed_at_its_next_load(tmp_path: Path) -> None:
+    memory = make_adapter_memory(2)
+    one, two = ADAPTERS[0], ADAPTERS[1]
+    path = one.write(tmp_path)
+    memory.add(one.digest, str(path))
+    memory.add(two.digest, str(two.write(tmp_path)))
+    load(memory, one)
+    load(memory, two)
+    before = path.stat()
+    damage(path)
+    # Two writes within one tick of the file system's clock have the same time.
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 10_000_000))
+    with pytest.raises(AdapterError) as caught:
+        memory.try_acquire(one.digest)
+    assert caught.value.code == "bad_packed_file"
+    assert memory.resident == [two.digest]
 
 
 def test_a_resident_adapter_does_not_need_its_file(tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ def test_a_sibling_of_a_choice_that_failed_is_not_computed_when_it_was_admitted_
     memory._evict(ADAPTERS[0].digest)
     read, failures = AdapterMemory._read, [AdapterError("missing_file", "too many open files")]
 
-    def read_flaky(self: AdapterMemory, digest: str, path: Path, *, verify: bool) -> object:
+    def read_flaky(self: AdapterMemory, digest: str, path: Path, *, verify: bool = False) -> object:
         if failures:
             raise failures.pop()
         return read(self, digest, path, verify=verify)

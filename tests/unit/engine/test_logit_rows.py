@@ -74,6 +74,47 @@ def test_argmax_prefers_the_lower_id_and_shows_nan(open_any, dtype):
     assert np.isnan(values[1])
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 3.0, 3.0, -2.0],
+        [-4.0, -1.0, -1.0, -2.0],
+        [-4.0, -0.0, 0.0, -2.0],
+        [1.0, float("inf"), 2.0, 3.0],
+        [float("-inf")] * 4,
+        [1.0, 2.0, float("nan"), 3.0],
+        [1.0, 2.0, -float("nan"), float("inf")],
+    ],
+)
+def test_best_ids_are_those_of_argmax(open_any, dtype, values):
+    """Each row alone and beside one that has nothing special."""
+    logits = torch.tensor([values, [1.0, 2.0, 3.0, 2.0]]).to(dtype)
+    for rows in (logits[:1], logits, logits[1:]):
+        opened = open_any(rows, 4)
+        token_ids, peaks = opened.argmax()
+        assert opened.best_ids() == (token_ids.tolist(), np.isfinite(peaks).tolist())
+
+
+def test_best_ids_see_a_nan_of_negative_sign(open_any):
+    bits = torch.tensor([[0x3F80, 0xFFC0 - 0x10000, 0x4000]], dtype=torch.int16)
+    assert open_any(bits.view(torch.bfloat16), 3).best_ids() == ([1], [False])
+
+
+def test_argmax_of_rows_without_a_positive_logit(open_any, dtype):
+    logits = torch.full((4, 300), -3.0, dtype=dtype)
+    logits[0, [40, 41]] = -1
+    logits[1, 60], logits[1, 61] = -0.0, 0.0
+    logits[2] = -torch.inf
+    logits[3, 9], logits[3, 200] = 7, -torch.tensor(torch.nan).abs()
+
+    token_ids, values = open_any(logits, 300).argmax()
+
+    assert token_ids.tolist()[:3] == [40, 60, 0]
+    assert values.tolist()[:3] == [-1, 0, -np.inf]
+    assert token_ids[3] == 200
+    assert np.isnan(values[3])
+
+
 def test_lane_max(rows, expected):
     maxima = rows.lane_max(IDS)
 

@@ -65,6 +65,7 @@ class Bench:
         max_tokens: int = 100,
         n: int = 1,
         tenant: str = "t",
+        weight: float = 1.0,
         adapter: TinyAdapter | None = None,
         salt: str = "",
         prompt_logprobs: int | None = None,
@@ -74,7 +75,7 @@ class Bench:
         tokens = num_prompt if isinstance(num_prompt, list) else [1000 * number + i for i in range(num_prompt)]
         params = SamplingParams(max_tokens=max_tokens, n=n, prompt_logprobs=prompt_logprobs)
         digest = None if adapter is None else adapter.digest
-        request = EngineRequest(name or f"r{number}", tokens, params, digest, salt, tenant)
+        request = EngineRequest(name or f"r{number}", tokens, params, digest, salt, tenant, weight)
         state = RequestState(request, float(number), root_hash(salt, "base", digest))
         state.sequences.append(Sequence(state, 0, list(tokens), len(tokens)))
         self.scheduler.add(state)
@@ -394,6 +395,16 @@ def test_tenants_with_equal_backlogs_are_served_alike() -> None:
         bench.step()
         gap = max(gap, abs(served("short") - served("long")))
     assert gap <= 4 * (14 + 12), "more than what the running sequences of one tenant can take"
+
+
+def test_a_tenant_of_three_times_the_weight_is_served_three_times_as_much() -> None:
+    bench = Bench(max_num_seqs=1, num_blocks=8)
+    for _ in range(60):
+        bench.add(4, name="heavy", tenant="heavy", weight=3.0, max_tokens=4)
+        bench.add(4, name="light", tenant="light", max_tokens=4)
+    while len(bench.first_scheduled) < 40:
+        bench.step()
+    assert 28 <= bench.first_scheduled.count("heavy") <= 32
 
 
 def test_a_cold_load_is_charged_once_to_the_tenant_that_causes_it(memory: AdapterMemory) -> None:

@@ -1,0 +1,114 @@
+"""The one pass over an adapter's values: hashed, checked and, where wanted, written in the packed form."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.checks import Checks
+from loraserve_adapters.digest import HashedTensor
+from loraserve_adapters.dtypes import FROM_SAFETENSORS, all_finite, convert, raw_bytes
+from loraserve_adapters.errors import AdapterError, shown_name
+from loraserve_adapters.judge import JudgedAdapter
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME, SafetensorsFile, TensorEntry
+
+
+class ValueSink(Protocol):
+    """Takes the values of all LoRA tensors, block by block."""
+
+    def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
+        """block: rows of the entry from `first_row`, in the layout's dtype, finite. A 1-D entry is one row."""
+        ...
+
+
+def read_content(
+    adapter: JudgedAdapter,
+    weights: SafetensorsFile,
+    layout: BaseLayout,
+    checks: Checks,
+    *,
+    sink: ValueSink | None = None,
+    expected: Mapping[str, bytes] | None = None,
+) -> list[HashedTensor]:
+    """Holds about 20 MB, however large the adapter. Records tensors that are not finite, here or in the base's dtype.
+
+    expected: sha256 of each tensor from an earlier pass; one that differs is refused.
+    """
+    hashed: list[HashedTensor] = []
+    has_effect = False
+    for module in adapter.modules:
+        for entry in module.entries:
+            tensor, is_zero = _read_tensor(weights, entry, layout.dtype, checks, sink)
+            hashed.append(tensor)
+            has_effect = has_effect or (entry is not module.lora_a and not is_zero)
+    for entry, base in adapter.base_weights:
+        hashed.append(_read_base_weight(weights, entry, base, layout.dtype, checks))
+    if not checks.failed("weights.values"):
+        checks.passed("weights.values", f"all values are finite, also as the base model's {layout.dtype}")
+    if adapter.base_weights and not checks.failed("weights.base_copy"):
+        checks.passed("weights.base_copy", "the base weights saved beside the adapter equal the served ones")
+    if not has_effect and not checks.has_failed:
+        reason = f"{WEIGHTS_NAME}: every lora_B is zero: the adapter answers as the base model"
+        checks.warn("weights.effect", AdapterError("no_effect", reason, file=WEIGHTS_NAME))
+    if expected is not None and expected != {tensor.entry.name: tensor.sha256 for tensor in hashed}:
+        reason = f"{WEIGHTS_NAME}: changed after it was verified"
+        checks.fail("weights.values", AdapterError("file_changed", reason, file=WEIGHTS_NAME))
+    return hashed
+
+
+def _read_tensor(
+    weights: SafetensorsFile, entry: TensorEntry, dtype: str, checks: Checks, sink: ValueSink | None
+) -> tuple[HashedTensor, bool]:
+    """The tensor's hash, and whether all of it is zero."""
+    digest = hashlib.sha256()
+    source_dtype = FROM_SAFETENSORS[entry.dtype]
+    is_good, is_zero = True, True
+    for first, block in weights.row_blocks(entry):
+        digest.update(raw_bytes(block))
+        is_zero = is_zero and not block.any()
+        if not is_good:
+            continue
+        if not all_finite(block, source_dtype):
+            is_good = False
+            checks.fail("weights.values", _not_finite(entry, "holds NaN or infinity", "finite values"))
+            continue
+        values = convert(block, source_dtype, dtype)
+        if not all_finite(values, dtype):
+            is_good = False
+            reason = f"holds values too large for the base model's {dtype}"
+            checks.fail("weights.values", _not_finite(entry, reason, f"values within {dtype}"))
+        elif sink is not None:
+            sink.write(entry, first, values)
+    return HashedTensor(entry, digest.digest()), is_zero
+
+
+def _read_base_weight(
+    weights: SafetensorsFile, entry: TensorEntry, base: BaseModule, dtype: str, checks: Checks
+) -> HashedTensor:
+    """Accepts the copy of a base weight only if, in the base's dtype, it is bit for bit the served one."""
+    source, converted = hashlib.sha256(), hashlib.sha256()
+    for _, block in weights.row_blocks(entry):
+        source.update(raw_bytes(block))
+        converted.update(raw_bytes(convert(block, FROM_SAFETENSORS[entry.dtype], dtype)))
+    if converted.hexdigest() != base.weight_sha256:
+        reason = f"{WEIGHTS_NAME}: {shown_name(entry.name)}: differs from the served base model's weight"
+        found = f"sha256 {converted.hexdigest()[:16]} as {dtype}"
+        error = AdapterError(
+            "base_weight_differs",
+            reason,
+            file=WEIGHTS_NAME,
+            key=entry.name,
+            found=found,
+            expected=f"sha256 {(base.weight_sha256 or '')[:16]}",
+        )
+        checks.fail("weights.base_copy", error)
+    return HashedTensor(entry, source.digest())
+
+
+def _not_finite(entry: TensorEntry, reason: str, expected: str) -> AdapterError:
+    message = f"{WEIGHTS_NAME}: {shown_name(entry.name)}: {reason}"
+    return AdapterError(
+        "not_finite", message, file=WEIGHTS_NAME, key=entry.name, found=reason.removeprefix("holds "), expected=expected
+    )

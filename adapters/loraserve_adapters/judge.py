@@ -1,0 +1,249 @@
+"""What can be said of an adapter from its config and the header of its weights: all but the tensors' values."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.checks import Checks
+from loraserve_adapters.config import CONFIG_NAME, AdapterConfig, check_config
+from loraserve_adapters.dtypes import FROM_SAFETENSORS
+from loraserve_adapters.errors import AdapterError, shown, shown_name
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
+from loraserve_adapters.targets import Target, close_names, resolve_targets, unused_entries
+
+KEY_PREFIX = "base_model.model."
+_MAX_HINTS = 5
+"""Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    target: Target
+    lora_a: TensorEntry
+    """[rank, in_features]"""
+    lora_b: TensorEntry
+    """[out_features, rank]"""
+    bias: TensorEntry | None
+    """[out_features]; with `lora_bias` only."""
+
+    @property
+    def entries(self) -> list[TensorEntry]:
+        return [entry for entry in (self.lora_a, self.lora_b, self.bias) if entry is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAdapter:
+    """Every tensor of the header has its place, and every targeted module its tensors."""
+
+    config: AdapterConfig
+    modules: tuple[SourceModule, ...]
+    """In the layout's order."""
+    base_weights: tuple[tuple[TensorEntry, BaseModule], ...]
+    """Copies of base weights: accepted only if they turn out to be equal to the served ones."""
+
+    @property
+    def num_content_bytes(self) -> int:
+        return sum(entry.size_bytes for module in self.modules for entry in module.entries)
+
+
+def judge_config(
+    data: bytes, layout: BaseLayout, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
+) -> tuple[AdapterConfig, tuple[Target, ...]] | None:
+    """Config and targeted modules; None where that is refused. base_names: what the served model is called."""
+    config = check_config(data, limits, checks)
+    if config is None:
+        return None
+    _compare_base_names(config.base_model_name, base_names, checks)
+    targets = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
+    if targets is None:
+        return None
+    checks.passed("config.targets", f"{len(targets)} linear layers of the base model are targeted")
+    for entry in unused_entries(config, layout)[:_MAX_HINTS]:
+        reason = f"{CONFIG_NAME}: target_modules: {shown(entry)} names no module of the base model"
+        checks.warn(
+            "config.targets",
+            AdapterError("unused_entry", reason, file=CONFIG_NAME, key="target_modules", found=shown(entry)),
+        )
+    return config, targets
+
+
+def judge(
+    config_data: bytes,
+    first_bytes: bytes,
+    weights_size: int,
+    layout: BaseLayout,
+    checks: Checks,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    base_names: Iterable[str] = (),
+) -> JudgedAdapter | None:
+    """None where something is refused, which `checks` then holds; reads nothing else.
+
+    first_bytes: of the weights file, at least up to the end of its header. weights_size: of the whole file, in bytes.
+    """
+    selected = judge_config(config_data, layout, checks, limits=limits, base_names=base_names)
+    entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, limits))
+    if selected is None or entries is None:
+        return None
+    return match_tensors(*selected, {entry.name: entry for entry in entries}, layout, checks)
+
+
+def match_tensors(
+    config: AdapterConfig,
+    targets: tuple[Target, ...],
+    tensors: Mapping[str, TensorEntry],
+    layout: BaseLayout,
+    checks: Checks,
+) -> JudgedAdapter | None:
+    """Gives every targeted module its tensors; the rest may only be copies of base weights that we can check."""
+    checks.passed("weights.header", f"the {len(tensors)} tensors cover {WEIGHTS_NAME} without gap or overlap")
+    rest = dict(tensors)
+    modules: list[SourceModule] = []
+    missing: list[str] = []
+    for target in targets:
+        kinds = ("lora_A.weight", "lora_B.weight", *(("lora_B.bias",) if config.lora_bias else ()))
+        names = [f"{KEY_PREFIX}{target.module.name}.{kind}" for kind in kinds]
+        found = [rest.pop(name, None) for name in names]
+        missing += [name for name, entry in zip(names, found, strict=True) if entry is None]
+        if found[0] is not None and found[1] is not None and None not in found:
+            modules.append(SourceModule(target, found[0], found[1], found[2] if config.lora_bias else None))
+    # What is there under a wrong name tells more than what is therefore missing.
+    base_weights = _base_weights(rest, layout, checks)
+    for name in missing:
+        reason = "missing, though adapter_config.json targets its module"
+        checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
+    if not checks.failed("weights.tensors"):
+        checks.passed("weights.tensors", f"all {len(tensors)} tensors are used")
+    for module in modules:
+        _check_module(module, checks)
+    for entry, base in base_weights:
+        _check_base_weight(entry, base, checks)
+    if not checks.failed("weights.shapes"):
+        checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
+    if not checks.failed("weights.dtypes"):
+        dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for module in modules for entry in module.entries})
+        checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
+    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_weights))
+
+
+def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
+    """A warning at most: the same base has as many names as people have folders."""
+    served = {name.rstrip("/").rpartition("/")[2].casefold(): name for name in base_names}
+    if author_name is None or not served:
+        return
+    last_part = author_name.rstrip("/").rpartition("/")[2]
+    expected = ", ".join(served.values())
+    if last_part.casefold() in served:
+        checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
+        return
+    reason = f"{CONFIG_NAME}: base_model_name_or_path: trained on {shown(author_name)}, served is {expected}"
+    error = AdapterError(
+        "other_base_model",
+        reason,
+        file=CONFIG_NAME,
+        key="base_model_name_or_path",
+        found=shown(author_name),
+        expected=expected,
+    )
+    checks.warn("config.base_model", error)
+
+
+def _base_weights(
+    rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks
+) -> list[tuple[TensorEntry, BaseModule]]:
+    checkable = {module.name: module for group in layout.groups for module in group if module.weight_sha256}
+    known = {module.name for group in layout.groups for module in group}
+    base_weights: list[tuple[TensorEntry, BaseModule]] = []
+    num_hints = 0
+    for name, entry in rest.items():
+        module = checkable.get(_base_weight_owner(name) or "")
+        if module is not None:
+            base_weights.append((entry, module))
+            continue
+        checks.fail("weights.tensors", _unexpected(name, known, layout, with_hint=num_hints < _MAX_HINTS))
+        num_hints += 1
+    return base_weights
+
+
+def _base_weight_owner(tensor_name: str) -> str | None:
+    """PEFT saves a targeted `lm_head` as `….base_layer.weight`, an untargeted, resized one as `….weight`."""
+    if not tensor_name.startswith(KEY_PREFIX) or not tensor_name.endswith(".weight"):
+        return None
+    return tensor_name.removeprefix(KEY_PREFIX).removesuffix(".weight").removesuffix(".base_layer")
+
+
+def _unexpected(name: str, known: set[str], layout: BaseLayout, *, with_hint: bool) -> AdapterError:
+    if not name.startswith(KEY_PREFIX):
+        return _refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
+    module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
+    kind = f"lora_{kind}" if kind else ""
+    if "magnitude_vector" in kind:
+        return _refused("unexpected_tensor", name, "belongs to DoRA, which is not supported")
+    if kind.startswith("lora_embedding_"):
+        return _refused("unsupported_module", name, f"LoRA on embeddings is not supported yet: {shown(module)}")
+    if kind == "lora_B.bias" and module in known:
+        return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
+    if not kind:
+        if _base_weight_owner(name) in layout.embedding_modules:
+            reason = "embeddings cannot be replaced; save with save_embedding_layers=False if they are unchanged"
+            return _refused("unexpected_tensor", name, reason)
+        return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
+    if kind not in ("lora_A.weight", "lora_B.weight"):
+        hint = "save_pretrained of PEFT writes lora_A.weight and lora_B.weight without an adapter name"
+        return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
+    if module in known:
+        return _refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
+    hint = close_names(module, layout) if with_hint else ""
+    return _refused("unknown_module", name, f"the base model has no such linear{hint}")
+
+
+def _check_module(module: SourceModule, checks: Checks) -> None:
+    base, rank = module.target.module, module.target.lora_rank
+    expected: list[tuple[TensorEntry | None, tuple[int, ...], int]] = [
+        (module.lora_a, (rank, base.in_features), 0),
+        (module.lora_b, (base.out_features, rank), 1),
+        (module.bias, (base.out_features,), -1),
+    ]
+    for entry, shape, rank_axis in expected:
+        if entry is not None:
+            checks.attempt("weights.shapes", lambda e=entry, s=shape, axis=rank_axis: _check_shape(e, s, axis))
+            checks.attempt("weights.dtypes", lambda e=entry: _check_dtype(e))
+
+
+def _check_dtype(entry: TensorEntry) -> None:
+    if entry.dtype not in FROM_SAFETENSORS:
+        expected = "F32, F16 or BF16"
+        reason = f"found {entry.dtype}, expected {expected}"
+        raise _refused("bad_dtype", entry.name, reason, found=entry.dtype, expected=expected)
+
+
+def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int) -> None:
+    """rank_axis: of the expected shape's two; -1 = none."""
+    if entry.shape == expected:
+        return
+    code = "shape_mismatch"
+    if rank_axis >= 0 and len(entry.shape) == 2 and entry.shape[1 - rank_axis] == expected[1 - rank_axis]:
+        code = "rank_mismatch"
+    found = shown(list(entry.shape))
+    reason = f"found {found}, expected {list(expected)}"
+    if code == "rank_mismatch":
+        reason += f", for adapter_config.json gives this module rank {expected[rank_axis]}"
+    raise _refused(code, entry.name, reason, found=found, expected=str(list(expected)))
+
+
+def _check_base_weight(entry: TensorEntry, base: BaseModule, checks: Checks) -> None:
+    shape = (base.out_features, base.in_features)
+    if entry.shape != shape:
+        found = shown(list(entry.shape))
+        reason = f"found {found}, the served base model has {list(shape)}"
+        error = _refused("base_weight_differs", entry.name, reason, found=found, expected=str(list(shape)))
+        checks.fail("weights.shapes", error)
+    checks.attempt("weights.dtypes", lambda: _check_dtype(entry))
+
+
+def _refused(
+    code: str, tensor: str, reason: str, *, found: str | None = None, expected: str | None = None
+) -> AdapterError:
+    message = f"{WEIGHTS_NAME}: {shown_name(tensor)}: {reason}"
+    return AdapterError(code, message, file=WEIGHTS_NAME, key=tensor, found=found, expected=expected)

@@ -1,0 +1,38 @@
+"""What the owner of a refused adapter can do about it, by the refusal's code."""
+
+_SAVE_AGAIN = "Save the adapter again with PEFT's save_pretrained and upload both files unchanged."
+
+_REMEDIES = {
+    "bad_json": _SAVE_AGAIN,
+    "duplicate_key": _SAVE_AGAIN,
+    "unknown_field": "Remove the field if it has no effect, or save the adapter with a PEFT version up to 0.21.",
+    "unsupported_option": "Train or convert the adapter without this option.",
+    "invalid_field": "Set the field to a value as PEFT's LoraConfig writes it.",
+    "rank_too_large": "Train with a smaller rank, or cut the rank with a singular value decomposition.",
+    "too_large": "Make the file smaller, or ask the operator whether the limit can be raised.",
+    "bad_pattern": "Correct the regular expression, or list the modules by name.",
+    "unsupported_pattern": "Use a simpler regular expression, or list the modules by name.",
+    "pattern_too_complex": "Use a simpler regular expression, or list the modules by name.",
+    "unknown_module": "Use an adapter that was trained on the served base model.",
+    "unsupported_module": "Train the adapter with target_modules that are linear layers only.",
+    "bad_safetensors": _SAVE_AGAIN,
+    "duplicate_tensor": _SAVE_AGAIN,
+    "bad_dtype": "Convert the tensors to float32, float16 or bfloat16.",
+    "missing_tensor": "Upload all tensors of the modules that adapter_config.json targets, or correct target_modules.",
+    "unexpected_tensor": "Remove the tensor if it is unused, or correct adapter_config.json so that it covers it.",
+    "shape_mismatch": "Use an adapter that was trained on the served base model.",
+    "rank_mismatch": "Correct r or rank_pattern in adapter_config.json so that they match the tensors.",
+    "not_finite": "Train again from a checkpoint before the loss diverged, or save in a wider format.",
+    "base_weight_differs": "Use an adapter that was trained on exactly the served base weights.",
+    "file_changed": "Upload again, and do not change the files meanwhile.",
+    "missing_file": "An adapter is adapter_config.json and adapter_model.safetensors; upload both.",
+    "not_a_regular_file": "Copy the file itself into the folder instead of a link to it.",
+    "unreadable_file": "Make the file readable for the server's user.",
+    "sha256_mismatch": "Upload the file again: what arrived is not what was announced.",
+    "other_base_model": "Check that the adapter was trained on the served base model.",
+    "no_effect": "Upload the trained adapter: this one answers exactly as the base model.",
+}
+
+
+def remedy_for(code: str) -> str | None:
+    return _REMEDIES.get(code)

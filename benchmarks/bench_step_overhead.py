@@ -1,0 +1,104 @@
+"""What the engine adds to a step besides the forward pass, at several batch sizes and contexts. One JSON line a case.
+
+Scheduling, building the batch, sampling, bookkeeping and messages: the engine process's own loop over a socket pair,
+read between the steps. Greedy, base model: a step with adapters takes longer and adds the same.
+
+Run: python benchmarks/bench_step_overhead.py --model benchmarks/out/llama-100m
+"""
+
+import argparse
+import gc
+import json
+import socket
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from in_process import start_engine
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor
+
+from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.serving.engine_loop import EngineLoop
+from loraserve.serving.engine_process import SocketChannel
+from loraserve.serving.framing import encode_frame
+from loraserve.serving.messages import AddRequests
+
+CASES = [(16, 128), (64, 128), (16, 1920)]
+"""(sequences, prompt tokens)."""
+STEPS = 48
+RECEIVE_BYTES = 1 << 20
+
+
+class TimedForward:
+    """Stands in for `ModelRunner.forward`, and notes its time and its batch's size."""
+
+    def __init__(self, forward: Callable[[StepBatch], Tensor]) -> None:
+        self._forward = forward
+        self.seconds = 0.0
+        self.num_rows = 0
+        self.num_sampled_rows = 0
+
+    def __call__(self, batch: StepBatch) -> Tensor:
+        start = perf_counter()
+        logits = self._forward(batch)
+        self.seconds = perf_counter() - start
+        self.num_rows, self.num_sampled_rows = len(batch.token_ids), len(batch.sampled_rows)
+        return logits
+
+
+class Bench:
+    def __init__(self, model: Path) -> None:
+        engine = start_engine(model, enable_lora=False)
+        runner: ModelRunner = engine._runner
+        self._forward = TimedForward(runner.forward)
+        runner.forward = self._forward  # type: ignore[method-assign]
+        self._has_work = engine.has_work
+        ours, self._peer = socket.socketpair()
+        self._loop = EngineLoop(engine, SocketChannel(ours))
+        gc.collect()
+        gc.freeze()  # as the engine process does
+
+    def measure(self, num_sequences: int, num_prompt: int) -> dict[str, float]:
+        """Medians over decode steps in which every sequence takes part."""
+        sampling = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
+        requests = [
+            EngineRequest(f"{num_sequences}-{num_prompt}-{i}", [2 + i, *[1 + i % 97] * (num_prompt - 1)], sampling)
+            for i in range(num_sequences)
+        ]
+        self._peer.sendall(encode_frame(AddRequests(requests)))
+        self._loop.run_once(0)
+        self._peer.recv(RECEIVE_BYTES)
+        steps, overheads = [], []
+        while self._has_work():
+            start = perf_counter()
+            self._loop.run_once(0)
+            seconds = perf_counter() - start
+            self._peer.recv(RECEIVE_BYTES)
+            if self._forward.num_rows == self._forward.num_sampled_rows == num_sequences:
+                steps.append(seconds * 1000)
+                overheads.append((seconds - self._forward.seconds) * 1000)
+        step_ms, overhead_ms = statistics.median(steps), statistics.median(overheads)
+        return {
+            "sequences": num_sequences,
+            "prompt_tokens": num_prompt,
+            "steps": len(steps),
+            "step_ms": step_ms,
+            "overhead_ms": overhead_ms,
+            "share": overhead_ms / step_ms,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True)
+    args = parser.parse_args()
+    bench = Bench(args.model)
+    for case in CASES:
+        print(json.dumps(bench.measure(*case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""A decoder layer as one call of `csrc/decoder_layer.c`."""
+
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.bound_group import BoundGroup, bind_group
+from loraserve_kernels.checks import mismatch, require_dense, require_like, require_rows
+from loraserve_kernels.cpu_library import (
+    DTYPE_CODES,
+    CpuLibrary,
+    DecoderLayerStruct,
+    LayerStepStruct,
+    raise_for,
+)
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
+from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.step_batch import StepBatch
+
+
+class StepAddresses:
+    """The part of a call's arguments that all layers share; made once per step."""
+
+    def __init__(self) -> None:
+        self._batch: StepBatch | None = None
+        self._rotary: tuple[Tensor, Tensor] | None = None
+        self._with_adapters = False
+        self._struct = LayerStepStruct()
+
+    def address(self, batch: StepBatch, rotary: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, lora: bool) -> int:
+        """Of a `struct layer_step`; valid until the next call."""
+        if self._batch is not batch or self._rotary is not rotary or self._with_adapters != lora:
+            self._struct = _step_struct(batch, rotary, dtype, lora=lora)
+            self._batch, self._rotary, self._with_adapters = batch, rotary, lora
+        return addressof(self._struct)
+
+
+class CpuDecoderLayer:
+    """See `DecoderLayer`. All linears are `PackedLinear`s of one library.
+
+    A row's result is the same bits whatever other rows are in the batch.
+    """
+
+    def __init__(
+        self, parts: DecoderLayerParts, library: CpuLibrary, step: StepAddresses, composed: DecoderLayer
+    ) -> None:
+        """composed: the layer of separate ops, for the rare adapters with biases, which the C function does not add."""
+        linears = [parts.qkv, parts.output, parts.gate_up, parts.down]
+        packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
+        assert len(packed) == len(linears), "all linears must be packed"
+        _check_sizes(parts, packed)
+        self._parts = parts
+        self._step = step
+        self._composed = composed
+        self._hidden_size = packed[0].in_features
+        self._dtype = packed[0].dtype
+        self._code = DTYPE_CODES[self._dtype]
+        self._function = library.functions.decoder_layer
+        self._struct = DecoderLayerStruct(
+            num_kv_heads=parts.num_kv_heads,
+            head_dim=parts.head_dim,
+            num_heads=parts.num_heads,
+            hidden_size=self._hidden_size,
+            intermediate_size=parts.intermediate_size,
+            sliding_window=parts.sliding_window or 0,
+            scaling=parts.scaling,
+            softcap=parts.softcap or 0.0,
+        )
+        for i, linear in enumerate(packed):
+            self._struct.linears[i] = linear.struct
+        norms = (("input", parts.input_norm), ("mlp", parts.mlp_norm), ("q", parts.q_norm), ("k", parts.k_norm))
+        for name, norm in norms:
+            if norm is not None:
+                setattr(self._struct, f"{name}_norm", norm.weight.data_ptr())
+                setattr(self._struct, f"{name}_eps", norm.eps)
+        self._address = addressof(self._struct)
+        self._caches: tuple[Tensor, Tensor] | None = None
+        self._table: AdapterTable | None = None
+        self._groups: list[BoundGroup] = []
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """See `DecoderLayer`. Nothing is changed when an index is out of range."""
+        if table is not None and table.num_biased and batch.segments.has_adapter:
+            return self._composed(x, rotary, k_cache, v_cache, batch, table)
+        if self._caches is None or self._caches[0] is not k_cache or self._caches[1] is not v_cache:
+            self._bind_caches(k_cache, v_cache)
+        if table is not None and (
+            self._table is not table or not self._groups[0].is_for(self._parts.lora_groups[0], table)
+        ):
+            self._bind_table(table)
+        require_rows("x", x, self._hidden_size)
+        require_dense("x", x, self._dtype)
+        if x.shape[0] != batch.slot_mapping.shape[0]:
+            raise mismatch("x", f"{x.shape[0]} rows", f"{batch.slot_mapping.shape[0]}, as the batch")
+        if rotary is not None and rotary[0].shape[-1] > self._parts.head_dim:
+            raise mismatch("cos", list(rotary[0].shape), f"a rotary_dim of at most {self._parts.head_dim}")
+        out = torch.empty_like(x)
+        step = self._step.address(batch, rotary, self._dtype, lora=table is not None and batch.segments.has_adapter)
+        status = self._function(self._address, step, x.data_ptr(), out.data_ptr(), self._code, torch.get_num_threads())
+        raise_for(status)
+        return out
+
+    def _is_bound_to(self, table: AdapterTable) -> bool:
+        return self._table is table and self._groups[0].is_for(self._parts.lora_groups[0], table)
+
+    def _bind_caches(self, k_cache: Tensor, v_cache: Tensor) -> None:
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            require_dense(name, cache, self._dtype)
+            if cache.dim() != 4 or cache.shape[1] != self._parts.num_kv_heads or cache.shape[3] != self._parts.head_dim:
+                expected = f"[num_blocks, {self._parts.num_kv_heads}, block_size, {self._parts.head_dim}]"
+                raise mismatch(name, list(cache.shape), expected)
+        if k_cache.shape != v_cache.shape:
+            raise mismatch("v_cache", list(v_cache.shape), f"{list(k_cache.shape)}, as k_cache")
+        self._struct.k_cache, self._struct.v_cache = k_cache.data_ptr(), v_cache.data_ptr()
+        self._struct.num_blocks, self._struct.block_size = k_cache.shape[0], k_cache.shape[2]
+        self._caches = (k_cache, v_cache)
+
+    def _bind_table(self, table: AdapterTable) -> None:
+        require_like("the adapters", table.arena, "the layer", self._parts.input_norm.weight)
+        self._groups = [bind_group(group, table) for group in self._parts.lora_groups]
+        for i, group in enumerate(self._groups):
+            self._struct.groups[i] = group.group_address
+            self._struct.tables[i] = group.table_address
+        self._table = table
+
+
+def _check_sizes(parts: DecoderLayerParts, packed: list[PackedLinear]) -> None:
+    hidden_size, attended = packed[0].in_features, parts.num_heads * parts.head_dim
+    expected = [
+        (hidden_size, attended + 2 * parts.num_kv_heads * parts.head_dim),
+        (attended, hidden_size),
+        (hidden_size, 2 * parts.intermediate_size),
+        (parts.intermediate_size, hidden_size),
+    ]
+    sizes = [(linear.in_features, linear.out_features) for linear in packed]
+    if sizes != expected:
+        raise mismatch("the linears' sizes", sizes, expected)
+    for name, norm, size in (
+        ("input_norm", parts.input_norm, hidden_size),
+        ("mlp_norm", parts.mlp_norm, hidden_size),
+        ("q_norm", parts.q_norm, parts.head_dim),
+        ("k_norm", parts.k_norm, parts.head_dim),
+    ):
+        if norm is not None:
+            _check_norm(name, norm, size, packed[0].dtype)
+
+
+def _check_norm(name: str, norm: Norm, size: int, dtype: torch.dtype) -> None:
+    require_dense(name, norm.weight, dtype)
+    if norm.weight.shape != (size,):
+        raise mismatch(name, list(norm.weight.shape), [size])
+
+
+def _step_struct(
+    batch: StepBatch, rotary: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, lora: bool
+) -> LayerStepStruct:
+    num_rows, num_sequences = batch.slot_mapping.shape[0], batch.context_lens.shape[0]
+    require_dense("slot_mapping", batch.slot_mapping, torch.int64)
+    for name in ("context_lens", "row_start", "num_rows"):
+        tensor: Tensor = getattr(batch, name)
+        require_dense(name, tensor, torch.int32)
+        if tensor.shape[0] != num_sequences:
+            raise mismatch(name, list(tensor.shape), [num_sequences])
+    table = batch.block_table
+    if table.dtype != torch.int32 or table.stride(-1) != 1 or table.shape[0] != num_sequences:
+        raise mismatch("block_table", f"{list(table.shape)} {table.dtype}", f"[{num_sequences}, max_blocks] int32")
+    struct = LayerStepStruct(
+        num_rows=num_rows,
+        num_sequences=num_sequences,
+        max_blocks=table.shape[1],
+        slot_mapping=batch.slot_mapping.data_ptr(),
+        block_table=table.data_ptr(),
+        block_table_stride=table.stride(0),
+        context_lens=batch.context_lens.data_ptr(),
+        row_start=batch.row_start.data_ptr(),
+        sequence_rows=batch.num_rows.data_ptr(),
+    )
+    if rotary is not None:
+        rotary_dim = rotary[0].shape[-1]
+        for name, tensor in zip(("cos", "sin"), rotary, strict=True):
+            require_dense(name, tensor, dtype)
+            if tensor.numel() != num_rows * rotary_dim or tensor.shape[-1] != rotary_dim or rotary_dim % 2:
+                raise mismatch(name, list(tensor.shape), f"[{num_rows}, an even rotary_dim]")
+        struct.cosine, struct.sine, struct.rotary_dim = rotary[0].data_ptr(), rotary[1].data_ptr(), rotary_dim
+    if lora:
+        struct.segment_start = batch.segments.start.data_ptr()
+        struct.segment_adapter_slot = batch.segments.adapter_slot.data_ptr()
+        struct.num_segments = batch.segments.adapter_slot.shape[0]
+    return struct

@@ -1,0 +1,267 @@
+/* One decoder layer of the Llama-like families in one parallel region: norm, attention and gated MLP, with their linears,
+ * adapters and residual sums. Every value is rounded where the ops of their own round it.
+ *
+ * A step is many short pieces of work; called one by one from Python, calls and the start and end of parallel regions add
+ * up. Decode of 16 rows of 16 adapters, 12 layers of hidden size 768, two EPYC Zen 5 cores: 18.2 -> 13.1 ms a step with
+ * this, packed linears and bfloat16 products in attention together.
+ */
+#include "lora_add.h"
+#include "packed_linear.h"
+#include "paged_attention.h"
+#include "row_ops.h"
+
+#if LANES == 16 /* as packed_linear.c */
+
+#define MAX_PIECES 32 /* of work in one layer */
+
+enum { QKV, OUTPUT, GATE_UP, DOWN, NUM_LINEARS };
+
+/* What stays the same from step to step. */
+struct decoder_layer {
+    struct packed_linear linears[NUM_LINEARS];
+    const struct group *groups[NUM_LINEARS]; /* of adapters; NULL without any */
+    const struct table *tables[NUM_LINEARS];
+    const void *input_norm, *mlp_norm, *q_norm, *k_norm; /* weights; those of heads may be NULL */
+    void *k_cache, *v_cache;
+    int64_t num_blocks, num_kv_heads, block_size, head_dim, num_heads, hidden_size, intermediate_size, sliding_window;
+    float input_eps, mlp_eps, q_eps, k_eps, scaling, softcap;
+};
+
+/* What all layers of a step share. */
+struct layer_step {
+    int64_t num_rows, num_sequences, max_blocks;
+    const void *cosine, *sine; /* dense [num_rows, rotary_dim] */
+    int64_t rotary_dim;
+    const int64_t *slot_mapping;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const int32_t *context_lens, *row_start, *sequence_rows;
+    struct segments segments; /* none: base model only */
+};
+
+/* Everything one call works with; activations are dense. */
+struct run {
+    const struct decoder_layer *layer;
+    const struct layer_step *step;
+    const void *x;
+    void *out, *normed, *qkv, *attended, *sum, *gate_up, *activated;
+    void *linear_scratch;
+    struct rotary rotary;
+    struct attention attention;
+    struct attention_plan attention_plan;
+    struct lora_size lora_sizes[NUM_LINEARS];
+    struct lora_plan lora_plans[NUM_LINEARS];
+    enum dtype dtype;
+};
+
+static int64_t qkv_size(const struct decoder_layer *layer)
+{
+    return (layer->num_heads + 2 * layer->num_kv_heads) * layer->head_dim;
+}
+
+static void set_attention(struct run *run)
+{
+    const struct decoder_layer *layer = run->layer;
+    const struct layer_step *step = run->step;
+    const int64_t row_stride = qkv_size(layer), head_dim = layer->head_dim;
+    const void *k = at(run->qkv, layer->num_heads * head_dim, run->dtype);
+    run->rotary = (struct rotary){
+        .q = run->qkv, .q_row_stride = row_stride, .q_head_stride = head_dim,
+        .k = k, .k_row_stride = row_stride, .k_head_stride = head_dim,
+        .v = at(k, layer->num_kv_heads * head_dim, run->dtype), .v_row_stride = row_stride, .v_head_stride = head_dim,
+        .cosine = step->cosine, .sine = step->sine, .k_cache = layer->k_cache, .v_cache = layer->v_cache,
+        .slot_mapping = step->slot_mapping, .num_rows = step->num_rows, .num_heads = layer->num_heads,
+        .num_blocks = layer->num_blocks, .num_kv_heads = layer->num_kv_heads, .block_size = layer->block_size,
+        .head_dim = head_dim, .rotary_dim = step->rotary_dim,
+    };
+    run->attention = (struct attention){
+        .q = run->qkv, .q_row_stride = row_stride, .q_head_stride = head_dim,
+        .k_cache = layer->k_cache, .v_cache = layer->v_cache, .num_blocks = layer->num_blocks,
+        .block_size = layer->block_size, .block_table = step->block_table,
+        .block_table_stride = step->block_table_stride, .context_lens = step->context_lens,
+        .row_start = step->row_start, .num_rows = step->sequence_rows, .out = run->attended,
+        .num_sequences = step->num_sequences, .num_heads = layer->num_heads, .num_kv_heads = layer->num_kv_heads,
+        .head_dim = head_dim, .sliding_window = layer->sliding_window, .scaling = layer->scaling,
+        .softcap = layer->softcap,
+    };
+}
+
+/* The next part of the scratch memory; counts only while `memory` is NULL. */
+static void *reserve(char *memory, size_t *used, size_t size_bytes)
+{
+    void *part = memory ? memory + *used : NULL;
+    *used += (size_bytes + 63) & ~(size_t)63;
+    return part;
+}
+
+/* Points the run into the scratch memory; returns how much there must be. */
+static size_t lay_out(struct run *run, char *memory, const struct attention_size *attention_size, int num_threads)
+{
+    const struct decoder_layer *layer = run->layer;
+    const size_t row_bytes = (size_t)run->step->num_rows * size_of(run->dtype);
+    size_t used = MAX_PIECES * (size_t)num_threads * sizeof(struct share), linear_bytes = 0;
+    for (int i = 0; i < NUM_LINEARS; i++)
+        linear_bytes = MAX(linear_bytes,
+                           linear_scratch(layer->linears + i, run->step->num_rows, num_threads, run->dtype));
+    run->linear_scratch = reserve(memory, &used, linear_bytes);
+    run->normed = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
+    run->qkv = reserve(memory, &used, row_bytes * (size_t)qkv_size(layer));
+    run->attended = reserve(memory, &used, row_bytes * (size_t)(layer->num_heads * layer->head_dim));
+    run->sum = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
+    run->gate_up = reserve(memory, &used, row_bytes * (size_t)(2 * layer->intermediate_size));
+    run->activated = reserve(memory, &used, row_bytes * (size_t)layer->intermediate_size);
+    if (memory)
+        set_attention(run);
+    void *scratch = reserve(memory, &used, attention_scratch(&run->attention, attention_size, num_threads));
+    if (memory)
+        run->attention_plan = attention_prepare(&run->attention, attention_size, scratch);
+    for (int i = 0; i < NUM_LINEARS; i++) {
+        scratch = reserve(memory, &used, lora_scratch(run->lora_sizes + i));
+        if (memory && run->lora_sizes[i].num_items > 0)
+            run->lora_plans[i] = lora_prepare(layer->groups[i], layer->tables[i], &run->step->segments,
+                                              run->lora_sizes + i, scratch);
+    }
+    return used;
+}
+
+/* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. */
+static void linear(struct team *team, const struct run *run, int index, void *y, const void *x)
+{
+    const struct packed_linear *packed = run->layer->linears + index;
+    const struct lora_plan *plan = run->lora_plans + index;
+    linear_stage(team, packed, y, packed->num_outputs, x, packed->depth, run->step->num_rows, run->linear_scratch,
+                 run->dtype);
+    if (run->lora_sizes[index].num_items > 0) {
+        lora_shrink_stage(team, plan, x, packed->depth, run->dtype);
+#pragma omp barrier
+        lora_expand_stage(team, plan, y, packed->num_outputs, run->dtype);
+    }
+#pragma omp barrier
+}
+
+INLINE void add_row(void *y, const void *a, const void *b, int64_t size, const enum dtype dtype)
+{
+    for (int64_t i = 0; i < size; i += LANES)
+        store_upto(y, i, size - i, load_upto(a, i, size - i, dtype) + load_upto(b, i, size - i, dtype), dtype);
+}
+
+/* Row of y = row of a + row of b. */
+static void add(const struct run *run, void *y, const void *a, const void *b, int64_t row)
+{
+    const int64_t size = run->layer->hidden_size, start = row * size;
+    if (run->dtype == BFLOAT16)
+        add_row((void *)at(y, start, BFLOAT16), at(a, start, BFLOAT16), at(b, start, BFLOAT16), size, BFLOAT16);
+    else
+        add_row((void *)at(y, start, FLOAT32), at(a, start, FLOAT32), at(b, start, FLOAT32), size, FLOAT32);
+}
+
+static void norm(const struct run *run, const void *x, const void *weight, float eps, int64_t row)
+{
+    const int64_t size = run->layer->hidden_size, start = row * size;
+    rms_norm_row((void *)at(run->normed, start, run->dtype), at(x, start, run->dtype), weight, size, eps, run->dtype);
+}
+
+static void norm_heads(const struct run *run, const void *weight, float eps, int64_t row, int64_t first, int64_t count)
+{
+    const struct decoder_layer *layer = run->layer;
+    for (int64_t head = first; head < first + count; head++) {
+        void *values = (void *)at(run->qkv, row * qkv_size(layer) + head * layer->head_dim, run->dtype);
+        rms_norm_row(values, values, weight, layer->head_dim, eps, run->dtype);
+    }
+}
+
+/* What comes between q|k|v and attention for one row. */
+static void place_row(const struct run *run, int64_t row)
+{
+    const struct decoder_layer *layer = run->layer;
+    if (layer->q_norm)
+        norm_heads(run, layer->q_norm, layer->q_eps, row, 0, layer->num_heads);
+    if (layer->k_norm)
+        norm_heads(run, layer->k_norm, layer->k_eps, row, layer->num_heads, layer->num_kv_heads);
+    rotary_row(&run->rotary, row, run->dtype);
+}
+
+static void activate_row(const struct run *run, int64_t row)
+{
+    const int64_t size = run->layer->intermediate_size;
+    const void *gate = at(run->gate_up, row * 2 * size, run->dtype);
+    silu_mul_row((void *)at(run->activated, row * size, run->dtype), gate, at(gate, size, run->dtype), size,
+                 run->dtype);
+}
+
+/* NOTE: each loop over shared rows is one piece of work. `out` holds the attention's and the MLP's output in turn. */
+static void compute(struct team *team, const struct run *run)
+{
+    const struct decoder_layer *layer = run->layer;
+    const int64_t num_rows = run->step->num_rows;
+    struct share *shares = start_work(team);
+    int64_t row;
+    while (take(team, shares, num_rows, &row))
+        norm(run, run->x, layer->input_norm, layer->input_eps, row);
+#pragma omp barrier
+    linear(team, run, QKV, run->qkv, run->normed);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row))
+        place_row(run, row);
+#pragma omp barrier
+    attention_stage(team, &run->attention, &run->attention_plan, run->dtype);
+#pragma omp barrier
+    linear(team, run, OUTPUT, run->out, run->attended);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row)) {
+        add(run, run->sum, run->x, run->out, row);
+        norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
+    }
+#pragma omp barrier
+    linear(team, run, GATE_UP, run->gate_up, run->normed);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row))
+        activate_row(run, row);
+#pragma omp barrier
+    linear(team, run, DOWN, run->out, run->activated);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row))
+        add(run, run->out, run->sum, run->out, row);
+}
+
+/* x, out: dense [num_rows, hidden_size], not the same. Nothing is changed when a status is returned. */
+EXPORT int decoder_layer(const struct decoder_layer *layer, const struct layer_step *step, const void *x, void *out,
+                         int dtype, int num_threads)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    struct run run = {.layer = layer, .step = step, .x = x, .out = out, .dtype = (enum dtype)dtype};
+    struct attention_size attention_size;
+    set_attention(&run);
+    enum status status = rotary_check(&run.rotary);
+    if (status == OK)
+        status = attention_measure(&run.attention, step->num_rows, step->max_blocks, num_threads, &attention_size);
+    for (int i = 0; i < NUM_LINEARS && status == OK; i++)
+        if (layer->tables[i] && step->segments.count > 0)
+            status = lora_measure(layer->groups[i], layer->tables[i], &step->segments, step->num_rows,
+                                  run.lora_sizes + i);
+    if (status != OK || step->num_rows == 0)
+        return status;
+    char *memory = grow_scratch(&scratch, &capacity, lay_out(&run, NULL, &attention_size, num_threads));
+    if (!memory)
+        return OUT_OF_MEMORY;
+    lay_out(&run, memory, &attention_size, num_threads);
+    memset(memory, 0, MAX_PIECES * (size_t)num_threads * sizeof(struct share));
+
+#pragma omp parallel num_threads(num_threads)
+    {
+        struct team team = team_of((struct share *)memory);
+        compute(&team, &run);
+    }
+    return OK;
+}
+
+#else
+
+EXPORT int decoder_layer(const void *layer, const void *step, const void *x, void *out, int dtype, int num_threads)
+{
+    (void)layer, (void)step, (void)x, (void)out, (void)dtype, (void)num_threads;
+    return UNSUPPORTED;
+}
+
+#endif

@@ -1,0 +1,274 @@
+/* y = x Wᵀ + bias for a weight packed once, at memory speed for up to 16 rows and near peak arithmetic for many.
+ *
+ * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
+ * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
+ * result depends neither on the number of rows nor on the tile it falls into.
+ *
+ * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
+ * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
+ * memory PREFETCH_BYTES ahead matters: without it 768 -> 4,096 takes 246 us.
+ */
+#include "packed_linear.h"
+
+#define TILE_ROWS 16
+#define PREFETCH_BYTES 8192
+#define ITEM_PANELS 4 /* panels of one item */
+#define ITEM_TILES 16 /* tiles of rows of one item */
+
+#if LANES == 16
+
+INLINE int64_t words_of(int64_t depth, const enum dtype dtype) { return dtype == BFLOAT16 ? (depth + 1) / 2 : depth; }
+
+INLINE int64_t num_tiles_of(int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
+
+static void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
+                      enum dtype dtype)
+{
+    const int64_t words = words_of(depth, dtype), row_bytes = depth * (int64_t)size_of(dtype);
+    for (int64_t word = 0; word < words; word += LANES) {
+        vf lines[LANES];
+        for (int64_t row = 0; row < LANES; row++) {
+            lines[row] = (vf){0};
+            if (row >= num_rows)
+                continue;
+            const char *source = (const char *)at(x, row * x_stride, dtype) + 4 * word;
+            if (4 * (word + LANES) <= row_bytes)
+                memcpy(lines + row, source, sizeof(vf));
+            else
+                memcpy(lines + row, source, (size_t)(row_bytes - 4 * word));
+        }
+        transpose(lines);
+        memcpy(tile + word * TILE_ROWS, lines, sizeof(vf) * (size_t)MIN(LANES, words - word));
+    }
+}
+
+enum source { MEMORY, CACHE }; /* where the panels come from */
+
+/* sums [rows, panels * LANES]. x: a tile, from the first of the rows on; weight: the first of the panels. */
+INLINE void multiply(float *sums, const uint32_t *x, const char *weight, int64_t words, const bool prefetch,
+                     const int rows, const int panels, const enum dtype dtype)
+{
+    const int64_t panel_bytes = words * (int64_t)sizeof(vf);
+    vf sum[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * panels; i++)
+        sum[i] = (vf){0};
+    for (int64_t word = 0; word < words; word++) {
+        vf column[4];
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++) {
+            const char *source = weight + p * panel_bytes + word * (int64_t)sizeof(vf);
+            memcpy(column + p, source, sizeof(vf));
+            if (prefetch)
+                __builtin_prefetch(source + PREFETCH_BYTES / panels, 0, 3);
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; row++) {
+            const vf input = spread(x + word * TILE_ROWS + row);
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++)
+                sum[row * panels + p] = multiply_add(sum[row * panels + p], input, column[p], dtype);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * panels; i++)
+        memcpy(sums + i * LANES, sum + i, sizeof(vf));
+}
+
+/* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
+ * as long. */
+#define MULTIPLY(rows, panels, source)                                                                                \
+    static __attribute__((noinline)) void multiply_##rows##x##panels##_##source##_bfloat16(                           \
+        float *sums, const uint32_t *x, const char *weight, int64_t words)                                            \
+    {                                                                                                                 \
+        multiply(sums, x, weight, words, source == MEMORY, rows, panels, BFLOAT16);                                   \
+    }                                                                                                                 \
+    static __attribute__((noinline)) void multiply_##rows##x##panels##_##source##_float32(                            \
+        float *sums, const uint32_t *x, const char *weight, int64_t words)                                            \
+    {                                                                                                                 \
+        multiply(sums, x, weight, words, source == MEMORY, rows, panels, FLOAT32);                                    \
+    }
+MULTIPLY(1, 4, MEMORY)
+MULTIPLY(2, 4, MEMORY)
+MULTIPLY(4, 4, MEMORY)
+MULTIPLY(8, 2, MEMORY)
+MULTIPLY(12, 1, MEMORY)
+MULTIPLY(16, 1, MEMORY)
+MULTIPLY(8, 1, MEMORY)
+MULTIPLY(8, 2, CACHE)
+MULTIPLY(8, 1, CACHE)
+
+INLINE void store_sums(void *y, int64_t y_stride, const float *sums, const struct packed_linear *linear, int64_t panel,
+                       int64_t num_rows, const int panels, const enum dtype dtype)
+{
+    for (int p = 0; p < panels; p++) {
+        const int64_t output = (panel + p) * LANES, count = MIN(LANES, linear->num_outputs - output);
+        const vf bias = linear->bias ? load_upto(linear->bias, output, count, dtype) : (vf){0};
+        for (int64_t row = 0; row < num_rows; row++)
+            store_upto(y, row * y_stride + output, count, load(sums, (row * panels + p) * LANES, FLOAT32) + bias,
+                       dtype);
+    }
+}
+
+#define TILE(y_rows, x_rows, stored, rows, panels, source)                                                            \
+    do {                                                                                                              \
+        float sums[rows * panels * LANES] __attribute__((aligned(64)));                                               \
+        const char *weight = (const char *)linear->weight + panel * words * (int64_t)sizeof(vf);                      \
+        if (dtype == BFLOAT16)                                                                                        \
+            multiply_##rows##x##panels##_##source##_bfloat16(sums, x_rows, weight, words);                            \
+        else                                                                                                          \
+            multiply_##rows##x##panels##_##source##_float32(sums, x_rows, weight, words);                             \
+        store_sums(y_rows, y_stride, sums, linear, panel, MIN(rows, stored), panels, dtype);                          \
+    } while (0)
+
+/* Up to TILE_ROWS rows of one tile. */
+INLINE void few_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
+                     int64_t panel, int64_t end, const enum dtype dtype)
+{
+    const int64_t words = words_of(linear->depth, dtype);
+#define PANELS(rows, panels)                                                                                          \
+    for (; panel + panels <= end; panel += panels)                                                                    \
+        TILE(y, x, num_rows, rows, panels, MEMORY);
+    if (num_rows == 1)
+        PANELS(1, 4)
+    if (num_rows <= 2)
+        PANELS(2, 4)
+    if (num_rows <= 4)
+        PANELS(4, 4)
+    if (num_rows <= 8)
+        PANELS(8, 2)
+    if (num_rows <= 12)
+        PANELS(12, 1)
+    PANELS(16, 1)
+#undef PANELS
+}
+
+/* Tiles of TILE_ROWS rows, one after the other: a pair of panels comes from L1 or L2 for all but the first of them. */
+INLINE void many_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
+                      const struct packed_linear *linear, int64_t panel, int64_t end, const enum dtype dtype)
+{
+    const int64_t words = words_of(linear->depth, dtype);
+#define TILES(panels, source)                                                                                         \
+    TILE((void *)at(y, row * y_stride, dtype), x + row / TILE_ROWS * TILE_ROWS * words + row % TILE_ROWS,             \
+         num_rows - row, 8, panels, source)
+#define PANELS(panels)                                                                                                \
+    for (; panel + panels <= end; panel += panels) {                                                                  \
+        int64_t row = 0;                                                                                              \
+        TILES(panels, MEMORY);                                                                                        \
+        for (row = 8; row < num_rows; row += 8)                                                                       \
+            TILES(panels, CACHE);                                                                                     \
+    }
+    PANELS(2)
+    PANELS(1)
+#undef PANELS
+#undef TILES
+}
+
+static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
+                         const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
+{
+    if (dtype == BFLOAT16 && num_rows <= TILE_ROWS)
+        few_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
+    else if (dtype == BFLOAT16)
+        many_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
+    else if (num_rows <= TILE_ROWS)
+        few_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32);
+    else
+        many_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32);
+}
+
+size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype)
+{
+    const int64_t num_tiles = num_rows <= TILE_ROWS ? num_threads : num_tiles_of(num_rows);
+    return (size_t)(num_tiles * words_of(linear->depth, dtype) * TILE_ROWS) * sizeof(uint32_t);
+}
+
+void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
+                  int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype)
+{
+    struct share *packing = start_work(team), *computing = start_work(team);
+    const int64_t tile_words = words_of(linear->depth, dtype) * TILE_ROWS, num_tiles = num_tiles_of(num_rows);
+    const int64_t num_panels = (linear->num_outputs + LANES - 1) / LANES;
+    uint32_t *tiles = scratch;
+    int64_t i;
+    if (num_rows <= TILE_ROWS) {
+        tiles += team->thread * tile_words; /* each thread packs its own copy: cheaper than a barrier */
+        pack_tile(tiles, x, x_stride, num_rows, linear->depth, dtype);
+    } else {
+        while (take(team, packing, num_tiles, &i))
+            pack_tile(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
+                      MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype);
+#pragma omp barrier
+    }
+    const int64_t row_items = (num_tiles + ITEM_TILES - 1) / ITEM_TILES;
+    const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
+    while (take(team, computing, row_items * panel_items, &i)) {
+        const int64_t panel = i / row_items * ITEM_PANELS, tile = i % row_items * ITEM_TILES, row = tile * TILE_ROWS;
+        compute_item((void *)at(y, row * y_stride, dtype), y_stride, tiles + tile * tile_words,
+                     MIN(ITEM_TILES * TILE_ROWS, num_rows - row), linear, panel, MIN(num_panels, panel + ITEM_PANELS),
+                     dtype);
+    }
+}
+
+/* Bytes of the packed weight; 0 where this library has no fast kernel for the dtype. */
+EXPORT int64_t packed_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
+{
+#if !defined(__AVX512BF16__)
+    if (dtype == BFLOAT16)
+        return 0;
+#endif
+    return (num_outputs + LANES - 1) / LANES * words_of(depth, (enum dtype)dtype) * (int64_t)sizeof(vf);
+}
+
+/* weight: dense [num_outputs, depth]. */
+EXPORT int pack_weight(void *packed, const void *weight, int64_t num_outputs, int64_t depth, int dtype, int num_threads)
+{
+    const int64_t words = words_of(depth, (enum dtype)dtype);
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t output = 0; output < num_outputs; output += LANES)
+        pack_tile((uint32_t *)packed + output * words, at(weight, output * depth, (enum dtype)dtype), depth,
+                  num_outputs - output, depth, (enum dtype)dtype);
+    return OK;
+}
+
+EXPORT int packed_linear(const struct packed_linear *linear, void *y, int64_t y_stride, const void *x, int64_t x_stride,
+                         int64_t num_rows, int dtype, int num_threads)
+{
+    static _Thread_local void *scratch;
+    static _Thread_local size_t capacity;
+    const size_t share_bytes = 2 * (size_t)num_threads * sizeof(struct share);
+    char *memory = grow_scratch(&scratch, &capacity,
+                                share_bytes + linear_scratch(linear, num_rows, num_threads, (enum dtype)dtype));
+    if (!memory)
+        return OUT_OF_MEMORY;
+    memset(memory, 0, share_bytes);
+#pragma omp parallel num_threads(num_threads) if (linear->num_outputs * linear->depth > 65536)
+    {
+        struct team team = team_of((struct share *)memory);
+        linear_stage(&team, linear, y, y_stride, x, x_stride, num_rows, memory + share_bytes, (enum dtype)dtype);
+    }
+    return OK;
+}
+
+#else /* other vectors: packed_weight_bytes tells the caller to use another library's linears */
+
+EXPORT int64_t packed_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
+{
+    (void)num_outputs, (void)depth, (void)dtype;
+    return 0;
+}
+
+EXPORT int pack_weight(void *packed, const void *weight, int64_t num_outputs, int64_t depth, int dtype, int num_threads)
+{
+    (void)packed, (void)weight, (void)num_outputs, (void)depth, (void)dtype, (void)num_threads;
+    return UNSUPPORTED;
+}
+
+EXPORT int packed_linear(const struct packed_linear *linear, void *y, int64_t y_stride, const void *x, int64_t x_stride,
+                         int64_t num_rows, int dtype, int num_threads)
+{
+    (void)linear, (void)y, (void)y_stride, (void)x, (void)x_stride, (void)num_rows, (void)dtype, (void)num_threads;
+    return UNSUPPORTED;
+}
+
+#endif

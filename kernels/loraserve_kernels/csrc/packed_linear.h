@@ -1,0 +1,20 @@
+/* See packed_linear.c. */
+#pragma once
+
+#include <stddef.h>
+
+#include "team.h"
+#include "vector.h"
+
+struct packed_linear {
+    const void *weight; /* as pack_weight lays it out */
+    const void *bias;   /* [num_outputs] or NULL */
+    int64_t num_outputs, depth;
+};
+
+/* Bytes of scratch for so many rows. */
+size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype);
+
+/* y = x Wᵀ + bias, shared by the team. Uses up two pieces of work. NOTE: x must be complete; y is after a barrier. */
+void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
+                  int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype);

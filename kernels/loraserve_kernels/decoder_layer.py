@@ -1,0 +1,109 @@
+"""A whole decoder layer of the Llama-like families: pre-norm attention and a gated MLP, each added to its input."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.backend import Backend, Linear
+from loraserve_kernels.step_batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayerParts:
+    """Each linear group is one linear with adjacent outputs: q|k|v and gate|up."""
+
+    qkv: Linear
+    output: Linear
+    gate_up: Linear
+    down: Linear
+    lora_groups: tuple[LoraGroup, LoraGroup, LoraGroup, LoraGroup]
+    """In the order above."""
+    input_norm: Norm
+    mlp_norm: Norm
+    q_norm: Norm | None
+    """Over each head."""
+    k_norm: Norm | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+
+
+class DecoderLayer(Protocol):
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """x: [T, hidden_size], dense -> the same shape, newly allocated.
+
+        rotary: (cos, sin) as for `rotary_kv_write`, or [1, T, rotary_dim].
+        """
+        ...
+
+
+class ComposedDecoderLayer:
+    """The layer as a backend's separate ops compute it: what a fused one must agree with."""
+
+    def __init__(self, parts: DecoderLayerParts, backend: Backend) -> None:
+        self._parts = parts
+        self._backend = backend
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """See `DecoderLayer`."""
+        parts, backend = self._parts, self._backend
+
+        def linear(index: int, layer: Linear, rows: Tensor) -> Tensor:
+            y = layer(rows)
+            if table is not None:
+                backend.lora_add(y, rows, parts.lora_groups[index], table, batch.segments)
+            return y
+
+        def norm(rows: Tensor, of: Norm) -> Tensor:
+            return backend.rms_norm(rows, of.weight, of.eps)
+
+        heads = [parts.num_heads, parts.num_kv_heads, parts.num_kv_heads]
+        qkv = linear(0, parts.qkv, norm(x, parts.input_norm)).unflatten(-1, (sum(heads), parts.head_dim))
+        q, k, v = qkv.split(heads, dim=1)
+        q = q if parts.q_norm is None else norm(q, parts.q_norm)
+        k = k if parts.k_norm is None else norm(k, parts.k_norm)
+        if rotary is None:
+            backend.kv_write(k, v, k_cache, v_cache, batch.slot_mapping)
+        else:
+            cos, sin = (factor.flatten(0, -2) for factor in rotary)
+            backend.rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, batch.slot_mapping)
+        attended = backend.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scaling=parts.scaling,
+            sliding_window=parts.sliding_window,
+            softcap=parts.softcap,
+        )
+        x = x + linear(1, parts.output, attended.flatten(1))
+        gate, up = linear(2, parts.gate_up, norm(x, parts.mlp_norm)).split(parts.intermediate_size, dim=1)
+        return x + linear(3, parts.down, backend.silu_mul(gate, up))

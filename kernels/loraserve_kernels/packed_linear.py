@@ -1,0 +1,71 @@
+"""Linear layers on CPU with a weight packed for our own C kernel, see `csrc/packed_linear.c`."""
+
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.checks import mismatch
+from loraserve_kernels.cpu_library import DTYPE_CODES, CpuLibrary, PackedLinearStruct
+from loraserve_kernels.prepacked_linear import check_linear
+
+
+class PackedLinear:
+    """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer holds its own copy and the caller may free the weight.
+
+    A row's result is the same bits for any number of rows.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, library: CpuLibrary) -> None:
+        check_linear(weight, bias)
+        size_bytes = packed_bytes(weight, library)
+        if size_bytes == 0:
+            raise mismatch("weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for")
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.dtype = weight.dtype
+        self.bias = None if bias is None else bias.detach().contiguous()
+        self.weight = torch.empty(size_bytes, dtype=torch.uint8)
+        self._code = DTYPE_CODES[weight.dtype]
+        self._c = library.functions
+        dense = weight.detach().contiguous()
+        packed, num_threads = self.weight.data_ptr(), torch.get_num_threads()
+        self._c.pack_weight(packed, dense.data_ptr(), *weight.shape, self._code, num_threads)
+        bias_address = None if self.bias is None else self.bias.data_ptr()
+        self.struct = PackedLinearStruct(packed, bias_address, self.out_features, self.in_features)
+        """For other C functions; valid as long as this object."""
+        self._address = addressof(self.struct)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [..., K], rows may be strided -> [..., N], dense."""
+        if x.shape[-1] != self.in_features or x.dtype != self.dtype:
+            raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
+        rows = x.reshape(-1, self.in_features)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        y = torch.empty((*x.shape[:-1], self.out_features), dtype=x.dtype)
+        self._c.packed_linear(
+            self._address,
+            y.data_ptr(),
+            self.out_features,
+            rows.data_ptr(),
+            rows.stride(0),
+            rows.shape[0],
+            self._code,
+            torch.get_num_threads(),
+        )
+        return y
+
+
+def packed_bytes(weight: Tensor, library: CpuLibrary) -> int:
+    """Size of the packed weight; 0 where another linear is to be used.
+
+    With AMX oneDNN is expected to be faster, which was not measured.
+    """
+    code = DTYPE_CODES.get(weight.dtype)
+    if code is None or weight.device.type != "cpu" or weight.numel() == 0 or _has_amx():
+        return 0
+    return library.functions.packed_weight_bytes(weight.shape[0], weight.shape[1], code)
+
+
+def _has_amx() -> bool:
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())

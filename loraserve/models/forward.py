@@ -1,0 +1,83 @@
+"""Two ways through a prepared model: as transformers calls its modules, and straight from one fused layer to the next.
+
+In a decode step of 16 rows and 12 layers (2 EPYC cores) transformers' own Python between the layers took 0.5 ms of 7.
+"""
+
+from collections.abc import Callable, Sequence
+
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from loraserve.models.fused_layer import FusedDecoderLayer
+from loraserve.models.linears import GroupMember
+from loraserve.models.module_swaps import FusedRmsNorm
+
+Forward = Callable[[StepBatch], Tensor]
+"""Logits [R, vocab] of a batch's sampled rows; the model's context must hold the batch."""
+
+_MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
+
+
+class TransformersForward:
+    """`Forward` for any model."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    def __call__(self, batch: StepBatch) -> Tensor:
+        output = self._model(
+            input_ids=batch.token_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=batch.sampled_rows,
+        )
+        return output.logits[0]
+
+
+class DirectForward:
+    """`Forward` for embedding → fused layers → norm → lm_head; the last two see only the sampled rows."""
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        rotary: nn.Module,
+        layers: Sequence[FusedDecoderLayer],
+        norm: FusedRmsNorm,
+        head: GroupMember,
+    ) -> None:
+        self._embedding = embedding
+        self._rotary = rotary
+        self._layers = list(layers)
+        self._norm = norm
+        self._head = head
+
+    def __call__(self, batch: StepBatch) -> Tensor:
+        rows = self._embedding(batch.token_ids)
+        rotary = self._rotary(rows, batch.positions[None])
+        for layer in self._layers:
+            rows = layer.compute(rows, rotary)
+        if len(batch.sampled_rows) < len(rows):
+            rows = rows.index_select(0, batch.sampled_rows)
+        return self._head(self._norm.compute(rows))
+
+
+def direct_forward(model: PreTrainedModel) -> DirectForward | None:
+    """None when the model has other modules than those, or others between them.
+
+    What a model computes besides its modules, such as a factor on its logits, is not seen here: the caller compares.
+    """
+    head = model.get_output_embeddings()
+    base = dict(model.named_children()).get(model.base_model_prefix)
+    if base is None or set(model.children()) != {base, head} or not isinstance(head, GroupMember):
+        return None
+    children = dict(base.named_children())
+    layers, norm = children.get("layers"), children.get("norm")
+    if children.keys() != _MODEL_CHILDREN:
+        return None
+    if not isinstance(layers, nn.ModuleList) or not isinstance(norm, FusedRmsNorm):
+        return None
+    fused = [layer for layer in layers if isinstance(layer, FusedDecoderLayer)]
+    if len(fused) != len(layers):
+        return None
+    return DirectForward(children["embed_tokens"], children["rotary_emb"], fused, norm, head)

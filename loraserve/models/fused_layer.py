@@ -1,0 +1,128 @@
+"""A decoder layer as one op of the backend, where the layer is made of nothing but the parts that op knows.
+
+Used for every layer of a model or for none: the whole model must still pass its load-time check, else the modules come
+back. What the check must catch is arithmetic between the parts, such as factors on the residual sums.
+"""
+
+from collections.abc import Sequence
+
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from loraserve.models.attention import AttentionLayer
+from loraserve.models.fused_attention import FusedAttention, put_modules
+from loraserve.models.linears import GroupMember, LinearGroup
+from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, FusedRmsNorm
+
+_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+class FusedDecoderLayer(nn.Module):
+    """Called like the original, on packed batches: hidden_states [1, T, hidden_size] → the same shape."""
+
+    def __init__(self, layer: DecoderLayer, attention: AttentionLayer, has_rotary: bool) -> None:
+        super().__init__()
+        self._layer = layer
+        self._attention = attention
+        self._has_rotary = has_rotary
+
+    def forward(
+        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor] | None = None, **_: object
+    ) -> Tensor:
+        if hidden_states.shape[1] == 0:
+            return hidden_states
+        return self.compute(hidden_states[0], position_embeddings)[None]
+
+    def compute(self, rows: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        """rows: [T, hidden_size], T > 0 → the same shape."""
+        context, index = self._attention.context, self._attention.index
+        rotary = position_embeddings if self._has_rotary else None
+        assert rotary is not None or not self._has_rotary
+        return self._layer(
+            rows,
+            rotary,
+            context.k_caches[index],
+            context.v_caches[index],
+            context.current_batch(),
+            context.adapter_table,
+        )
+
+
+def fuse_layers(model: PreTrainedModel, num_layers: int) -> dict[str, nn.Module]:
+    """Replace every decoder layer; returns the originals by name, or nothing if any of them is of another kind."""
+    originals: dict[str, nn.Module] = {}
+    fused: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "self_attn", None), FusedAttention):
+            layer = _fused(module)
+            if layer is None:
+                return {}
+            originals[name], fused[name] = module, layer
+    if len(fused) != num_layers:
+        return {}
+    put_modules(model, fused)
+    return originals
+
+
+def _fused(module: nn.Module) -> FusedDecoderLayer | None:
+    children = dict(module.named_children())
+    if children.keys() != _CHILDREN:
+        return None
+    attention, mlp = children["self_attn"], children["mlp"]
+    input_norm, mlp_norm = _norm(children["input_layernorm"]), _norm(children["post_attention_layernorm"])
+    if not isinstance(attention, FusedAttention) or input_norm is None or mlp_norm is None:
+        return None
+    modules = attention.parts
+    q_norm, k_norm = _norm(modules.q_norm), _norm(modules.k_norm)
+    if modules.q_norm is not None and (q_norm is None or k_norm is None or not modules.norms_heads):
+        return None
+    qkv, output = _group(modules.projections), _group((modules.output,))
+    gate_up, down = _mlp_groups(mlp)
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    spec = attention.spec
+    layer = attention.layer.context.backend.decoder_layer(
+        DecoderLayerParts(
+            qkv=qkv.linear,
+            output=output.linear,
+            gate_up=gate_up.linear,
+            down=down.linear,
+            lora_groups=(qkv.lora_group, output.lora_group, gate_up.lora_group, down.lora_group),
+            input_norm=input_norm,
+            mlp_norm=mlp_norm,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            intermediate_size=down.lora_group.in_features,
+            scaling=spec.scaling,
+            sliding_window=spec.sliding_window,
+            softcap=spec.softcap,
+        )
+    )
+    return None if layer is None else FusedDecoderLayer(layer, attention.layer, modules.has_rotary)
+
+
+def _norm(module: nn.Module | None) -> Norm | None:
+    return Norm(module.weight, module.eps) if isinstance(module, FusedRmsNorm) else None
+
+
+def _mlp_groups(mlp: nn.Module) -> tuple[LinearGroup | None, LinearGroup | None]:
+    if isinstance(mlp, FusedMlp):
+        return _group((mlp.gate_proj, mlp.up_proj)), _group((mlp.down_proj,))
+    if isinstance(mlp, FusedGateUpMlp):
+        return _group((mlp.gate_up_proj,)), _group((mlp.down_proj,))
+    return None, None
+
+
+def _group(modules: Sequence[nn.Module]) -> LinearGroup | None:
+    """The group whose outputs are those of the modules, in this order; None when they are not all of one group."""
+    members = [module for module in modules if isinstance(module, GroupMember)]
+    group = members[0].group if members else None
+    if group is None or len(members) != len(modules) or any(member.group is not group for member in members):
+        return None
+    edges = [0, *(member.end for member in members)]
+    is_whole = edges[:-1] == [member.start for member in members] and edges[-1] == sum(group.lora_group.out_features)
+    return group if is_whole else None

@@ -1,0 +1,70 @@
+"""A model of fused layers is run without transformers' own forward, and only if that gives the same bits."""
+
+import pytest
+import torch
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.packed_linear import packed_bytes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.forward import DirectForward, TransformersForward
+from tests.support.tiny_models import tiny_model
+
+MAX_MODEL_LEN = 128
+
+
+@pytest.fixture(scope="module")
+def backend() -> Backend:
+    """The CPU backend, where it packs linears itself: else no layer is fused."""
+    backend, reason = choose_backend("cpu")
+    if not isinstance(backend, CpuBackend) or packed_bytes(torch.zeros(64, 64), backend.library) == 0:
+        pytest.skip(f"no fused layers here ({reason})")
+    return backend
+
+
+def prepared(model: PreTrainedModel, backend: Backend) -> CausalModel:
+    causal = CausalModel(model, backend)
+    causal.prepare(MAX_MODEL_LEN, lambda *_: None)
+    return causal
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+def test_models_of_fused_layers_are_run_directly(architecture: str, backend: Backend) -> None:
+    assert isinstance(prepared(tiny_model(architecture, 0), backend)._forward, DirectForward)
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "granite", "olmo2"])
+def test_other_models_keep_their_own_forward(architecture: str, backend: Backend) -> None:
+    assert isinstance(prepared(tiny_model(architecture, 0), backend)._forward, TransformersForward)
+
+
+def test_reference_backend_has_no_fused_layers() -> None:
+    backend, _ = choose_backend("cpu", "reference")
+    assert isinstance(prepared(tiny_model("llama", 0), backend)._forward, TransformersForward)
+
+
+@pytest.mark.parametrize("where", ["embedding", "logits"])
+def test_arithmetic_outside_of_modules_keeps_the_models_own_forward(
+    where: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little of it for the tolerance of the other checks."""
+    model = tiny_model("llama", 0)
+    original = model.forward if where == "logits" else model.model.forward
+
+    def scaled_logits(**arguments: Tensor) -> object:
+        output = original(**arguments)
+        output.logits = output.logits * 1.00001
+        return output
+
+    def scaled_embedding(input_ids: Tensor, **arguments: Tensor) -> object:
+        embedded = model.model.embed_tokens(input_ids) * 1.00001
+        return original(**arguments | {"inputs_embeds": embedded})
+
+    if where == "logits":
+        monkeypatch.setattr(model, "forward", scaled_logits)
+    else:
+        monkeypatch.setattr(model.model, "forward", scaled_embedding)
+    assert isinstance(prepared(model, backend)._forward, TransformersForward)

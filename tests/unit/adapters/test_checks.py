@@ -1,0 +1,98 @@
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from loraserve_adapters.checks import MAX_FAILURES_SHOWN, Checks, CheckStatus
+from loraserve_adapters.clean_files import clean_config
+from loraserve_adapters.config import parse_config
+from loraserve_adapters.digest import adapter_digest
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.control.report import Report, validate_adapter
+from tests.unit.adapters.folders import config_of, lora_key, lora_tensors, tiny_layout, write_folder
+
+LAYOUT = tiny_layout()
+
+
+def report_on(folder: Path, config: dict, tensors: dict) -> Report:
+    return validate_adapter(write_folder(folder, config, tensors), LAYOUT, base_names=["org/tiny"])
+
+
+def test_failures_come_first_then_warnings_then_what_passed() -> None:
+    checks = Checks()
+    checks.passed("a", "fine")
+    checks.warn("b", AdapterError("unused_entry", "odd"))
+    checks.fail("c", AdapterError("not_finite", "wrong", found="NaN", expected="finite values"))
+    listed = checks.listed()
+    assert [check.name for check in listed] == ["c", "b", "a"]
+    assert (listed[0].found, listed[0].expected) == ("NaN", "finite values")
+    assert listed[0].remedy is not None
+    with pytest.raises(AdapterError, match="wrong"):
+        checks.raise_first()
+
+
+def test_a_failure_that_repeats_is_counted_not_listed_without_end() -> None:
+    checks = Checks()
+    for number in range(MAX_FAILURES_SHOWN + 7):
+        checks.fail("c", AdapterError("not_finite", f"wrong {number}"))
+    listed = checks.listed()
+    assert len(listed) == MAX_FAILURES_SHOWN + 1
+    assert listed[-1].message == "7 more failures of this kind"
+    assert listed[-1].status is CheckStatus.FAIL
+
+
+def test_a_good_adapter_passes_every_check(tmp_path: Path) -> None:
+    config = config_of(base_model_name_or_path="/models/Tiny/")
+    report = report_on(tmp_path, config, lora_tensors(LAYOUT, ["q_proj"]))
+    assert {check.status for check in report.checks} == {CheckStatus.PASS}
+    assert report.accepted
+    assert report.summary == f"all {len(report.checks)} checks passed"
+
+
+def test_lists_config_tensors_and_shapes_that_are_wrong_together(tmp_path: Path) -> None:
+    tensors = lora_tensors(LAYOUT, ["q_proj"], rank=3) | lora_tensors(LAYOUT, ["0.mlp.up_proj"])
+    tensors.pop(lora_key("model.layers.1.self_attn.q_proj", "B"))
+    report = report_on(tmp_path, config_of(), tensors)
+    assert Counter(report.codes) == {"missing_tensor": 1, "rank_mismatch": 2, "unexpected_tensor": 2}
+    assert "(and 4 more)" in report.summary
+
+
+def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> None:
+    tensors = lora_tensors(LAYOUT, ["q_proj"])
+    for name, (dtype, shape, raw) in tensors.items():
+        if ".lora_B." in name:
+            tensors[name] = (dtype, shape, bytes(len(raw)))
+    config = config_of(base_model_name_or_path="meta/other", target_modules=["q_proj", "W_pack"])
+    report = report_on(tmp_path, config, tensors)
+    assert report.accepted
+    warnings = [(check.code, check.key) for check in report.checks if check.status is CheckStatus.WARN]
+    assert warnings == [
+        ("other_base_model", "base_model_name_or_path"),
+        ("unused_entry", "target_modules"),
+        ("no_effect", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"use_rslora": True, "lora_bias": True, "target_modules": "all-linear"},
+        {"target_modules": r".*\.(q|v)_proj", "exclude_modules": "lm_head", "rank_pattern": {"b": 2, "a": 3}},
+        {"layers_to_transform": [1, 0], "layers_pattern": "layers", "alpha_pattern": {"q_proj": 0.1}},
+        {"layers_to_transform": 1, "exclude_modules": ["k_proj"], "lora_alpha": 1 / 3},
+    ],
+)
+def test_the_clean_config_means_the_same(fields: dict) -> None:
+    config = parse_config(json.dumps(config_of(**fields, base_model_name_or_path="mine", lora_dropout=0.1)).encode())
+    clean = parse_config(clean_config(config))
+    assert adapter_digest(clean, []) == adapter_digest(config, [])
+    assert clean.base_model_name is None
+
+
+def test_a_bias_is_part_of_the_digest_and_its_absence_is_not() -> None:
+    plain = parse_config(json.dumps(config_of()).encode())
+    without = parse_config(json.dumps(config_of(lora_bias=False)).encode())
+    biased = parse_config(json.dumps(config_of(lora_bias=True)).encode())
+    assert adapter_digest(plain, []) == adapter_digest(without, []) != adapter_digest(biased, [])
