@@ -1,25 +1,53 @@
-"""What every handler gets: the runtime and what is derived from it once."""
+"""What every handler gets: the runtime, the control plane, and what is derived from them once."""
 
 import time
 from dataclasses import dataclass
 
+from loraserve.api.adapter_items import AdapterItems
 from loraserve.api.identity import system_fingerprint
+from loraserve.api.inference_call import InferenceCalls
 from loraserve.api.sampling import SamplingChecker
+from loraserve.api.ui_files import UiFile, read_ui_files
+from loraserve.control.adapter_names import label_of
+from loraserve.control.control_plane import ControlPlane
 from loraserve.serving.runtime import Runtime
+from loraserve.serving.turns import Turns
+from loraserve.store.records import AdapterDoc, AnyDocument
 
 
 @dataclass(frozen=True, slots=True)
 class AppContext:
     runtime: Runtime
+    control: ControlPlane
+    calls: InferenceCalls
+    adapter_items: AdapterItems
+    loads: Turns
+    """Of vLLM's load endpoint: calls for one name come one after another."""
     sampling: SamplingChecker
     fingerprint: str
     """`system_fingerprint` of responses."""
     started: int
     """Unix time."""
+    ui_files: dict[str, UiFile]
+    """By path below /ui/."""
 
     @classmethod
-    def of(cls, runtime: Runtime) -> "AppContext":
+    def of(cls, runtime: Runtime, control: ControlPlane) -> "AppContext":
         model = runtime.engine.model
+
+        def forget_deleted(document: AnyDocument) -> None:
+            if isinstance(document.doc, AdapterDoc) and document.doc.deleted_at is not None:
+                runtime.metrics.forget_adapter(label_of(document.doc.tenant, document.doc.name))
+
+        control.catalog.subscribe(forget_deleted)
         return cls(
-            runtime, SamplingChecker(model, runtime.settings.limits), system_fingerprint(model), int(time.time())
+            runtime,
+            control,
+            InferenceCalls(control.catalog, control.admission, control.residency, runtime.generation),
+            AdapterItems(control.adapters, control.residency),
+            Turns(),
+            SamplingChecker(model, runtime.settings.limits),
+            system_fingerprint(model),
+            int(time.time()),
+            read_ui_files(),
         )

@@ -2,7 +2,10 @@
 
 import msgspec
 
+from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.usage import Usage
+
+END = b"}\n\n"
 
 
 class ChunkHead(msgspec.Struct, frozen=True):
@@ -21,10 +24,14 @@ class ChunkEncoder:
     def __init__(self, head: ChunkHead, usage_field: bool) -> None:
         self._encoder = msgspec.json.Encoder()
         self._head = b"data: " + self._encoder.encode(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if usage_field else b"]}\n\n"
+        self._tail = (b'],"usage":null' if usage_field else b"]") + END
 
-    def chunk(self, choice: msgspec.Struct | None, usage: Usage | None = None) -> bytes:
-        """None = no choices."""
+    def chunk(
+        self, choice: msgspec.Struct | None, usage: Usage | None = None, metrics: RequestMetrics | None = None
+    ) -> bytes:
+        """No choice: an empty list of them."""
         choices = b"" if choice is None else self._encoder.encode(choice)
-        tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + b"}\n\n"
+        tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + END
+        if metrics is not None:
+            tail = tail.removesuffix(END) + b',"metrics":' + self._encoder.encode(metrics) + END
         return self._head + choices + tail

@@ -18,6 +18,11 @@ MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
 PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
+async def decode_optional(request: Request, decoder: msgspec.json.Decoder[T], absent: T) -> T:
+    """absent: what no body at all means. Raises `ServingError`."""
+    return await decode_body(request, decoder) if await request.body() else absent
+
+
 async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises `ServingError`."""
     body = await request.body()
@@ -46,6 +51,10 @@ def _refused(reason: str) -> ServingError:
         param = _joined(path, found["field"])
         return ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{param}'.", param=param)
     expectation = PATH.sub("", reason)
+    if expectation.startswith("Invalid enum value"):
+        return ServingError(
+            ErrorCode.INVALID_VALUE, f"'{path}': {expectation[0].lower()}{expectation[1:]}.", param=path
+        )
     subject = f"'{path}'" if path else "the request body"
     return ServingError(ErrorCode.INVALID_TYPE, f"Invalid type for {subject}: {expectation}.", param=path or None)
 

@@ -5,10 +5,16 @@ from http import HTTPStatus
 
 import msgspec
 from litestar import Request, Response
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, ValidationException
+from msgspec import UNSET, UnsetType
 
+from loraserve.api.report_items import report_item
+from loraserve.api.schemas.reports import ReportItem
 from loraserve.api.state import runtime_of
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.control.report import AdapterRejectedError
+from loraserve.control.unavailable import live_unavailable
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 logger = logging.getLogger(__name__)
 
@@ -26,23 +32,35 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.CONTEXT_LENGTH_EXCEEDED: (400, INVALID_REQUEST),
     ErrorCode.ADAPTER_ALREADY_LOADED: (400, INVALID_REQUEST),
     ErrorCode.ADAPTER_INVALID: (400, INVALID_REQUEST),
+    ErrorCode.ADAPTER_REJECTED: (400, INVALID_REQUEST),
     ErrorCode.INVALID_API_KEY: (401, "authentication_error"),
     ErrorCode.FORBIDDEN: (403, "permission_error"),
+    ErrorCode.TENANT_SUSPENDED: (403, "permission_error"),
     ErrorCode.MODEL_NOT_FOUND: (404, "not_found_error"),
     ErrorCode.ADAPTER_NOT_FOUND: (404, "not_found_error"),
     ErrorCode.NOT_FOUND: (404, "not_found_error"),
     ErrorCode.METHOD_NOT_ALLOWED: (405, INVALID_REQUEST),
+    ErrorCode.CONFLICT: (409, INVALID_REQUEST),
+    ErrorCode.IDEMPOTENCY_CONFLICT: (409, INVALID_REQUEST),
+    ErrorCode.UPLOAD_OFFSET: (409, INVALID_REQUEST),
+    ErrorCode.UPLOAD_STATE: (409, INVALID_REQUEST),
+    ErrorCode.PRECONDITION_FAILED: (412, INVALID_REQUEST),
     ErrorCode.REQUEST_TOO_LARGE: (413, INVALID_REQUEST),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, INVALID_REQUEST),
+    ErrorCode.RATE_LIMITED: (429, "rate_limit_error"),
+    ErrorCode.INSUFFICIENT_QUOTA: (429, "rate_limit_error"),
     ErrorCode.QUEUE_FULL: (429, "rate_limit_error"),
     ErrorCode.HEADERS_TOO_LARGE: (431, INVALID_REQUEST),
     ErrorCode.CLIENT_CLOSED_REQUEST: (499, INVALID_REQUEST),
+    # Clients repeat a 409 or 5xx by themselves; what an operator ended should stay so.
+    ErrorCode.REQUEST_ABORTED: (499, INVALID_REQUEST),
     ErrorCode.INTERNAL_ERROR: (500, SERVER_ERROR),
     ErrorCode.ENGINE_ERROR: (500, SERVER_ERROR),
     ErrorCode.ADAPTER_UNREADABLE: (500, SERVER_ERROR),
     ErrorCode.NOT_FINITE: (500, SERVER_ERROR),
     ErrorCode.ENGINE_DEAD: (503, SERVER_ERROR),
     ErrorCode.SERVER_DRAINING: (503, SERVER_ERROR),
+    ErrorCode.SERVICE_UNAVAILABLE: (503, SERVER_ERROR),
 }
 
 CODE_OF_STATUS: dict[int, ErrorCode] = {
@@ -62,6 +80,8 @@ class ErrorDetail(msgspec.Struct, frozen=True):
     type: str
     param: str | None
     code: str
+    report: ReportItem | UnsetType = UNSET
+    """Of a refused adapter: every check."""
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):
@@ -69,7 +89,8 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 
 
 def error_body(error: ServingError) -> ErrorResponse:
-    return ErrorResponse(ErrorDetail(error.message, ERROR_TABLE[error.code][1], error.param, error.code.value))
+    report = report_item(error.report) if isinstance(error, AdapterRejectedError) else UNSET
+    return ErrorResponse(ErrorDetail(error.message, ERROR_TABLE[error.code][1], error.param, error.code.value, report))
 
 
 def status_of(error: ServingError) -> int:
@@ -77,7 +98,7 @@ def status_of(error: ServingError) -> int:
 
 
 def error_headers(error: ServingError) -> dict[str, str]:
-    headers: dict[str, str] = {}
+    headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["retry-after"] = str(error.retry_after_s)
     if error.code is ErrorCode.INVALID_API_KEY:
@@ -90,26 +111,37 @@ def internal_error() -> ServingError:
     return ServingError(ErrorCode.INTERNAL_ERROR, "The server failed to handle the request. Its log says why.")
 
 
-def handle_serving_error(request: Request, error: ServingError) -> Response[ErrorResponse]:
-    runtime_of(request).metrics.error(error.code)
+def serving_error_of(request: Request, error: Exception) -> ServingError:
+    """What the client is told, whatever was raised."""
+    if isinstance(error, ServingError):
+        return error
+    if isinstance(error, LiveUnavailableError):
+        return live_unavailable()
+    if isinstance(error, ValidationException) and (refusal := _refused_parameter(error)) is not None:
+        return refusal
+    if isinstance(error, HTTPException) and (code := CODE_OF_STATUS.get(error.status_code)) is not None:
+        return ServingError(code, _message(request, error.status_code), headers=error.headers)
+    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    return internal_error()
+
+
+def handle_error(request: Request, error: Exception) -> Response[ErrorResponse]:
+    refusal = serving_error_of(request, error)
+    runtime_of(request).metrics.error(refusal.code)
     return Response(
-        error_body(error), status_code=status_of(error), headers=error_headers(error), media_type="application/json"
+        error_body(refusal),
+        status_code=status_of(refusal),
+        headers=error_headers(refusal),
+        media_type="application/json",
     )
 
 
-def handle_http_exception(request: Request, error: HTTPException) -> Response[ErrorResponse]:
-    code = CODE_OF_STATUS.get(error.status_code)
-    if code is None:
-        return handle_exception(request, error)
-    response = handle_serving_error(request, ServingError(code, _message(request, error.status_code)))
-    if error.headers:
-        response.headers.update(error.headers)
-    return response
-
-
-def handle_exception(request: Request, error: Exception) -> Response[ErrorResponse]:
-    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
-    return handle_serving_error(request, internal_error())
+def _refused_parameter(error: ValidationException) -> ServingError | None:
+    """The query or path parameter that the framework could not read."""
+    found = error.extra[0] if isinstance(error.extra, list) and error.extra else None
+    if not isinstance(found, dict) or "key" not in found:
+        return None
+    return invalid_value(str(found["key"]), f"cannot be read: {str(found.get('message', '')).lower()}.")
 
 
 def _message(request: Request, status: int) -> str:

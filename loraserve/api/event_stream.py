@@ -30,8 +30,14 @@ class EventStream(Stream):
     cancelled by Litestar. It must not wait.
     """
 
-    def __init__(self, body: AsyncIterator[bytes], on_end: Callable[[], None], ping_interval_s: float) -> None:
-        super().__init__(body, media_type=CONTENT_TYPE, headers=HEADERS)
+    def __init__(
+        self,
+        body: AsyncIterator[bytes],
+        on_end: Callable[[], None],
+        ping_interval_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(body, media_type=CONTENT_TYPE, headers=HEADERS | (headers or {}))
         self.body = body
         self.on_end = on_end
         self.ping_interval_s = ping_interval_s

@@ -4,10 +4,12 @@ import msgspec
 from litestar.datastructures import Headers
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
+from loraserve.api.cross_origin import CrossOrigin, answer_preflight, readable_by
 from loraserve.api.errors import error_body, error_headers, status_of
 from loraserve.api.open_mode import OpenModeProtection
 from loraserve.api.processing_time import note_received
 from loraserve.api.request_id import request_id_header
+from loraserve.control.authenticator import Authenticator
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.runtime import Runtime
 
@@ -18,11 +20,13 @@ BYTES_PER_HEADER = 4
 class FrontDoor:
     """The outermost ASGI app: refuses what must not reach the inner one, with the same errors."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, authenticator: Authenticator) -> None:
         settings = runtime.settings
         self._app = app
+        self._authenticator = authenticator
         self._metrics = runtime.metrics
         self._max_header_bytes = settings.limits.max_header_bytes
+        self._cross_origin = CrossOrigin(settings.allowed_origins)
         self._open_mode = (
             OpenModeProtection(settings.allowed_hosts, settings.allowed_origins)
             if settings.allowed_hosts is not None
@@ -32,8 +36,14 @@ class FrontDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             note_received(scope)
+            origin = self._cross_origin.origin(scope)
+            if origin is not None:
+                send = readable_by(origin, send)
             try:
                 self._check(scope)
+                if origin is not None and self._cross_origin.is_preflight(scope):
+                    await answer_preflight(send)
+                    return
             except ServingError as error:
                 self._metrics.error(error.code)
                 await _send_error(error, scope, send)
@@ -46,8 +56,8 @@ class FrontDoor:
         if size_bytes > self._max_header_bytes:
             message = f"The URL and headers have {size_bytes} bytes; the limit is {self._max_header_bytes}."
             raise ServingError(ErrorCode.HEADERS_TOO_LARGE, message)
-        if self._open_mode is not None:
-            self._open_mode.check(Headers.from_scope(scope), scope["method"])
+        if self._open_mode is not None and self._authenticator.is_open:
+            self._open_mode.check(Headers.from_scope(scope), scope["method"], scope["path"])
 
 
 async def _send_error(error: ServingError, scope: Scope, send: Send) -> None:

@@ -5,6 +5,11 @@ from litestar.datastructures import Headers
 from loraserve.serving.errors import ErrorCode, ServingError
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+FORM_PATH = "/v1/adapters"
+"""Where forms are taken. NOTE: a page of another site can send one without asking first; such a page is known by its
+Origin, which browsers send with every POST."""
+FILE_TYPES = ("application/octet-stream", "")
+"""Of PUT, which no page of another site can send without asking."""
 
 
 class OpenModeProtection:
@@ -14,7 +19,7 @@ class OpenModeProtection:
         self._allowed_hosts = frozenset(host.lower() for host in allowed_hosts)
         self._allowed_origins = frozenset(allowed_origins)
 
-    def check(self, headers: Headers, method: str) -> None:
+    def check(self, headers: Headers, method: str, path: str) -> None:
         """Raises `ServingError`."""
         host = headers.get("host", "")
         if _without_port(host) not in self._allowed_hosts:
@@ -24,8 +29,24 @@ class OpenModeProtection:
             raise _forbidden("Requests from this web page's origin are not allowed.")
         if headers.get("sec-fetch-site") == "cross-site" and origin not in self._allowed_origins:
             raise _forbidden("Requests from other web sites are not allowed.")
-        if method not in SAFE_METHODS and not _is_json(headers.get("content-type", "")):
-            raise ServingError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.")
+        if method not in SAFE_METHODS:
+            _check_body_type(headers, method, path)
+
+
+def _check_body_type(headers: Headers, method: str, path: str) -> None:
+    given = headers.get("content-type")
+    if given is None and not _has_body(headers):
+        return
+    content_type = (given or "").partition(";")[0].strip().lower()
+    is_form = content_type == "multipart/form-data" and method == "POST" and path == FORM_PATH
+    is_file = content_type in FILE_TYPES and method == "PUT"
+    if content_type != "application/json" and not is_form and not is_file:
+        message = "The Content-Type must be application/json, of files sent with PUT application/octet-stream, "
+        raise ServingError(ErrorCode.UNSUPPORTED_MEDIA_TYPE, f"{message}of a form at {FORM_PATH} multipart/form-data.")
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 def _without_port(host: str) -> str:
@@ -36,10 +57,6 @@ def _without_port(host: str) -> str:
 
 def _origins_of(host: str) -> tuple[str, str]:
     return f"http://{host}", f"https://{host}"
-
-
-def _is_json(content_type: str) -> bool:
-    return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
 def _forbidden(message: str) -> ServingError:

@@ -4,9 +4,9 @@ import time
 
 from litestar.types import Message, Scope
 
+from loraserve.api.needs import TIMED
+
 HEADER = b"openai-processing-ms"
-TIMED = {"timed": True}
-"""`opt` of a route whose responses say it."""
 STATE_KEY = "loraserve_received_s"
 
 
@@ -24,6 +24,6 @@ async def add_processing_time(message: Message, scope: Scope) -> None:
     if message["type"] != "http.response.start":
         return
     handler = scope.get("route_handler")
-    if handler is not None and handler.opt.get("timed"):
+    if handler is not None and handler.opt.get(TIMED):
         elapsed_ms = round((time.monotonic() - received_s(scope)) * 1000)
         message["headers"] = [*message["headers"], (HEADER, b"%d" % elapsed_ms)]

@@ -33,6 +33,17 @@ def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, voc
     return prompts
 
 
+def prompt_bytes(prompt: str | list[int]) -> int:
+    """About how many, before anybody tokenised it: four for each token id."""
+    return len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
+
+
+def message_bytes(message: RequestMessage) -> int:
+    """About how many."""
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
+
+
 def truncate(token_ids: list[int], limit: int | None, max_model_len: int) -> list[int]:
     """The last `limit` tokens; -1 stands for the model's context length."""
     if limit is None:

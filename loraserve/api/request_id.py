@@ -8,6 +8,7 @@ from litestar.types import Message, Scope
 HEADER = b"x-request-id"
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 STATE_KEY = "loraserve_request_id"
+OURS_KEY = "loraserve_own_request_id"
 
 
 def request_id_of(scope: Scope) -> str:
@@ -17,6 +18,18 @@ def request_id_of(scope: Scope) -> str:
         given = next((value for name, value in scope["headers"] if name == HEADER), b"").decode("latin-1")
         known = given if HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
         scope["state"][STATE_KEY] = known
+    return known
+
+
+def own_request_id(scope: Scope) -> str:
+    """Chosen by us, so never used before: the same as above unless the client chose that one."""
+    known = scope["state"].get(OURS_KEY)
+    if known is None:
+        is_given = any(
+            name == HEADER and value.decode("latin-1") == request_id_of(scope) for name, value in scope["headers"]
+        )
+        known = uuid.uuid4().hex if is_given else request_id_of(scope)
+        scope["state"][OURS_KEY] = known
     return known
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
@@ -14,11 +14,14 @@ from loraserve.api.chunks import ChunkEncoder, ChunkHead
 from loraserve.api.disconnect import wait_connected, while_connected
 from loraserve.api.errors import error_body, internal_error
 from loraserve.api.event_stream import DONE, EventStream
-from loraserve.api.schemas.sampling import StreamOptions
+from loraserve.api.inference_call import InferenceCall
+from loraserve.api.schemas.metrics import RequestMetrics
+from loraserve.api.schemas.sampling import GenerationFields, StreamOptions
 from loraserve.api.schemas.usage import usage_of
+from loraserve.api.timing import request_metrics, timing_headers
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.errors import ServingError
-from loraserve.serving.generation import Generation, GenerationJob, collect
+from loraserve.serving.generation import Generation, collect
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.tokenizer import TextTokenizer
 
@@ -26,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct, covariant=True)
 
-Steps = AsyncIterator[list[ChoiceDelta]]
+Steps = AsyncGenerator[list[ChoiceDelta]]
 
 
 class Writer(Protocol[T]):
@@ -51,30 +54,38 @@ class Writer(Protocol[T]):
 async def respond(
     request: Request,
     runtime: Runtime,
-    job: GenerationJob,
+    call: InferenceCall,
+    generation: Generation,
     writer: Writer[T],
-    *,
-    stream: bool | None,
-    options: StreamOptions | None,
+    asked: GenerationFields,
 ) -> Response[T] | EventStream:
-    """Raises `ServingError` for whatever goes wrong before the first byte."""
-    generation = runtime.generation.start(job)
-    try:
-        if stream:
-            return await _open_stream(request, runtime, generation, writer, options or StreamOptions())
-        deltas = await while_connected(request, collect(generation.steps()))
-    except BaseException:
-        generation.close()
-        raise
+    """Raises `ServingError` for whatever goes wrong before the first byte; then the call is still to be closed."""
+    if asked.stream:
+        body = partial(_body, generation=generation, call=call, writer=writer, asked=asked, tokenizer=runtime.tokenizer)
+        return await open_stream(request, runtime, call, generation, body)
+    deltas = await while_connected(request, collect(generation.steps()))
+
+    def encoded() -> bytes:
+        response = writer.response(deltas, generation)
+        if asked.include_metrics:
+            response = msgspec.structs.replace(response, metrics=_metrics(call, generation))
+        return msgspec.json.encode(response)
+
     # Echoes and prompt logprobs make responses as long as prompts, so they are also encoded off the loop.
-    size = generation.usage().num_prompt_tokens
-    body = await runtime.tokenizer.run(size, lambda: msgspec.json.encode(writer.response(deltas, generation)))
-    return Response(cast(T, body), media_type=MediaType.JSON)
+    body = await runtime.tokenizer.run(generation.usage().num_prompt_tokens, encoded)
+    headers = call.headers | timing_headers(generation, call.adapter_load_ms)
+    call.close()
+    return Response(cast(T, body), media_type=MediaType.JSON, headers=headers)
 
 
-async def _open_stream(
-    request: Request, runtime: Runtime, generation: Generation, writer: Writer[T], options: StreamOptions
+async def open_stream(
+    request: Request,
+    runtime: Runtime,
+    call: InferenceCall,
+    generation: Generation,
+    body: Callable[[Steps], AsyncGenerator[bytes]],
 ) -> EventStream:
+    """A stream of what `body` makes of the steps, opened when there is something or it took long; closes the call."""
     steps = generation.steps()
     first = asyncio.ensure_future(anext(steps))
     try:
@@ -87,26 +98,29 @@ async def _open_stream(
 
     def end() -> None:
         first.cancel()
-        generation.close()
+        call.close()
 
-    body = _body(_with_first(first, steps), generation, writer, options, runtime.tokenizer)
-    return EventStream(body, end, runtime.settings.ping_interval_s)
+    headers = call.headers | timing_headers(generation, call.adapter_load_ms)
+    return EventStream(body(_with_first(first, steps)), end, runtime.settings.ping_interval_s, headers)
 
 
-async def _with_first(first: asyncio.Future[list[ChoiceDelta]], steps: Steps) -> AsyncGenerator[list[ChoiceDelta]]:
+async def _with_first(first: asyncio.Future[list[ChoiceDelta]], steps: Steps) -> Steps:
     yield await first
     async for deltas in steps:
         yield deltas
 
 
 async def _body(
-    steps: AsyncGenerator[list[ChoiceDelta]],
+    steps: Steps,
+    *,
     generation: Generation,
+    call: InferenceCall,
     writer: Writer[T],
-    options: StreamOptions,
+    asked: GenerationFields,
     tokenizer: TextTokenizer,
 ) -> AsyncGenerator[bytes]:
     """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
+    options = asked.stream_options or StreamOptions()
     encoder = ChunkEncoder(writer.head, usage_field=options.include_usage)
     try:
         async with contextlib.aclosing(steps):
@@ -120,20 +134,35 @@ async def _body(
                 usage = usage_of(generation.usage()) if options.continuous_usage_stats else None
                 if chunks := b"".join(encoder.chunk(choice, usage) for choice in choices):
                     yield chunks
-    except ServingError as error:
-        yield _error_event(error)
-        return
     except Exception as error:
-        logger.error("a stream failed", exc_info=error)
-        yield _error_event(internal_error())
+        yield error_event(told(error, call))
         return
-    last = encoder.chunk(None, usage_of(generation.usage())) if options.include_usage else b""
+    last = b""
+    if options.include_usage or asked.include_metrics:
+        usage = usage_of(generation.usage()) if options.include_usage else None
+        last = encoder.chunk(None, usage, _metrics(call, generation) if asked.include_metrics else None)
     yield last + DONE
+
+
+def told(error: Exception, call: InferenceCall) -> ServingError:
+    """What the client is told of an error in the middle of a stream."""
+    call.note(error)
+    if isinstance(error, ServingError):
+        refusal = error
+    else:
+        logger.error("a stream failed", exc_info=error)
+        refusal = internal_error()
+    call.count_error(refusal)
+    return refusal
 
 
 def _choices(writer: Writer[T], deltas: list[ChoiceDelta], generation: Generation) -> list[msgspec.Struct]:
     return [choice for delta in deltas for choice in writer.chunk_choices(delta, generation)]
 
 
-def _error_event(error: ServingError) -> bytes:
+def _metrics(call: InferenceCall, generation: Generation) -> RequestMetrics:
+    return request_metrics(generation, call.adapter_load_ms, call.adapter.version if call.adapter else None)
+
+
+def error_event(error: ServingError) -> bytes:
     return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"

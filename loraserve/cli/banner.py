@@ -17,6 +17,8 @@ class Banner:
     base_url: str
     uds: Path | None
     needs_key: bool
+    login_token: str | None
+    """For one login to the console."""
     model_name: str
     model: ModelInfo
     adapters: list[str]
@@ -29,6 +31,7 @@ class Banner:
             [
                 f"loraserve is ready: {where}",
                 f"  base URL  {self.base_url}/v1",
+                *self._console(),
                 f"  model     {self.model_name} ({_facts(self.model)})",
                 f"  adapters  {_names(self.adapters)}",
                 f"  data      {self.data_dir}",
@@ -37,6 +40,13 @@ class Banner:
                 *self._examples(),
             ]
         )
+
+    def _console(self) -> list[str]:
+        if self.uds is not None:
+            return []
+        if self.login_token is not None:
+            return [f"  console   {self.base_url}/ui/#/login/{self.login_token} (one login, within 15 minutes)"]
+        return [f"  console   {self.base_url}/ui/{' (`loraserve ui login` prints a link)' if self.needs_key else ''}"]
 
     def _examples(self) -> list[str]:
         completion_model, chat_model = self._example_models()

@@ -4,7 +4,7 @@ import importlib
 
 import rich_click as click
 
-COMMANDS = ("serve", "chat", "bench", "doctor", "openapi", "version")
+COMMANDS = ("serve", "adapter", "keys", "tenants", "ui", "chat", "bench", "doctor", "openapi", "version")
 """Each is the attribute of the same name in `loraserve.cli.<name>`; importing that module must stay cheap."""
 
 

@@ -10,8 +10,10 @@ import rich_click as click
 from loraserve.cli.config_file import load_config_file
 from loraserve.cli.option_types import HumanInt, LoraModuleType
 from loraserve.cli.serve_settings import ServeSettings
+from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
 from loraserve.engine.config import EngineConfig
+from loraserve.live.key_names import DEFAULT_PREFIX
 
 MODEL_ALIASES = ("--model-id", "--model-path")
 
@@ -61,6 +63,7 @@ _SEVERAL_VALUES: dict[str, Callable[[str], bool]] = {
     "--served-model-name": lambda _token: True,
     "--allowed-hosts": lambda _token: True,
     "--allowed-origins": lambda _token: True,
+    "--adapter-roots": lambda _token: True,
 }
 
 
@@ -120,7 +123,20 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Adapters",
     default=None,
     envvar=["LORASERVE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"],
-    help="Let clients load adapters from paths of this machine. [on without keys on loopback]",
+    help="Let admins load adapters from paths of this machine. [on]",
+)
+@_option(
+    "--adapter-roots",
+    panel="Adapters",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folders of this machine that adapters may be loaded from. [any, without keys on loopback]",
+)
+@_option(
+    "--certificates/--no-certificates",
+    panel="Adapters",
+    default=True,
+    help="Compare each new adapter with PEFT in the background, where memory allows.",
 )
 @_option("--host", panel="Server", help="[127.0.0.1; with --api-key 0.0.0.0]")
 @_option("--port", panel="Server", type=click.IntRange(0, 65535), default=8000, help="0 = any free one.")
@@ -151,6 +167,24 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(file_okay=False, path_type=Path),
     help="Everything we write goes here. [~/.local/share/loraserve]",
 )
+@_option("--redis-url", panel="Server", help="redis://, rediss:// or unix://… [a private server in --data-dir]")
+@_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Begins every key's name in Redis.")
+@_option(
+    "--redis-grace-s",
+    panel="Server",
+    type=click.FloatRange(0),
+    default=60.0,
+    help="Seconds that requests of known keys go on while Redis is gone.",
+)
+@_option(
+    "--max-queued", panel="Server", type=click.IntRange(0), default=256, help="Sequences that wait for the engine."
+)
+@_option(
+    "--max-queued-per-tenant",
+    panel="Server",
+    type=click.IntRange(0),
+    help="Where a tenant has no limit of its own. [32; without keys, --max-queued]",
+)
 @_option(
     "--shutdown-timeout",
     panel="Server",
@@ -177,7 +211,8 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="TOML file of these options.",
 )
-def serve(positional_model: str | None, **options: Any) -> None:
+@click.pass_context
+def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> None:
     """Serve MODEL and its adapters over an OpenAI-compatible API.
 
     Without MODEL: the bundled demo model with its adapters. Every option can also be set as LORASERVE_<OPTION>.
@@ -187,6 +222,7 @@ def serve(positional_model: str | None, **options: Any) -> None:
         raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
     settings = ServeSettings(model=positional_model or model, **options)
     _check(settings)
+    settings = with_setting_values(settings, ctx, positional_model)
     from loraserve.cli.server import run_server
 
     sys.exit(run_server(settings))

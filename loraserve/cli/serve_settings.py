@@ -6,7 +6,7 @@ from pathlib import Path
 
 from loraserve.cli.option_types import LoraModule
 from loraserve.engine.config import EngineConfig
-from loraserve.serving.settings import ServingSettings
+from loraserve.serving.settings import Limits, ServingSettings, SettingValue
 
 DEMO = Path(__file__).parents[1] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -45,6 +45,8 @@ class ServeSettings:
     max_loras: int | None
     max_lora_rank: int | None
     allow_runtime_lora_updating: bool | None
+    adapter_roots: tuple[Path, ...]
+    certificates: bool
     host: str | None
     port: int
     uds: Path | None
@@ -53,7 +55,14 @@ class ServeSettings:
     allowed_origins: tuple[str, ...]
     vllm_metrics: bool
     data_dir: Path | None
+    redis_url: str | None
+    redis_prefix: str
+    redis_grace_s: float
+    max_queued: int
+    max_queued_per_tenant: int | None
     shutdown_timeout: float
+    config: tuple[SettingValue, ...] = ()
+    """All of these in words."""
 
     @property
     def is_demo(self) -> bool:
@@ -71,8 +80,10 @@ class ServeSettings:
 
     @property
     def data_path(self) -> Path:
-        """Everything we write is below it."""
-        return self.data_dir.expanduser() if self.data_dir else default_data_dir()
+        """Everything we write is below it. The demo has its own: its adapters fit no other model."""
+        if self.data_dir:
+            return self.data_dir.expanduser()
+        return default_data_dir() / "demo" if self.is_demo else default_data_dir()
 
     @property
     def adapters(self) -> list[LoraModule]:
@@ -87,9 +98,14 @@ class ServeSettings:
         return found
 
     @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.uds is not None or self.bind_host in ("::1", *LOOPBACK_HOSTS)
+
+    @property
     def is_open_on_loopback(self) -> bool:
-        """Without keys, and reachable from this machine only: whoever can connect could as well read our files."""
-        return not self.api_key and (self.uds is not None or self.bind_host in ("::1", *LOOPBACK_HOSTS))
+        """Without keys on the command line, and reachable from this machine only."""
+        return not self.api_key and self.is_on_loopback
 
     @property
     def _checks_hosts(self) -> bool:
@@ -101,11 +117,14 @@ class ServeSettings:
         return ServingSettings(
             served_model_names=list(self.model_names),
             data_dir=self.data_path,
-            api_keys=list(self.api_key),
             allowed_hosts=[*LOOPBACK_HOSTS, *self.allowed_hosts] if self._checks_hosts else None,
             allowed_origins=list(self.allowed_origins),
-            allow_runtime_lora=self.is_open_on_loopback if allow_runtime_lora is None else allow_runtime_lora,
+            allow_runtime_lora=allow_runtime_lora is not False,
+            adapter_roots=[root.resolve() for root in self.adapter_roots],
+            has_free_paths=self.is_open_on_loopback,
+            limits=Limits(max_queued=self.max_queued),
             compat_metrics=self.vllm_metrics,
+            config=list(self.config),
         )
 
     @property

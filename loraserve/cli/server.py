@@ -1,41 +1,41 @@
 """Runs the server: engine, adapters, HTTP; then drains on SIGTERM. Exit code 0 = stopped on request, 1 = failed."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Iterator
+import sys
+from collections.abc import Awaitable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import uvicorn
 import uvloop
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from rich.console import Console
 
-from loraserve.api.app import create_app
 from loraserve.cli.banner import Banner
-from loraserve.cli.http_protocol import BoundedHttpProtocol
 from loraserve.cli.listen import ListenError, base_url, bind_tcp, bind_unix
 from loraserve.cli.serve_settings import ServeSettings
+from loraserve.cli.start_error import StartError
 from loraserve.cli.startup_display import StartupDisplay
 from loraserve.serving.errors import ServingError
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
-from loraserve.serving.runtime import Runtime, build_runtime
 
+if TYPE_CHECKING:
+    from loraserve.api.app_context import AppContext
+    from loraserve.cli.http_server import HttpServer
+    from loraserve.control.declared import Declared
+
+HTTP_MODULES = ("loraserve.cli.control_start", "loraserve.serving.runtime", "loraserve.cli.http_server")
+"""What is needed once there is an engine."""
 STARTING = "starting the engine"
 ENGINE_GRACE_S = 10.0
 """An engine told to stop has this long before it is killed."""
-HTTP_GRACE_S = 5
-"""Connections have this long to take their last bytes once nothing runs any more."""
-KEEP_ALIVE_S = 75
-"""Longer than load balancers keep theirs (60 s), so that the server never closes one that is being reused."""
-
-
-class StartError(Exception):
-    """The server cannot start; the message is one line for a person."""
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -50,23 +50,6 @@ def run_server(settings: ServeSettings) -> int:
             return 1
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: we drain first."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.answers = asyncio.Event()
-        """Set once it listens."""
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.answers.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class _Server:
     def __init__(self, settings: ServeSettings, console: Console) -> None:
         self._settings = settings
@@ -76,16 +59,19 @@ class _Server:
     async def run(self) -> int:
         self._handle_signals()
         with contextlib.closing(self._bind()) as bound:
-            starting = asyncio.create_task(self._start())
-            if not await self._finishes_before_stop(starting):
-                return 0
-            engine, runtime = starting.result()
-            try:
-                return await self._serve(bound, engine, runtime)
-            finally:
-                await engine.close(ENGINE_GRACE_S)
-                if self._settings.uds:
-                    self._settings.uds.unlink(missing_ok=True)
+            async with contextlib.AsyncExitStack() as opened:
+                starting = asyncio.create_task(self._start(opened))
+                if not await self._finishes_before_stop(starting):
+                    return 0
+                engine, context, http = starting.result()
+                try:
+                    return await self._serve(bound, engine, context, http)
+                finally:
+                    await engine.close(ENGINE_GRACE_S)
+                    await context.calls.wait_settled()
+                    await context.control.close()
+                    if self._settings.uds:
+                        self._settings.uds.unlink(missing_ok=True)
 
     def _bind(self) -> socket.socket:
         if self._settings.uds:
@@ -114,85 +100,144 @@ class _Server:
         await asyncio.wait([task])
         return False
 
-    async def _start(self) -> tuple[LocalEngine, Runtime]:
+    async def _start(self, opened: contextlib.AsyncExitStack) -> tuple[LocalEngine, AppContext, HttpServer]:
+        """opened: what is to be closed last."""
         settings = self._settings
         if settings.enable_lora:
             self._print("--enable-lora is not needed: adapters are always on")
         with StartupDisplay(self._console) as display:
             display.show(STARTING, 0, 1)
-            engine = await LocalEngine.start(settings.engine, display.show)
+            # One core imports torch in the engine's process, the other what serves HTTP in ours.
+            starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
+            try:
+                await asyncio.to_thread(_import_http)
+                from loraserve.cli.control_start import opened_declared
+
+                declared = await opened.enter_async_context(opened_declared(settings))
+                engine = await starting
+            except BaseException:
+                await _abandon(starting)
+                raise
             display.show(STARTING, 1, 1)
             try:
-                runtime = self._build_runtime(engine)
-                await self._load_adapters(runtime, display)
+                return engine, *await self._build(engine, declared, display)
             except BaseException:
                 await engine.close(0)
                 raise
-        return engine, runtime
 
-    def _build_runtime(self, engine: LocalEngine) -> Runtime:
-        settings = self._settings
+    async def _build(
+        self, engine: LocalEngine, declared: Declared, display: StartupDisplay
+    ) -> tuple[AppContext, HttpServer]:
+        from loraserve.api.app_context import AppContext
+        from loraserve.cli.control_start import publish_configured
+        from loraserve.cli.http_server import HttpServer
+        from loraserve.control.adapter_names import CatalogNames
+        from loraserve.control.control_plane import build_control
+        from loraserve.serving.runtime import build_runtime
+
+        settings, limits = self._settings, _adapter_limits(self._settings.max_lora_rank)
         if settings.chat_template is not None:
             engine.use_chat_template(settings.chat_template.read_text())
+        certified = settings.engine if settings.certificates else None
+        control = build_control(declared, engine, limits, certified)
         try:
-            settings.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StartError(f"--data-dir {settings.data_path} cannot be made: {error.strerror}") from error
-        return build_runtime(engine, settings.serving, adapter_limits=_adapter_limits(settings.max_lora_rank))
+            # All that holds up the event loop comes before `start`: calls to Redis have 250 ms.
+            runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
+            control.observer.watch(runtime)
+            context = AppContext.of(runtime, control)
+            http = HttpServer(context)
+            _calm_garbage_collector()
+            await control.start()
+            adapters = settings.adapters
+            await publish_configured(
+                control,
+                adapters,
+                engine.model.layout,
+                limits,
+                lambda num_done: display.show("loading adapters", num_done, len(adapters)),
+            )
+        except BaseException:
+            await control.close()
+            raise
+        return context, http
 
-    async def _load_adapters(self, runtime: Runtime, display: StartupDisplay) -> None:
-        adapters = self._settings.adapters
-        for done, adapter in enumerate(adapters):
-            display.show("loading adapters", done, len(adapters))
-            try:
-                await runtime.adapters.add(adapter.name, adapter.path, follow_symlinks=True)
-            except ServingError as error:
-                raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.message}") from error
-        if adapters:
-            display.show("loading adapters", len(adapters), len(adapters))
-
-    async def _serve(self, bound: socket.socket, engine: LocalEngine, runtime: Runtime) -> int:
-        http = _HttpServer(_http_config(runtime))
-        _calm_garbage_collector()
+    async def _serve(self, bound: socket.socket, engine: LocalEngine, context: AppContext, http: HttpServer) -> int:
         serving = asyncio.create_task(http.serve([bound]))
         await _first_of(http.answers.wait(), self._stop.wait(), serving)
         if not self._stop.is_set() and not serving.done():
-            print(self._banner(bound, engine, runtime), flush=True)
+            await context.control.observer.snapshots.listens_at(base_url(bound))
+            login_token = await self._login_token(context)
+            print(self._banner(bound, engine, context, login_token), flush=True)
             await _first_of(self._stop.wait(), engine.wait_dead(), serving)
-        exit_code = await self._wind_down(engine, runtime)
+        exit_code = await self._wind_down(engine, context)
         http.should_exit = True
         await serving
         return exit_code
 
-    async def _wind_down(self, engine: LocalEngine, runtime: Runtime) -> int:
+    async def _wind_down(self, engine: LocalEngine, context: AppContext) -> int:
         """Let what runs finish, then stop the engine, so that whatever is left ends as aborted and not cut off."""
         if not self._stop.is_set():
             self._print(f"the server stops: {engine.error or 'HTTP ended'}")
             return 1
-        runtime.lifecycle.begin_drain()
-        if num_running := runtime.lifecycle.num_sequences:
+        lifecycle = context.runtime.lifecycle
+        lifecycle.begin_drain()
+        if num_running := lifecycle.num_sequences:
             timeout_s = self._settings.shutdown_timeout
             self._print(f"finishing {num_running} sequences for up to {timeout_s:g} s; a second signal stops at once")
-            if not await runtime.lifecycle.wait_idle(timeout_s):
-                self._print(f"aborting {runtime.lifecycle.num_sequences} sequences")
+            if not await lifecycle.wait_idle(timeout_s):
+                self._print(f"aborting {lifecycle.num_sequences} sequences")
         await engine.close(ENGINE_GRACE_S)
         return 0
 
-    def _banner(self, bound: socket.socket, engine: LocalEngine, runtime: Runtime) -> Banner:
+    async def _login_token(self, context: AppContext) -> str | None:
+        """For the console, to whoever sits at a terminal of a server with keys. Never into a journal."""
+        key_id = context.control.authenticator.newest_admin
+        if key_id is None or self._settings.uds is not None or not sys.stdout.isatty():
+            return None
+        with contextlib.suppress(ServingError):
+            return (await context.control.sessions.make_link(key_id, "server", "")).token
+        return None
+
+    def _banner(
+        self, bound: socket.socket, engine: LocalEngine, context: AppContext, login_token: str | None
+    ) -> Banner:
         settings = self._settings
         return Banner(
             base_url=base_url(bound),
             uds=settings.uds,
-            needs_key=bool(settings.api_key),
+            login_token=login_token,
+            needs_key=not context.control.authenticator.is_open,
             model_name=settings.model_names[0],
             model=engine.model,
-            adapters=[adapter.name for adapter in runtime.registry.list()],
+            adapters=_names(context),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
         )
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _names(context: AppContext) -> list[str]:
+    """Of the adapters that requests without a key, or with that of the command line, can use."""
+    from loraserve.control.principal import server_principal
+    from loraserve.store.records import DEFAULT_TENANT
+
+    visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))
+    return [document.doc.name for document in visible]
+
+
+def _import_http() -> None:
+    for module in HTTP_MODULES:
+        importlib.import_module(module)
+
+
+async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
+    """Whether it was ready or not."""
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close(0)
 
 
 def _adapter_limits(max_lora_rank: int | None) -> Limits:
@@ -217,17 +262,3 @@ async def _first_of(*awaitables: Awaitable[Any]) -> None:
     for awaitable, future in waiting.items():
         if awaitable is not future:
             future.cancel()
-
-
-def _http_config(runtime: Runtime) -> uvicorn.Config:
-    return uvicorn.Config(
-        create_app(runtime),
-        http=BoundedHttpProtocol,
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=HTTP_GRACE_S,
-    )

@@ -58,6 +58,10 @@ class KeyNames:
         """Sorted set: a whole lease → its end in ms."""
         return self._name("l", "all")
 
+    def publish_lease(self, tenant: str) -> str:
+        """String: token of who holds it."""
+        return self._name("l", "p", tenant)
+
     def request(self, request_id: str) -> str:
         """String: how the request ended."""
         return self._name("rq", request_id)

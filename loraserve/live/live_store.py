@@ -8,6 +8,7 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.documents import LiveDocuments
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
 from loraserve.live.leases import LiveLeases
+from loraserve.live.publish_leases import LivePublishLeases
 from loraserve.live.requests import LiveRequests
 from loraserve.live.series import LiveSeries
 from loraserve.live.sessions import LiveSessions
@@ -27,6 +28,7 @@ class LiveStore:
         self.changes = ChangeFeed(self.connection, names)
         self.leases = LiveLeases(self.connection, names)
         self.admission = LiveAdmission(self.connection, names, self.view, self.leases)
+        self.publish_leases = LivePublishLeases(self.connection, names)
         self.aborts = LiveAborts(self.connection, names)
         self.requests = LiveRequests(self.connection, names)
         self.snapshots = LiveSnapshots(self.connection, names)

@@ -3,8 +3,8 @@
 import logging
 
 from loraserve.engine.request import EngineErrorCode, SequenceOutput
+from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.registry import ResolvedAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ def model_not_found(name: str) -> ServingError:
     return ServingError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
 
 
-def request_failed(output: SequenceOutput, adapter: ResolvedAdapter | None) -> ServingError:
+def request_failed(output: SequenceOutput, adapter: BoundAdapter | None) -> ServingError:
     """For an output with finish_reason "error" of a request for `adapter`."""
     message = output.error or "The engine could not run the request."
     match output.error_code:

@@ -1,5 +1,6 @@
 """One error for everything a client can be told, with a stable code. `api/errors.py` maps codes to HTTP."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -14,36 +15,69 @@ class ErrorCode(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     ADAPTER_ALREADY_LOADED = "adapter_already_loaded"
     ADAPTER_INVALID = "adapter_invalid"
+    ADAPTER_REJECTED = "adapter_rejected"
     INVALID_API_KEY = "invalid_api_key"
     FORBIDDEN = "forbidden"
+    TENANT_SUSPENDED = "tenant_suspended"
     MODEL_NOT_FOUND = "model_not_found"
     ADAPTER_NOT_FOUND = "adapter_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    CONFLICT = "conflict"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    UPLOAD_OFFSET = "upload_offset"
+    UPLOAD_STATE = "upload_state"
+    PRECONDITION_FAILED = "precondition_failed"
     REQUEST_TOO_LARGE = "request_too_large"
     HEADERS_TOO_LARGE = "headers_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    RATE_LIMITED = "rate_limit_exceeded"
+    INSUFFICIENT_QUOTA = "insufficient_quota"
     QUEUE_FULL = "queue_full"
     CLIENT_CLOSED_REQUEST = "client_closed_request"
+    REQUEST_ABORTED = "request_aborted"
     INTERNAL_ERROR = "internal_error"
     ENGINE_ERROR = "engine_error"
     ADAPTER_UNREADABLE = "adapter_unreadable"
     NOT_FINITE = "not_finite"
     ENGINE_DEAD = "engine_dead"
     SERVER_DRAINING = "server_draining"
+    SERVICE_UNAVAILABLE = "service_unavailable"
+
+
+SERVER_FAULTS = frozenset(
+    {
+        ErrorCode.INTERNAL_ERROR,
+        ErrorCode.ENGINE_ERROR,
+        ErrorCode.ADAPTER_UNREADABLE,
+        ErrorCode.NOT_FINITE,
+        ErrorCode.ENGINE_DEAD,
+        ErrorCode.SERVER_DRAINING,
+        ErrorCode.SERVICE_UNAVAILABLE,
+    }
+)
+"""What clients are told with 5xx."""
 
 
 class ServingError(Exception):
     """Refused or failed; `message` carries the value, the limit and the remedy and is safe to show."""
 
     def __init__(
-        self, code: ErrorCode, message: str, *, param: str | None = None, retry_after_s: int | None = None
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
+        """headers: more of the response's, such as x-ratelimit-*."""
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.headers = headers or {}
 
 
 def invalid_value(param: str, message: str) -> ServingError:

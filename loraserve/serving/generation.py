@@ -3,18 +3,18 @@
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
-from loraserve.serving.engine_errors import engine_dead, model_not_found, request_failed
+from loraserve.serving.engine_errors import engine_dead, request_failed
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
 from loraserve.serving.metrics import ChoiceTimes, ServingMetrics
-from loraserve.serving.registry import AdapterRegistry, ResolvedAdapter
 from loraserve.serving.settings import Limits
 from loraserve.serving.tokenizer import TextTokenizer
 
@@ -32,19 +32,24 @@ class GenerationJob:
     """A checked API request."""
 
     prompts: list[Prompt]
-    adapter: ResolvedAdapter | None
+    adapter: BoundAdapter | None
     """None = the base model."""
     text: TextOptions
     received_s: float
     """`time.monotonic()` when the request came in."""
     cache_salt: str = ""
     tenant: str = ""
+    tenant_weight: float = 1.0
+    """Share of the engine relative to other tenants."""
+    on_first_token: Callable[[], None] | None = None
+    """Called once, on the event loop."""
 
 
 @dataclass(slots=True)
 class _ChoiceRun:
     assembler: ChoiceAssembler
     times: ChoiceTimes
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)
@@ -66,13 +71,24 @@ class TokenUsage:
     num_cached_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class GenerationTimes:
+    """None = it has not come to that yet."""
+
+    queue_ms: float | None
+    """In the engine, until first scheduled."""
+    ttft_ms: float | None
+    """Received to the first token."""
+    generation_ms: float | None
+    """First to last token."""
+
+
 @dataclass(slots=True)
 class GenerationService:
     """Admits jobs. One per app."""
 
     engine: EngineClient
     tokenizer: TextTokenizer
-    adapters: AdapterRegistry
     metrics: ServingMetrics
     lifecycle: Lifecycle
     limits: Limits = field(default_factory=Limits)
@@ -103,8 +119,10 @@ class Generation:
     def __init__(self, service: GenerationService, job: GenerationJob) -> None:
         self._service = service
         self._job = job
-        self._label = service.metrics.adapter_label(job.adapter.name if job.adapter else None)
+        self._label = service.metrics.adapter_label(job.adapter.label if job.adapter else None)
         self._closed = False
+        self._has_begun = False
+        self._ended_by: ServingError | None = None
         self._unfinished_reason = FinishReason.ABORT
         self.prompts = [self._prompt_run(index, prompt) for index, prompt in enumerate(job.prompts)]
         self._num_sequences = sum(len(prompt.choices) for prompt in self.prompts)
@@ -112,7 +130,7 @@ class Generation:
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
         """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
-        self._bind_adapter()
+        self._raise_if_ended()
         for prompt in self.prompts:
             sampling = prompt.engine_request.sampling
             num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
@@ -120,12 +138,14 @@ class Generation:
         try:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
+                    self._raise_if_ended()
                     deltas = [delta for index, gained in arrived for delta in self._take(self.prompts[index], gained)]
                     self._service.metrics.snapshot(self._service.engine.stats)
                     if deltas:
                         yield _joined(deltas)
-                    if all(prompt.finished for prompt in self.prompts):
+                    if self.finished:
                         return
+            self._raise_if_ended()
         except EngineDeadError as error:
             self._unfinished_reason = FinishReason.ERROR
             raise engine_dead() from error
@@ -140,6 +160,39 @@ class Generation:
             ),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
         )
+
+    def times(self) -> GenerationTimes:
+        runs = [choice.times for prompt in self.prompts for choice in prompt.choices]
+        first_s = min((run.first_token_s for run in runs if run.first_token_s is not None), default=None)
+        last_s = max((run.last_token_s for run in runs if run.last_token_s is not None), default=None)
+        if first_s is None or last_s is None:
+            return GenerationTimes(None, None, None)
+        return GenerationTimes(
+            queue_ms=max(run.queue_s for run in runs) * 1000,
+            ttft_ms=(first_s - self._job.received_s) * 1000,
+            generation_ms=(last_s - first_s) * 1000,
+        )
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """The first choice's; of what is not finished, what it would be if it were closed now."""
+        return self.prompts[0].choices[0].finish_reason or self._unfinished_reason
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice came to its own end."""
+        return all(prompt.finished for prompt in self.prompts)
+
+    def end_with(self, error: ServingError) -> None:
+        """Stop what runs; whoever reads `steps` gets this error."""
+        self._ended_by = self._ended_by or error
+        for prompt in self.prompts:
+            if not prompt.finished:
+                self._service.engine.abort(prompt.engine_request.request_id)
+
+    def _raise_if_ended(self) -> None:
+        if self._ended_by is not None:
+            raise self._ended_by
 
     def close(self) -> None:
         """Abort what still runs."""
@@ -161,6 +214,7 @@ class Generation:
             adapter_digest=job.adapter.digest if job.adapter else None,
             cache_salt=job.cache_salt,
             tenant=job.tenant,
+            tenant_weight=job.tenant_weight,
         )
         choices = [
             _ChoiceRun(
@@ -175,21 +229,6 @@ class Generation:
             for choice in range(prompt.sampling.n)
         ]
         return PromptRun(index, request, choices)
-
-    def _bind_adapter(self) -> None:
-        """If the content went while the prompt was tokenized, take what the name stands for now, or refuse.
-
-        NOTE: nothing is awaited between this and handing the request over, so that an unload comes after it.
-        """
-        adapter, adapters = self._job.adapter, self._service.adapters
-        if adapter is None or adapters.has_digest(adapter.digest):
-            return
-        current = adapters.resolve(adapter.name)
-        if current is None:
-            raise model_not_found(adapter.name)
-        self._job = replace(self._job, adapter=current)
-        for prompt in self.prompts:
-            prompt.engine_request = replace(prompt.engine_request, adapter_digest=current.digest)
 
     def _outputs(self) -> AsyncGenerator[list[tuple[int, list[SequenceOutput]]]]:
         return merge([self._service.engine.generate(prompt.engine_request) for prompt in self.prompts])
@@ -227,13 +266,21 @@ class Generation:
         if output.queue_s is not None:
             choice.times.queue_s = output.queue_s
         if output.token_ids:
+            self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
         delta = choice.assembler.add(output)
         if delta.finish_reason is not None:
             self._count_finished(prompt, choice, delta.finish_reason, now_s)
         return delta
 
+    def _note_first_token(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            if self._job.on_first_token is not None:
+                self._job.on_first_token()
+
     def _count_finished(self, prompt: PromptRun, choice: _ChoiceRun, reason: FinishReason, now_s: float) -> None:
+        choice.finish_reason = reason
         num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
         self._service.metrics.choice_finished(
             self._label, choice.times, reason, num_prompt_tokens, choice.assembler.num_tokens, now_s

@@ -9,10 +9,11 @@ from prometheus_client.registry import Collector
 
 from loraserve.engine.request import EngineStats, FinishReason
 from loraserve.serving.adapter_labels import AdapterLabels
+from loraserve.serving.bound_adapter import AdapterNames
 from loraserve.serving.engine_client import EngineClient
-from loraserve.serving.errors import ErrorCode
+from loraserve.serving.errors import SERVER_FAULTS, ErrorCode
+from loraserve.serving.latency_totals import LatencyTotals
 from loraserve.serving.lifecycle import Lifecycle
-from loraserve.serving.registry import AdapterRegistry
 from loraserve.serving.vllm_metrics import LATENCY_BUCKETS_S, TTFT_BUCKETS_S, VllmMetrics
 
 
@@ -32,7 +33,7 @@ class ServingMetrics:
     def __init__(
         self,
         engine: EngineClient,
-        adapters: AdapterRegistry,
+        adapters: AdapterNames,
         lifecycle: Lifecycle,
         *,
         base_name: str,
@@ -42,6 +43,7 @@ class ServingMetrics:
         self._compat_metrics = compat_metrics
         self._labels = AdapterLabels()
         self._last_snapshot: EngineStats | None = None
+        self.latencies = LatencyTotals()
         self._vllm = VllmMetrics(engine, adapters, base_name)
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -73,19 +75,20 @@ class ServingMetrics:
         ours = generate_latest(self._registry)
         return ours + generate_latest(self._vllm.registry) if self._compat_metrics else ours
 
-    def adapter_label(self, adapter_name: str | None) -> str:
-        """None = the base model."""
-        return self._base_name if adapter_name is None else self._labels.label(adapter_name)
+    def adapter_label(self, adapter: str | None) -> str:
+        """adapter: its `BoundAdapter.label`; None = the base model."""
+        return self._base_name if adapter is None else self._labels.label(adapter)
 
-    def forget_adapter(self, name: str) -> None:
-        if not self._labels.release(name):
+    def forget_adapter(self, label: str) -> None:
+        if not self._labels.release(label):
             return
         for metric in (self._prompt_tokens, self._generation_tokens, self._ttft_s, self._e2e_s):
-            metric.remove_by_labels({"adapter": name})
-        self._requests.remove_by_labels({"adapter": name})
+            metric.remove_by_labels({"adapter": label})
+        self._requests.remove_by_labels({"adapter": label})
 
     def error(self, code: ErrorCode) -> None:
         self._errors.labels(code.value).inc()
+        self.latencies.num_errors += code in SERVER_FAULTS
 
     def request_started(self, label: str, num_prompt_tokens: int, n: int, max_tokens: int) -> None:
         self._prompt_tokens.labels(label).inc(num_prompt_tokens)
@@ -106,8 +109,10 @@ class ServingMetrics:
             times.first_token_s = now_s
             self._ttft_s.labels(label).observe(now_s - times.received_s)
             self._vllm.ttft_s.observe(now_s - times.received_s)
+            self.latencies.first_token(now_s - times.received_s)
         elif times.last_token_s is not None:
             self._vllm.itl_s.observe(now_s - times.last_token_s)
+            self.latencies.next_token(now_s - times.last_token_s)
         times.last_token_s = now_s
 
     def choice_finished(
@@ -140,9 +145,9 @@ class ServingMetrics:
 
 
 class _StateCollector(Collector):
-    """What is read off the engine and the registry at each scrape."""
+    """What is read off the engine and the adapters at each scrape."""
 
-    def __init__(self, engine: EngineClient, adapters: AdapterRegistry, lifecycle: Lifecycle) -> None:
+    def __init__(self, engine: EngineClient, adapters: AdapterNames, lifecycle: Lifecycle) -> None:
         self._engine = engine
         self._adapters = adapters
         self._lifecycle = lifecycle
@@ -152,7 +157,7 @@ class _StateCollector(Collector):
         yield _gauge("engine_up", "1 while the engine lives.", self._engine.error is None)
         yield _gauge("draining", "1 while the server takes no new requests.", self._lifecycle.draining)
         yield _gauge("sequences_in_flight", "Sequences admitted and not finished.", self._lifecycle.num_sequences)
-        yield _gauge("adapters_registered", "Adapters with a name.", len(self._adapters.list()))
+        yield _gauge("adapters_registered", "Adapters with a name.", len(self._adapters.contents()))
         yield _gauge("adapters_resident", "Adapters in the arena.", len(stats.resident_adapters))
         yield _gauge("arena_size_bytes", "Size of the adapter arena.", stats.arena_size_bytes)
         yield _gauge("arena_used_bytes", "Bytes of the arena in use.", stats.arena_used_bytes)

@@ -1,5 +1,6 @@
 """What the API needs to know of how it was started."""
 
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -24,19 +25,41 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences beyond those the engine can run at once; more are answered 429."""
 
 
+class SettingSource(StrEnum):
+    FLAG = "flag"
+    ENVIRONMENT = "environment"
+    FILE = "file"
+    DEFAULT = "default"
+    DERIVED = "derived"
+    """It follows from other settings."""
+
+
+class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting in force, for people."""
+
+    name: str
+    """As the flag without dashes."""
+    value: str
+    """Never a secret; "" = not set."""
+    source: SettingSource
+    help: str
+
+
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: list[str]
     """Names of the base model; the first one is shown as the parent of adapters."""
     data_dir: Path
     """Everything we write is below it."""
-    api_keys: list[str] = []
-    """Empty = open: no key is asked for, and an Authorization header is ignored."""
     allowed_hosts: list[str] | None = None
     """Host names that requests may carry, without port, e.g. ["localhost", "127.0.0.1", "[::1]"]; None = any."""
     allowed_origins: list[str] = []
     """Origins allowed besides the server's own; read only where `allowed_hosts` is set."""
-    allow_runtime_lora: bool = False
-    """Whether /v1/load_lora_adapter may load from a path on this machine."""
+    allow_runtime_lora: bool = True
+    """Whether /v1/load_lora_adapter may load from a path on this machine at all."""
+    adapter_roots: list[Path] = []
+    """Folders that such a path must be in."""
+    has_free_paths: bool = False
+    """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
     drain_timeout_s: float = 30.0
@@ -50,8 +73,5 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     progress_timeout_s: float = 5.0
     """With work at hand, the engine is ready only if it made progress this recently."""
     limits: Limits = Limits()
-
-    @property
-    def packed_dir(self) -> Path:
-        """Where packed adapters are cached."""
-        return self.data_dir / "packed"
+    config: list[SettingValue] = []
+    """All settings, to be shown to admins."""

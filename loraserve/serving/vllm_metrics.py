@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from loraserve.engine.request import FinishReason
+from loraserve.serving.bound_adapter import AdapterNames
 from loraserve.serving.engine_client import EngineClient
-from loraserve.serving.registry import AdapterRegistry
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
@@ -41,7 +41,7 @@ def buckets_1_2_5(max_value: int) -> list[int]:
 class VllmMetrics:
     """What requests feed. What the engine counts is read off its stats at each scrape."""
 
-    def __init__(self, engine: EngineClient, adapters: AdapterRegistry, model_name: str) -> None:
+    def __init__(self, engine: EngineClient, adapters: AdapterNames, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model_name = model_name
         lengths = buckets_1_2_5(engine.model.max_model_len)
@@ -142,17 +142,17 @@ class _EngineCollector(Collector):
 class _LoraInfoCollector(Collector):
     """vllm:lora_requests_info as the inference gateway's protocol documents it: running = in device memory."""
 
-    def __init__(self, engine: EngineClient, adapters: AdapterRegistry) -> None:
+    def __init__(self, engine: EngineClient, adapters: AdapterNames) -> None:
         self._engine = engine
         self._adapters = adapters
 
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
-        adapters = self._adapters.list()
+        adapters = self._adapters.contents()
         loaded = {*stats.resident_adapters, *stats.running_adapters}
         waiting = {*stats.waiting_adapters} - loaded
-        running_names = [adapter.name for adapter in adapters if adapter.digest in loaded]
-        waiting_names = [adapter.name for adapter in adapters if adapter.digest in waiting]
+        running_names = [adapter.label for adapter in adapters if adapter.digest in loaded]
+        waiting_names = [adapter.label for adapter in adapters if adapter.digest in waiting]
         # There are no slots: what fits depends on the adapters, so this is how many average ones would.
         mean_bytes = sum(adapter.size_bytes for adapter in adapters) / (len(adapters) or 1)
         max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)

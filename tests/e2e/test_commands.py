@@ -45,7 +45,7 @@ class TestBench:
     def test_measures_every_adapter_and_writes_json(self, server: ServerProcess, tmp_path: Path) -> None:
         file = tmp_path / "report.json"
         measured = run_command(
-            *("bench", "--url", server.url, "--num-requests", "12", "--concurrency", "6", "--json", str(file)),
+            *("bench", server.url, "--num-requests", "12", "--concurrency", "6", "--json", str(file)),
             *("--prompt-tokens", "20", "--output-tokens", "5", "--distribution", "zipf"),
         )
         assert measured.returncode == 0, measured.stderr
@@ -59,11 +59,38 @@ class TestBench:
 
     def test_open_loop_over_the_base_alone(self, server: ServerProcess) -> None:
         measured = run_command(
-            *("bench", "--url", server.url, "--adapters", "base", "--num-requests", "4", "--request-rate", "50"),
+            *("bench", server.url, "--adapters", "base", "--num-requests", "4", "--request-rate", "50"),
             *("--prompt-tokens", "8", "--output-tokens", "3", "--chat"),
         )
         assert measured.returncode == 0, measured.stderr
         assert "ITL" in measured.stdout
+
+    def test_cold_adapters_shared_prefixes_and_a_plot(self, server: ServerProcess, tmp_path: Path) -> None:
+        report_file, plot_file = tmp_path / "report.json", tmp_path / "plot.svg"
+        measured = run_command(
+            *("bench", f"{server.url}/v1", "--cold", "--num-requests", "18", "--prefixes", "1"),
+            *("--prefix-tokens", "64", "--prompt-tokens", "8", "--output-tokens", "3"),
+            *("--json", str(report_file), "--plot", str(plot_file)),
+        )
+        assert measured.returncode == 0, measured.stderr
+        report: Any = json.loads(report_file.read_text())
+        assert report["settings"]["server"] == "loraserve"
+        assert report["cold"]["first_use"]["num_requests"] == len(ADAPTERS)
+        assert report["cold"]["later"]["num_requests"] == 18 - len(ADAPTERS)
+        assert report["total"]["cached_tokens"] > 0
+        assert "first use" in plot_file.read_text()
+
+    def test_failures_are_counted_by_code(self, server: ServerProcess, tmp_path: Path) -> None:
+        file = tmp_path / "report.json"
+        measured = run_command(
+            *("bench", server.url, "--adapters", "spell,nope", "--num-requests", "4", "--json", str(file)),
+            *("--prompt-tokens", "8", "--output-tokens", "3"),
+        )
+        assert measured.returncode == 1
+        assert "HTTP 404 model_not_found" in measured.stdout
+        report: Any = json.loads(file.read_text())
+        assert report["by_model"]["nope"]["errors"] == {"HTTP 404 model_not_found": 2}
+        assert report["by_model"]["spell"]["num_failed"] == 0
 
 
 class TestDoctor:

@@ -1,6 +1,7 @@
 """Ends, good and bad, of a real server, and starts that cannot succeed. Every test here has a server of its own."""
 
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -87,14 +88,18 @@ def locked(data_dir: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+LOGGING_IN = {"/v1/session": {"post"}}
+"""What is there for those who have no session yet; it asks for a key in its body."""
+
+
 class TestKeys:
     def test_every_route_but_health_asks_for_one(self, locked: ServerProcess) -> None:
         with httpx.Client(base_url=locked.url, timeout=WAIT_S) as client:
             paths = client.get("/schema/openapi.json", headers=bearer(KEYS[0])).json()["paths"]
             open_routes: set[str] = set()
             for path, operations in paths.items():
-                url = path.replace("{adapter}", "spell").replace("{model_id}", "spell")
-                for method in operations:
+                url = re.sub(r"\{\w+\}", "1", path)
+                for method in operations.keys() - LOGGING_IN.get(path, set()):
                     for headers in (
                         {},
                         bearer("wrong"),
@@ -107,7 +112,9 @@ class TestKeys:
                             continue
                         assert response.status_code == 401, (method, path, response.text)
                         assert response.headers["www-authenticate"] == "Bearer"
-                        assert response.json()["error"]["code"] == "invalid_api_key"
+                        error = response.json()["error"]
+                        # LoRAX's routes have its errors.
+                        assert isinstance(error, str) or error["code"] == "invalid_api_key"
             assert open_routes == {"/health", "/ping", "/health/live", "/health/ready", "/version"}
             assert client.get("/schema/openapi.json").status_code == 401
 

@@ -1,12 +1,14 @@
 """The unmodified openai client, and raw HTTP, against the app behind a real uvicorn, with a fake engine."""
 
+import asyncio
 import base64
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import openai
@@ -14,10 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loraserve.api.inference_call import salted
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats
 from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
-from tests.support.live_server import LiveServer, live_server, make_settings
+from tests.support.live_server import LiveServer, digest_of, live_server, make_settings, tenant_of
 
 TOKENIZER = make_tokenizer()
 TEXT = "hello world 🙂 STOP here, said the naïve user 東京, and more: 0123456789 {json}"
@@ -79,16 +82,14 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
 class TestModels:
     def test_base_names_first_then_adapters(self, client: openai.OpenAI, server: LiveServer) -> None:
         cards = client.models.list().data
-        assert [card.id for card in cards] == ["tiny", "org/tiny-alias", "sql", "shout"]
-        base, sql = cards[0].to_dict(), cards[2].to_dict()
-        adapter = server.runtime.registry.resolve("sql")
-        assert adapter is not None
+        assert [card.id for card in cards] == ["tiny", "org/tiny-alias", "shout", "sql"]
+        base, sql = cards[0].to_dict(), cards[3].to_dict()
         assert (base["object"], base["parent"], base["root"], base["max_model_len"]) == ("model", None, "tiny", 512)
-        assert (sql["parent"], sql["root"], sql["max_model_len"]) == ("tiny", adapter.digest, None)
-        assert sql["adapter"] == {"rank": 8, "size_bytes": 4096, "digest": adapter.digest}
+        assert (sql["parent"], sql["root"], sql["max_model_len"]) == ("tiny", digest_of("sql"), None)
+        assert sql["adapter"] == {"rank": 8, "size_bytes": 4096, "digest": digest_of("sql"), "version": 1}
         assert base["permission"][0]["object"] == "model_permission"
 
-    @pytest.mark.parametrize("name", ["tiny", "org/tiny-alias", "sql", "tiny:sql"])
+    @pytest.mark.parametrize("name", ["tiny", "org/tiny-alias", "sql", "tiny:sql", "sql@v1", "tiny:sql@live"])
     def test_one_model(self, client: openai.OpenAI, name: str) -> None:
         assert client.models.retrieve(name).id == name.removeprefix("tiny:")
 
@@ -231,8 +232,9 @@ class TestCompletions:
         assert {name: getattr(sampling, name) for name in extras} == extras
         assert (sampling.logit_bias, sampling.allowed_token_ids) == ({5: -1.0}, (8, 9))
         assert sampling.presence_penalty == 0.5
-        assert request.cache_salt == "mine"
-        assert request.adapter_digest == server.call(lambda: server.runtime.registry.list()[0].digest)
+        assert request.cache_salt == salted(tenant_of(server.control, "default").doc.kv_salt, "mine")
+        assert request.tenant == "default"
+        assert request.adapter_digest == digest_of("sql")
 
     def test_truncated_prompt(self, http: httpx.Client, server: LiveServer) -> None:
         body = {"model": "tiny", "prompt": list(range(5, 25)), "max_tokens": 1, "truncate_prompt_tokens": 3}
@@ -843,12 +845,51 @@ class TestFailures:
             server.wait_until(lambda: not engine.running)
 
 
+class TestTiming:
+    def test_an_answer_says_where_its_time_went(self, tmp_path: Path) -> None:
+        engine = says(TEXT)
+        engine.step_s, engine.num_cached_tokens = 0.002, 3
+        with live_server(engine, make_settings(tmp_path), ("sql",)) as server:
+            body = {"model": "sql", "prompt": "x", "max_tokens": 4, "include_metrics": True}
+            whole = httpx.post(f"{server.url}/v1/completions", json=body)
+            streamed = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": True})
+            for response in (whole, streamed):
+                headers = response.headers
+                assert (headers["x-adapter-version"], headers["x-cached-tokens"]) == ("1", "3")
+                assert float(headers["x-queue-ms"]) == 1.0
+                assert float(headers["x-ttft-ms"]) > 0
+                assert float(headers["x-adapter-load-ms"]) >= 0
+            events = [line.removeprefix("data: ") for line in streamed.text.split("\n\n") if line]
+            assert events[-1] == "[DONE]"
+            last = json.loads(events[-2])
+            assert last["choices"] == []
+            for metrics in (whole.json()["metrics"], last["metrics"]):
+                assert (metrics["cached_tokens"], metrics["adapter_version"], metrics["queue_time_ms"]) == (3, 1, 1.0)
+                assert metrics["generation_time_ms"] > metrics["mean_itl_ms"] > 0
+            silent = httpx.post(f"{server.url}/v1/completions", json={**body, "include_metrics": False})
+            assert "metrics" not in silent.json()
+
+    def test_a_stream_opened_before_its_first_token_promises_nothing(self, tmp_path: Path) -> None:
+        engine = says(TEXT)
+        engine.gate = asyncio.Event()
+        with live_server(engine, make_settings(tmp_path, first_output_wait_s=0.01), ("sql",)) as server:
+            body = {"model": "sql", "prompt": "x", "stream": True, "include_metrics": True}
+            with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+                assert "x-ttft-ms" not in response.headers
+                assert response.headers["x-adapter-version"] == "1"
+                server.call(engine.gate.set)
+                text = response.read().decode()
+            assert json.loads(text.split("\n\n")[-3].removeprefix("data: "))["metrics"]["time_to_first_token_ms"] > 0
+
+
 class TestAuth:
     KEY = "ls-1_secret"
+    VALUES: ClassVar[dict[str, str]] = {"adapter": "sql", "model_id": "tiny", "name": "sql", "version": "1"}
+    OF_LORAX = ("/", "/generate", "/generate_stream")
 
     @pytest.fixture
     def locked(self, tmp_path: Path) -> Iterator[LiveServer]:
-        with live_server(says(TEXT), make_settings(tmp_path, api_keys=["other", self.KEY]), ("sql",)) as server:
+        with live_server(says(TEXT), make_settings(tmp_path), ("sql",), flag_keys=("other", self.KEY)) as server:
             yield server
 
     def test_every_route_asks_for_a_key_except_the_public_ones(self, locked: LiveServer) -> None:
@@ -856,19 +897,33 @@ class TestAuth:
         paths = httpx.get(f"{locked.url}/schema/openapi.json", headers=key).json()["paths"]
         public = {"/health", "/health/live", "/health/ready", "/ping", "/version"}
         assert public < paths.keys()
+        assert paths["/v1/session"].pop("post"), "logging in needs no key yet"
         for path, operations in [*paths.items(), ("/schema/openapi.json", {"get": {}})]:
-            url = locked.url + path.replace("{adapter}", "sql").replace("{model_id}", "tiny")
+            url = locked.url + re.sub(r"\{(\w+)\}", lambda found: self.VALUES.get(found[1], "x"), path)
             for method in operations:
                 for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {self.KEY}"}):
                     response = httpx.request(method, url, headers=headers)
                     if path in public:
                         assert response.status_code == 200
                         continue
-                    error = error_of(response)
-                    assert (response.status_code, error["code"]) == (401, "invalid_api_key"), path
-                    assert error["type"] == "authentication_error"
+                    assert response.status_code == 401, path
                     assert response.headers["www-authenticate"] == "Bearer"
+                    if path in self.OF_LORAX:
+                        assert response.json()["error_type"] == "authentication_error"
+                    else:
+                        error = error_of(response)
+                        assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error"), path
                 assert httpx.request(method, url, headers=key).status_code != 401
+
+    def test_a_key_of_the_command_line_can_infer_and_nothing_else(self, locked: LiveServer) -> None:
+        with httpx.Client(base_url=locked.url, headers={"x-api-key": self.KEY}) as client:
+            assert client.post("/v1/completions", json={"model": "sql", "prompt": "x"}).status_code == 200
+            assert client.get("/v1/models").status_code == 200
+            for path in ("/v1/adapters", "/v1/keys", "/v1/tenants", "/metrics"):
+                response = client.get(path)
+                assert (response.status_code, error_of(response)["code"]) == (403, "forbidden"), path
+            other_tenant = client.get("/v1/models", headers={"x-tenant": "shared"})
+            assert (other_tenant.status_code, error_of(other_tenant)["code"]) == (403, "forbidden")
 
     def test_the_key_opens_it(self, locked: LiveServer) -> None:
         with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=self.KEY, max_retries=0) as client:
@@ -927,6 +982,20 @@ class TestOpenMode:
             if status == 403:
                 assert error_of(response)["code"] == "forbidden"
 
+    def test_a_form_of_another_site_uploads_nothing(self, guarded: LiveServer) -> None:
+        files = {"files": ("adapter_config.json", b"{}")}
+        for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+            response = httpx.post(f"{guarded.url}/v1/adapters", files=files, headers=headers)
+            assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
+        ours = httpx.post(f"{guarded.url}/v1/adapters", files=files, headers={"origin": guarded.url})
+        assert (ours.status_code, error_of(ours)["param"]) == (400, "adapter_model.safetensors")
+
+    def test_a_post_without_a_body_needs_no_type_but_one_of_another_site_is_refused(self, guarded: LiveServer) -> None:
+        url = f"{guarded.url}/v1/adapters/nope/restore"
+        assert httpx.post(url).status_code == 404
+        assert httpx.post(url, headers={"origin": "https://evil.example"}).status_code == 403
+        assert httpx.post(url, content=b"", headers={"content-type": "text/plain"}).status_code == 415
+
     def test_bodies_must_be_json(self, guarded: LiveServer) -> None:
         body = b'{"prompt":"x"}'
         for content_type, status in (
@@ -945,28 +1014,51 @@ class TestOpenMode:
 
 
 class TestAdapterRoutes:
-    def test_switched_off_by_default(self, http: httpx.Client) -> None:
+    def test_can_be_switched_off(self, tmp_path: Path) -> None:
+        with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=False), ("sql",)) as server:
+            self._refused(server)
+
+    def _refused(self, server: LiveServer) -> None:
         for path, body in (
             ("/v1/load_lora_adapter", {"lora_name": "x", "lora_path": "/etc"}),
             ("/v1/unload_lora_adapter", {"lora_name": "sql"}),
         ):
-            response = http.post(path, json=body)
+            response = httpx.post(server.url + path, json=body)
             assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
-        assert http.get("/v1/models/sql").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models/sql").status_code == 200
+
+    def test_without_roots_only_a_local_open_server_loads_from_paths(self, tmp_path: Path) -> None:
+        with live_server(says(TEXT), make_settings(tmp_path), ("sql",)) as server:
+            sent = {"lora_name": "x", "lora_path": "/etc"}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert (response.status_code, error_of(response)["code"]) == (403, "forbidden")
+            assert "--adapter-roots" in error_of(response)["message"]
+
+    def test_paths_outside_of_the_roots_are_like_missing_ones(self, tmp_path: Path) -> None:
+        inside, outside = tmp_path / "roots", tmp_path / "elsewhere"
+        inside.mkdir()
+        outside.mkdir()
+        (inside / "link").symlink_to(outside)
+        served = make_settings(tmp_path, adapter_roots=[inside])
+        with live_server(says(TEXT), served) as server:
+            for path in (outside, inside / "link", inside / ".." / "elsewhere", tmp_path / "no"):
+                sent = {"lora_name": "new", "lora_path": str(path)}
+                response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+                assert (response.status_code, error_of(response)["code"]) == (404, "adapter_not_found")
 
     def test_links_are_not_followed(self, tmp_path: Path) -> None:
         (tmp_path / "secret.json").write_text('{"peft_type": "LORA"}')
         folder = tmp_path / "adapter"
         folder.mkdir()
         (folder / "adapter_config.json").symlink_to(tmp_path / "secret.json")
-        with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=True)) as server:
+        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
             sent = {"lora_name": "new", "lora_path": str(folder)}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["code"]) == (400, "adapter_invalid")
             assert "symbolic link" in error_of(response)["message"]
 
     def test_vllms_texts_and_statuses(self, tmp_path: Path) -> None:
-        with live_server(says(TEXT), make_settings(tmp_path, allow_runtime_lora=True), ("sql",)) as server:
+        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True), ("sql",)) as server:
             loaded = httpx.post(
                 f"{server.url}/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": str(tmp_path)}
             )
@@ -1039,7 +1131,10 @@ class TestDocuments:
         assert {"200", "400", "401", "404", "413", "429", "500", "503"} <= post["responses"].keys()
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
-                assert (method == "post") == ("requestBody" in operation), path
+                if "requestBody" in operation:
+                    assert method in ("post", "put", "patch"), path
+                else:
+                    assert method in ("get", "head", "delete") or path.endswith(("/commit", "/restore")), path
         references = {part.partition('"')[0] for part in json.dumps(document).split("#/components/schemas/")[1:]}
         assert references <= schemas.keys()
 

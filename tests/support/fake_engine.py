@@ -1,8 +1,9 @@
 """An engine process without a model: speaks the protocol on the socket given as its argument.
 
 The model's name in the config picks the start: "refused" fails, "crash" exits with code 3, anything else is ready.
-A request generates the tokens 0, 1, 2 … (modulo 250), one per step for each choice; what is in its prompt shapes it:
-[666] kills the engine, [667] raises, max_tokens < 0 is refused; adapter paths with "bad" are refused.
+A request generates the tokens n, n+1, n+2 … (modulo 250), one per step for each choice; n is 0 without an adapter, else
+`first_token` of its digest. What is in its prompt shapes it: [666] kills the engine, [667] raises, max_tokens < 0 is
+refused; adapter paths with "bad" are refused.
 """
 
 import os
@@ -11,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.errors import AdapterError
 
 from loraserve import demo
@@ -20,8 +20,14 @@ from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, S
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.engine_process import SocketChannel, main
 from loraserve.serving.messages import ModelInfo, Ready, StartFailed, StartProgress
+from tests.unit.adapters.folders import tiny_layout
 
 STEP_S = 0.002
+VOCABULARY = 250
+
+
+def first_token(digest: str | None) -> int:
+    return 0 if digest is None else int(digest, 16) % VOCABULARY
 
 
 class FakeEngine:
@@ -85,7 +91,8 @@ class FakeEngine:
             del self._running[request_id]
         reason = FinishReason.LENGTH if done else None
         live = sorted(self._live.pop(request_id) if done else self._live[request_id])
-        return [SequenceOutput(request_id, index, [token % 250], finish_reason=reason) for index in live]
+        token_id = (first_token(request.adapter_digest) + token) % VOCABULARY
+        return [SequenceOutput(request_id, index, [token_id], finish_reason=reason) for index in live]
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -104,7 +111,7 @@ def model_info(name: str) -> ModelInfo:
         device="cpu",
         backend="fake",
         max_model_len=1 << 30,
-        vocab_size=250,
+        vocab_size=VOCABULARY,
         eos_token_ids=[249],
         tokenizer_json=(Path(demo.__file__).parent / "model" / "tokenizer.json").read_text(),
         chat_template=None,
@@ -115,7 +122,7 @@ def model_info(name: str) -> ModelInfo:
         num_blocks=16,
         block_size=16,
         arena_size_bytes=0,
-        layout=BaseLayout("fingerprint", "float32", (), ()),
+        layout=tiny_layout(),
     )
 
 

@@ -1,6 +1,7 @@
 """The app behind a real uvicorn on a free port, in a thread: real bytes, real disconnects."""
 
 import asyncio
+import hashlib
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -11,12 +12,23 @@ from typing import Any, TypeVar
 
 import msgspec
 import uvicorn
+from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.api.app import create_app
-from loraserve.serving.registry import ResolvedAdapter
+from loraserve.api.app_context import AppContext
+from loraserve.control.adapter_edits import Content
+from loraserve.control.adapter_names import CatalogNames
+from loraserve.control.control_plane import ControlPlane, build_control
+from loraserve.control.declared import ControlSettings, open_declared
+from loraserve.control.principal import server_principal
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.settings import ServingSettings
+from loraserve.store.records import SHARED_TENANT, Document, TenantDoc
 from tests.support.fake_engine_client import FakeEngine
+from tests.support.valkey import Valkey, running_valkey
+
+REDIS_TIMEOUT_S = 5.0
+"""More than a server's: a busy machine is no outage."""
 
 T = TypeVar("T")
 
@@ -25,8 +37,17 @@ T = TypeVar("T")
 class LiveServer:
     url: str
     engine: FakeEngine
-    runtime: Runtime
+    context: AppContext
     loop: asyncio.AbstractEventLoop
+    valkey: Valkey
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.context.runtime
+
+    @property
+    def control(self) -> ControlPlane:
+        return self.context.control
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the server's event loop."""
@@ -51,27 +72,80 @@ def make_settings(data_dir: Path, **changes: object) -> ServingSettings:
     return msgspec.structs.replace(settings, **changes)
 
 
-def register(runtime: Runtime, name: str, digest: str | None = None) -> None:
-    runtime.registry.add(ResolvedAdapter(name, digest or f"digest-of-{name}".ljust(64, "0"), 8, 4096, created=1))
+def digest_of(name: str) -> str:
+    """Of an adapter that `register` made."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+async def register(control: ControlPlane, engine: FakeEngine, name: str, tenant: str = SHARED_TENANT) -> None:
+    """A version that only a `FakeEngine` can load."""
+    digest = digest_of(name)
+    packed_dir = control.declared.settings.data_dir / "packed"
+    (packed_dir / packed_file_name(digest, engine.model.layout)).write_bytes(b"packed")
+    content = Content(digest=digest, upload_id=f"upload of {name}", size_bytes=4096, max_rank=8, targets=["q_proj"])
+    await control.versions.publish(server_principal(tenant, "config"), "", name, content)
+
+
+def tenant_of(control: ControlPlane, tenant: str) -> Document[TenantDoc]:
+    found = control.catalog.tenant(tenant)
+    assert found is not None
+    return found
 
 
 @contextmanager
-def live_server(engine: FakeEngine, settings: ServingSettings, adapters: tuple[str, ...] = ()) -> Iterator[LiveServer]:
+def live_server(
+    engine: FakeEngine,
+    settings: ServingSettings,
+    adapters: tuple[str, ...] = (),
+    *,
+    flag_keys: tuple[str, ...] = (),
+    max_queued_per_tenant: int = 256,
+) -> Iterator[LiveServer]:
+    """adapters: of tenant `shared`. flag_keys: as with --api-key."""
+    with running_valkey(settings.data_dir) as valkey:
+        control_settings = ControlSettings(
+            data_dir=settings.data_dir,
+            redis_url=valkey.url,
+            redis_timeout_s=REDIS_TIMEOUT_S,
+            base_names=settings.served_model_names,
+            flag_keys=list(flag_keys),
+            max_queued=settings.limits.max_queued,
+            max_queued_per_tenant=max_queued_per_tenant,
+        )
+        with _serving(engine, settings, control_settings, adapters, valkey) as server:
+            yield server
+
+
+@contextmanager
+def _serving(
+    engine: FakeEngine,
+    settings: ServingSettings,
+    control_settings: ControlSettings,
+    adapters: tuple[str, ...],
+    valkey: Valkey,
+) -> Iterator[LiveServer]:
     listener = socket.create_server(("127.0.0.1", 0))
     started = threading.Event()
     servers: list[tuple[uvicorn.Server, LiveServer]] = []
 
     async def serve() -> None:
-        runtime = build_runtime(engine, settings)
+        declared = await open_declared(control_settings)
+        control = build_control(declared, engine)
+        await control.start()
         for name in adapters:
-            register(runtime, name)
-        config = uvicorn.Config(create_app(runtime), log_level="warning", lifespan="off", ws="none")
+            await register(control, engine, name)
+        runtime = build_runtime(engine, settings, CatalogNames(declared.catalog))
+        control.observer.watch(runtime)
+        context = AppContext.of(runtime, control)
+        config = uvicorn.Config(create_app(context), log_level="warning", lifespan="off", ws="none")
         server = uvicorn.Server(config)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        servers.append((server, LiveServer(url, engine, runtime, asyncio.get_running_loop())))
+        servers.append((server, LiveServer(url, engine, context, asyncio.get_running_loop(), valkey)))
         started.set()
         await server.serve(sockets=[listener])
-        runtime.tokenizer.close()
+        await context.calls.wait_settled()
+        await control.close()
+        context.runtime.tokenizer.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()

@@ -41,6 +41,7 @@ class TinyAdapter:
                 max_lora_rank=self.num_units,
                 offset_a=np.array([0], np.int64),
                 offset_b=np.array([32], np.int64),
+                offset_bias=np.array([-1], np.int64),
                 lora_rank=np.array([self.num_units], np.int32),
                 scaling=np.array([self.value / 2], np.float32),
                 payload=payload.view(np.uint8),

@@ -1,67 +1,130 @@
-"""vLLM's POST /v1/load_lora_adapter and /v1/unload_lora_adapter: its status codes, its texts."""
+"""/v1/adapters: listed, shown, changed, deleted and restored."""
 
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
-from litestar import MediaType, Request, post
+from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, QueryParameter
 
+from loraserve.api.answers import changed, shown
 from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
 from loraserve.api.decoding import decode_body
+from loraserve.api.etags import expected_rev
+from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.ranges import unsupported
-from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.api.ranges import check_range
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, AdapterList, PatchAdapterRequest
+from loraserve.control.adapters import NOTHING_USED, AdapterPatch, AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.principal import Action
+from loraserve.control.request_totals import AdapterKey
+from loraserve.control.usage_traffic import NO_TRAFFIC, AdapterTraffic
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.store.records import AdapterDoc, Document
 
-LOAD_DECODER = msgspec.json.Decoder(LoadLoraAdapterRequest, strict=True)
-UNLOAD_DECODER = msgspec.json.Decoder(UnloadLoraAdapterRequest, strict=True)
+MAX_DRAIN_S = 3600.0
+PATCH_DECODER = msgspec.json.Decoder(PatchAdapterRequest, strict=True)
 
 
-@post(
-    "/v1/load_lora_adapter",
-    status_code=200,
-    media_type=MediaType.TEXT,
-    operation_class=json_body(LoadLoraAdapterRequest),
+@get("/v1/adapters", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
+async def list_adapters(
+    request: Request,
+    context: NamedDependency[AppContext],
+    q: FromQuery[str] = "",
+    tag: FromQuery[str | None] = None,
+    wanted_state: Annotated[AdapterState | None, QueryParameter(name="state")] = None,
+    sort: FromQuery[AdapterSort] = AdapterSort.NAME,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+) -> AdapterList:
+    """The tenant's adapters and the shared ones; deleted ones only with `state`."""
+    query = AdapterQuery(q=q, tag=tag, state=wanted_state, sort=sort, limit=limit, cursor=cursor)
+    traffic = await _traffic(request, context)
+    page = context.control.adapters.list(principal_of(request), query, traffic or NOTHING_USED)
+    return AdapterList(
+        [context.adapter_items.item(document, _of(traffic, document)) for document in page.items], page.next_cursor
+    )
+
+
+@get("/v1/adapters/{name:str}", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
+async def get_adapter(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str]
+) -> Response[AdapterDetail]:
+    """With its aliases and versions."""
+    document = context.control.adapters.get(principal_of(request), name, with_deleted=True)
+    traffic = await _traffic(request, context)
+    return shown(request, document.rev, lambda: context.adapter_items.detail(document, _of(traffic, document)))
+
+
+@patch(
+    "/v1/adapters/{name:str}",
+    opt=needs(Action.OPERATE),
+    operation_class=json_body(PatchAdapterRequest),
     responses=ERROR_RESPONSES,
     tags=["adapters"],
 )
-async def load_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
-    """Validate an adapter folder on this server, load it and make it visible."""
-    asked = await decode_body(request, LOAD_DECODER)
-    _check_allowed(context)
-    _check_given("lora_name", asked.lora_name)
-    _check_given("lora_path", asked.lora_path)
-    if asked.is_3d_lora_weight:
-        raise unsupported("is_3d_lora_weight", "is true, which is not supported.")
-    await context.runtime.adapters.add(asked.lora_name, Path(asked.lora_path), replace=asked.load_inplace)
-    return f"Success: LoRA adapter '{asked.lora_name}' added successfully."
+async def patch_adapter(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str]
+) -> Response[AdapterDetail]:
+    """Change its description, its tags or whether it can be used."""
+    asked = await decode_body(request, PATCH_DECODER)
+    document = await context.control.adapters.patch(
+        principal_of(request),
+        request_id_of(request.scope),
+        name,
+        AdapterPatch(asked.description, asked.tags, asked.enabled),
+        expected_rev=expected_rev(request),
+    )
+    return changed(document.rev, context.adapter_items.detail(document))
 
 
-@post(
-    "/v1/unload_lora_adapter",
+@delete(
+    "/v1/adapters/{name:str}",
+    opt=needs(Action.OPERATE),
     status_code=200,
-    media_type=MediaType.TEXT,
-    operation_class=json_body(UnloadLoraAdapterRequest),
     responses=ERROR_RESPONSES,
     tags=["adapters"],
 )
-async def unload_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
-    """Make an adapter invisible at once, and forget it when what runs with it has finished."""
-    asked = await decode_body(request, UNLOAD_DECODER)
-    _check_allowed(context)
-    _check_given("lora_name", asked.lora_name)
-    await context.runtime.adapters.remove(asked.lora_name)
-    return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
+async def delete_adapter(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], drain_s: FromQuery[float] = 30.0
+) -> Response[AdapterItem]:
+    """Invisible at once. 200 when nothing runs with it any more, 202 while requests do, for at most `drain_s`."""
+    check_range("drain_s", drain_s, 0.0, MAX_DRAIN_S)
+    deletion = await context.control.adapters.delete(
+        principal_of(request), request_id_of(request.scope), name, drain_s=drain_s, expected_rev=expected_rev(request)
+    )
+    document = deletion.document
+    return changed(document.rev, context.adapter_items.item(document), 200 if deletion.drained else 202)
 
 
-def _check_allowed(context: AppContext) -> None:
-    if not context.runtime.settings.allow_runtime_lora:
-        message = "Loading and unloading adapters at run time is switched off on this server."
-        raise ServingError(ErrorCode.FORBIDDEN, message)
+@post(
+    "/v1/adapters/{name:str}/restore",
+    opt=needs(Action.OPERATE),
+    status_code=200,
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def restore_adapter(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str]
+) -> Response[AdapterDetail]:
+    """Within 24 hours after its deletion."""
+    document = await context.control.adapters.restore(
+        principal_of(request), request_id_of(request.scope), name, expected_rev=expected_rev(request)
+    )
+    return changed(document.rev, context.adapter_items.detail(document))
 
 
-def _check_given(param: str, value: str) -> None:
-    if not value:
-        raise invalid_value(param, "is empty.")
-    if "\0" in value:
-        raise invalid_value(param, "contains a null character.")
+async def _traffic(request: Request, context: AppContext) -> Mapping[AdapterKey, AdapterTraffic] | None:
+    """None while Redis is gone: the adapters can still be looked at."""
+    try:
+        return await context.control.observer.traffic.of(principal_of(request))
+    except LiveUnavailableError:
+        return None
+
+
+def _of(traffic: Mapping[AdapterKey, AdapterTraffic] | None, document: Document[AdapterDoc]) -> AdapterTraffic | None:
+    return None if traffic is None else traffic.get((document.doc.tenant, document.doc.name), NO_TRAFFIC)

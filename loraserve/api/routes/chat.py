@@ -6,32 +6,37 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
 from loraserve.api.chat_writer import ChatOptions, ChatWriter
 from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.processing_time import TIMED, received_s
-from loraserve.api.prompts import chat_messages, check_not_empty, truncate
+from loraserve.api.inference_call import Demand
+from loraserve.api.needs import INFERENCE
+from loraserve.api.openapi import answered_with, json_body
+from loraserve.api.processing_time import received_s
+from loraserve.api.prompts import chat_messages, check_not_empty, message_bytes, truncate
 from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import request_id_of
+from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
-from loraserve.api.target import resolve_target
+from loraserve.control.admission import reserve_tokens
+from loraserve.control.running import Asked, Route
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.generation import GenerationJob, Prompt
+from loraserve.serving.generation import Prompt
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)
 OPERATION = json_body(ChatCompletionRequest)
+RESPONSES = answered_with(ChatCompletionResponse)
 
 
 @post(
     "/v1/chat/completions",
-    opt=TIMED,
+    opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=ERROR_RESPONSES,
+    responses=RESPONSES,
     tags=["inference"],
 )
 async def create_chat_completion(
@@ -42,10 +47,10 @@ async def create_chat_completion(
 
 @post(
     "/adapters/{adapter:str}/v1/chat/completions",
-    opt=TIMED,
+    opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=ERROR_RESPONSES,
+    responses=RESPONSES,
     tags=["inference"],
 )
 async def create_adapter_chat_completion(
@@ -58,26 +63,37 @@ async def _chat(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[ChatCompletionResponse] | EventStream:
     asked = await decode_body(request, DECODER)
-    runtime = context.runtime
+    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
-    target = resolve_target(runtime, asked.model, path_adapter)
-    checked = _check(context, asked)
-    prompt = await _prompt(context, asked, checked)
-    job = GenerationJob([prompt], target.adapter, checked.text, received_s(request.scope), checked.cache_salt)
-    request_id = asked.request_id or request_id_of(request.scope)
-    kind = "chat.completion.chunk" if asked.stream else "chat.completion"
-    writer = ChatWriter(
-        response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),
-        ChatOptions(
-            n=checked.params.n,
-            top_logprobs=checked.params.logprobs,
-            prompt_logprobs=asked.prompt_logprobs,
-            return_token_ids=bool(asked.return_token_ids),
-            tokens_as_ids=bool(asked.return_tokens_as_token_ids),
-        ),
-        runtime.tokenizer.token_text,
+    principal = principal_of(request)
+    target = await context.control.resolver.resolve(
+        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
-    return await respond(request, runtime, job, writer, stream=asked.stream, options=asked.stream_options)
+    checked = _check(context, asked)
+    demand, own_id = _demand(context, asked, checked), own_request_id(request.scope)
+    async with context.calls.admit(principal, target, own_id, demand) as call:
+        prompt = await _prompt(context, asked, checked)
+        generation = await call.start([prompt], checked.text, received_s(request.scope), checked.cache_salt)
+        kind = "chat.completion.chunk" if asked.stream else "chat.completion"
+        writer = ChatWriter(
+            response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),
+            ChatOptions(
+                n=checked.params.n,
+                top_logprobs=checked.params.logprobs,
+                prompt_logprobs=asked.prompt_logprobs,
+                return_token_ids=bool(asked.return_token_ids),
+                tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+            ),
+            runtime.tokenizer.token_text,
+        )
+        return await respond(request, runtime, call, generation, writer, asked)
+
+
+def _demand(context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling) -> Demand:
+    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
+    num_bytes = sum(map(message_bytes, asked.messages))
+    how = Asked(Route.CHAT, bool(asked.stream))
+    return Demand(reserve_tokens(num_bytes, max_tokens, checked.params.n), checked.params.n, how)
 
 
 def _check(context: AppContext, asked: ChatCompletionRequest) -> CheckedSampling:

@@ -9,34 +9,39 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
 from loraserve.api.completion_writer import CompletionOptions, CompletionWriter, EchoedPrompt
 from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.processing_time import TIMED, received_s
-from loraserve.api.prompts import check_not_empty, split_prompts, truncate
+from loraserve.api.inference_call import Demand
+from loraserve.api.needs import INFERENCE
+from loraserve.api.openapi import answered_with, json_body
+from loraserve.api.processing_time import received_s
+from loraserve.api.prompts import check_not_empty, prompt_bytes, split_prompts, truncate
 from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import request_id_of
+from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
-from loraserve.api.target import resolve_target
+from loraserve.control.admission import reserve_tokens
+from loraserve.control.running import Asked, Route
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.generation import GenerationJob, Prompt
+from loraserve.serving.generation import Prompt
 from loraserve.serving.tokenizer import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)
 OPERATION = json_body(CompletionRequest)
+RESPONSES = answered_with(CompletionResponse)
 
 
 @post(
     "/v1/completions",
-    opt=TIMED,
+    opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=ERROR_RESPONSES,
+    responses=RESPONSES,
     tags=["inference"],
 )
 async def create_completion(
@@ -47,10 +52,10 @@ async def create_completion(
 
 @post(
     "/adapters/{adapter:str}/v1/completions",
-    opt=TIMED,
+    opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=ERROR_RESPONSES,
+    responses=RESPONSES,
     tags=["inference"],
 )
 async def create_adapter_completion(
@@ -63,26 +68,38 @@ async def _complete(
     request: Request, context: AppContext, path_adapter: str | None
 ) -> Response[CompletionResponse] | EventStream:
     asked = await decode_body(request, DECODER)
-    runtime = context.runtime
+    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
     runtime.lifecycle.check_open()
-    target = resolve_target(runtime, asked.model, path_adapter)
-    checked = _check(context, asked)
-    prompts = await _prompts(context, asked, checked)
-    job = GenerationJob(prompts, target.adapter, checked.text, received_s(request.scope), checked.cache_salt)
-    request_id = asked.request_id or request_id_of(request.scope)
-    writer = CompletionWriter(
-        response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
-        CompletionOptions(
-            n=checked.params.n,
-            logprobs=asked.logprobs,
-            prompt_logprobs=asked.prompt_logprobs,
-            return_token_ids=bool(asked.return_token_ids),
-            tokens_as_ids=bool(asked.return_tokens_as_token_ids),
-            echo=await _echoes(context, asked, prompts) if asked.echo else None,
-        ),
-        runtime.tokenizer.token_text,
+    principal = principal_of(request)
+    target = await context.control.resolver.resolve(
+        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
-    return await respond(request, runtime, job, writer, stream=asked.stream, options=asked.stream_options)
+    checked = _check(context, asked)
+    demand, own_id = _demand(context, asked, checked), own_request_id(request.scope)
+    async with context.calls.admit(principal, target, own_id, demand) as call:
+        prompts = await _prompts(context, asked, checked)
+        generation = await call.start(prompts, checked.text, received_s(request.scope), checked.cache_salt)
+        writer = CompletionWriter(
+            response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
+            CompletionOptions(
+                n=checked.params.n,
+                logprobs=asked.logprobs,
+                prompt_logprobs=asked.prompt_logprobs,
+                return_token_ids=bool(asked.return_token_ids),
+                tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+                echo=await _echoes(context, asked, prompts) if asked.echo else None,
+            ),
+            runtime.tokenizer.token_text,
+        )
+        return await respond(request, runtime, call, generation, writer, asked)
+
+
+def _demand(context: AppContext, asked: CompletionRequest, checked: CheckedSampling) -> Demand:
+    prompts = split_prompts(asked.prompt, context.runtime.settings.limits, context.runtime.engine.model.vocab_size)
+    num_choices = len(prompts) * checked.params.n
+    max_tokens = DEFAULT_MAX_TOKENS if checked.max_tokens is None else checked.max_tokens
+    how = Asked(Route.COMPLETIONS, bool(asked.stream))
+    return Demand(reserve_tokens(sum(map(prompt_bytes, prompts)), max_tokens, num_choices), num_choices, how)
 
 
 def _check(context: AppContext, asked: CompletionRequest) -> CheckedSampling:

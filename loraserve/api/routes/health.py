@@ -1,14 +1,14 @@
 """Is it alive, is it ready, what is it."""
 
-import time
-
 import msgspec
 from litestar import HttpMethod, MediaType, Response, route
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import PUBLIC
 from loraserve.api.identity import server_version
+from loraserve.api.needs import PUBLIC
+from loraserve.control.snapshot_records import EngineState
+from loraserve.control.snapshots import engine_state
 from loraserve.serving.runtime import Runtime
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
@@ -49,13 +49,7 @@ async def get_version() -> Version:
 
 
 def is_ready(runtime: Runtime) -> bool:
-    engine = runtime.engine
-    if engine.error is not None or runtime.lifecycle.draining:
-        return False
-    stats = engine.stats
-    has_work = stats.num_running > 0 or stats.num_waiting > 0 or runtime.lifecycle.num_sequences > 0
-    idle_s = time.monotonic() - engine.last_progress_s
-    return not has_work or idle_s < runtime.settings.progress_timeout_s
+    return engine_state(runtime) is EngineState.READY
 
 
 def _answer(ok: bool) -> Response[bytes]:

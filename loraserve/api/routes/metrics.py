@@ -4,12 +4,13 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.needs import SCRAPING
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 """Litestar adds the charset."""
 
 
-@get("/metrics", tags=["health"], media_type="text/plain")
+@get("/metrics", opt=SCRAPING, tags=["health"], media_type="text/plain")
 async def metrics(context: NamedDependency[AppContext]) -> Response[bytes]:
     """Prometheus text format."""
     return Response(context.runtime.metrics.render(), media_type=CONTENT_TYPE)

@@ -1,61 +1,74 @@
 """GET /v1/models."""
 
-from litestar import get
+from litestar import Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.needs import ANY_KEY
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
-from loraserve.api.target import resolve_target
+from loraserve.control.adapter_names import live_version
+from loraserve.control.resolve import ResolvedAdapter
 from loraserve.serving.engine_errors import model_not_found
-from loraserve.serving.registry import ResolvedAdapter
-from loraserve.serving.runtime import Runtime
 
 OWNER = "loraserve"
 
 
-@get("/v1/models", responses=ERROR_RESPONSES, tags=["models"])
-async def list_models(context: NamedDependency[AppContext]) -> ModelList:
+@get("/v1/models", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
+async def list_models(request: Request, context: NamedDependency[AppContext]) -> ModelList:
     """The base model under each of its names, then the adapters."""
-    runtime = context.runtime
-    base = [_base_card(context, name) for name in runtime.settings.served_model_names]
-    return ModelList(base + [_adapter_card(runtime, adapter) for adapter in runtime.registry.list()])
+    cards = [_base_card(context, name) for name in context.runtime.settings.served_model_names]
+    for document in context.control.resolver.visible(principal_of(request)):
+        version = live_version(document.doc)
+        if version is not None:
+            card = AdapterCard(
+                rank=version.max_rank, size_bytes=version.size_bytes, digest=version.digest, version=version.n
+            )
+            cards.append(_card(context, document.doc.name, card, int(version.created_at)))
+    return ModelList(cards)
 
 
-@get("/v1/models/{model_id:path}", responses=ERROR_RESPONSES, tags=["models"])
-async def get_model(context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
-    """Model names may contain slashes."""
-    return _card(context, model_id.removeprefix("/"))
+@get("/v1/models/{model_id:path}", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
+async def get_model(request: Request, context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
+    """Names of the base model may contain slashes; an adapter's may say a version or an alias."""
+    name = model_id.removeprefix("/")
+    target = await context.control.resolver.resolve(principal_of(request), name)
+    if target.adapter is None:
+        return _base_card(context, name)
+    for base_name in context.runtime.settings.served_model_names:
+        name = name.removeprefix(f"{base_name}:")
+    return _adapter_card(context, name, target.adapter)
 
 
-@get("/adapters/{adapter:str}/v1/models", responses=ERROR_RESPONSES, tags=["models"])
-async def list_adapter_models(context: NamedDependency[AppContext], adapter: FromPath[str]) -> ModelList:
+@get("/adapters/{adapter:str}/v1/models", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
+async def list_adapter_models(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> ModelList:
     """The one adapter that this base URL serves."""
-    return ModelList([_adapter_card(context.runtime, _adapter(context.runtime, adapter))])
+    resolved = await _in_path(request, context, adapter)
+    return ModelList([_adapter_card(context, adapter, resolved)])
 
 
-@get("/adapters/{adapter:str}/v1/models/{model_id:path}", responses=ERROR_RESPONSES, tags=["models"])
+@get("/adapters/{adapter:str}/v1/models/{model_id:path}", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
 async def get_adapter_model(
-    context: NamedDependency[AppContext], adapter: FromPath[str], model_id: FromPath[str]
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str], model_id: FromPath[str]
 ) -> ModelCard:
     """Only the adapter itself is found here."""
-    resolved = _adapter(context.runtime, adapter)
-    if resolve_target(context.runtime, model_id.removeprefix("/")).adapter != resolved:
-        raise model_not_found(model_id.removeprefix("/"))
-    return _adapter_card(context.runtime, resolved)
-
-
-def _card(context: AppContext, name: str) -> ModelCard:
-    target = resolve_target(context.runtime, name)
-    return _base_card(context, name) if target.adapter is None else _adapter_card(context.runtime, target.adapter)
-
-
-def _adapter(runtime: Runtime, name: str) -> ResolvedAdapter:
-    adapter = runtime.registry.resolve(name)
-    if adapter is None:
+    name = model_id.removeprefix("/")
+    resolved = await _in_path(request, context, adapter)
+    target = await context.control.resolver.resolve(principal_of(request), name)
+    if target.adapter is None or target.adapter.digest != resolved.digest:
         raise model_not_found(name)
-    return adapter
+    return _adapter_card(context, adapter, resolved)
+
+
+async def _in_path(request: Request, context: AppContext, adapter: str) -> ResolvedAdapter:
+    target = await context.control.resolver.resolve(principal_of(request), None, path_adapter=adapter)
+    if target.adapter is None:
+        raise model_not_found(adapter)
+    return target.adapter
 
 
 def _base_card(context: AppContext, name: str) -> ModelCard:
@@ -71,14 +84,21 @@ def _base_card(context: AppContext, name: str) -> ModelCard:
     )
 
 
-def _adapter_card(runtime: Runtime, adapter: ResolvedAdapter) -> ModelCard:
+def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> ModelCard:
+    card = AdapterCard(
+        rank=adapter.max_lora_rank, size_bytes=adapter.size_bytes, digest=adapter.digest, version=adapter.version
+    )
+    return _card(context, name, card, adapter.created)
+
+
+def _card(context: AppContext, name: str, adapter: AdapterCard, created: int) -> ModelCard:
     return ModelCard(
-        id=adapter.name,
-        created=adapter.created,
+        id=name,
+        created=created,
         owned_by=OWNER,
         root=adapter.digest,
-        parent=runtime.settings.served_model_names[0],
+        parent=context.runtime.settings.served_model_names[0],
         max_model_len=None,
-        permission=[ModelPermission(f"modelperm-{adapter.digest[:32]}", adapter.created)],
-        adapter=AdapterCard(rank=adapter.max_lora_rank, size_bytes=adapter.size_bytes, digest=adapter.digest),
+        permission=[ModelPermission(f"modelperm-{adapter.digest[:32]}", created)],
+        adapter=adapter,
     )

@@ -6,12 +6,14 @@ from litestar.di import NamedDependency
 from msgspec import UNSET
 
 from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
 from loraserve.api.decoding import decode_body
+from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.prompts import chat_messages
 from loraserve.api.ranges import check_token_ids
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from loraserve.api.target import resolve_optional
+from loraserve.control.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 TOKENIZE_DECODER = msgspec.json.Decoder(TokenizeRequest, strict=True)
@@ -19,13 +21,18 @@ DETOKENIZE_DECODER = msgspec.json.Decoder(DetokenizeRequest, strict=True)
 
 
 @post(
-    "/tokenize", status_code=200, operation_class=json_body(TokenizeRequest), responses=ERROR_RESPONSES, tags=["text"]
+    "/tokenize",
+    opt=needs(Action.INFER),
+    status_code=200,
+    operation_class=json_body(TokenizeRequest),
+    responses=ERROR_RESPONSES,
+    tags=["text"],
 )
 async def tokenize(request: Request, context: NamedDependency[AppContext]) -> TokenizeResponse:
     """The token ids that a completion of `prompt`, or a chat of `messages`, would begin with."""
     asked = await decode_body(request, TOKENIZE_DECODER)
     runtime = context.runtime
-    resolve_optional(runtime, asked.model)
+    await _check_model(request, context, asked.model)
     token_ids = await _token_ids(context, asked)
     return TokenizeResponse(
         count=len(token_ids),
@@ -37,6 +44,7 @@ async def tokenize(request: Request, context: NamedDependency[AppContext]) -> To
 
 @post(
     "/detokenize",
+    opt=needs(Action.INFER),
     status_code=200,
     operation_class=json_body(DetokenizeRequest),
     responses=ERROR_RESPONSES,
@@ -46,9 +54,15 @@ async def detokenize(request: Request, context: NamedDependency[AppContext]) -> 
     """The text of token ids, special tokens included."""
     asked = await decode_body(request, DETOKENIZE_DECODER)
     runtime = context.runtime
-    resolve_optional(runtime, asked.model)
+    await _check_model(request, context, asked.model)
     check_token_ids("tokens", asked.tokens, runtime.engine.model.vocab_size)
     return DetokenizeResponse(await runtime.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+
+
+async def _check_model(request: Request, context: AppContext, model: str | None) -> None:
+    """The answer does not depend on it: absent is fine, unknown is not."""
+    if model is not None:
+        await context.control.resolver.resolve(principal_of(request), model)
 
 
 async def _token_ids(context: AppContext, asked: TokenizeRequest) -> list[int]:

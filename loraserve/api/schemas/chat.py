@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from loraserve.api.schemas.logprobs import PromptLogprobs
+from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields
 from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
@@ -112,6 +113,8 @@ class ChatCompletionResponse(msgspec.Struct, frozen=True):
     usage: Usage
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    metrics: RequestMetrics | UnsetType = UNSET
+    """Only if asked for with `include_metrics`."""
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):

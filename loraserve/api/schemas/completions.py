@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from loraserve.api.schemas.logprobs import PromptLogprobs
+from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields
 from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
@@ -48,3 +49,5 @@ class CompletionResponse(msgspec.Struct, frozen=True):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: RequestMetrics | UnsetType = UNSET
+    """Only if asked for with `include_metrics`."""

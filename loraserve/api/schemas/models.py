@@ -24,6 +24,7 @@ class AdapterCard(msgspec.Struct, frozen=True):
     """The largest of its modules' ranks."""
     size_bytes: int
     digest: str
+    version: int
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
 
     model: str | None = None
-    """The base model's name, an adapter's name, or base:adapter."""
+    """The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`."""
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -52,10 +52,13 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     priority: int | None = None
     """Only 0."""
     request_id: str | None = None
+    include_metrics: bool = False
+    """Add `metrics` to the response, or to the last chunk of a stream."""
+    user: str | None = None
+    """Whom a canary of an adapter sticks to, unless `safety_identifier` is given."""
+    safety_identifier: str | None = None
 
     # Harmless: accepted, and without effect.
-    user: str | None = None
-    safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     metadata: Raw = ABSENT
     store: bool | None = None

@@ -50,6 +50,10 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "verbosity": (),
     "vllm_xargs": (b"{}",),
     "web_search_options": (),
+    # Of LoRAX.
+    "merged_adapters": (),
+    "typical_p": (b"1", b"1.0"),
+    "watermark": (b"false",),
     # Of messages.
     "annotations": (b"[]",),
     "reasoning": (),

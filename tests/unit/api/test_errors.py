@@ -1,5 +1,5 @@
 from loraserve.api.errors import CODE_OF_STATUS, ERROR_TABLE, error_body
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
 
 TYPES = {
     "invalid_request_error",
@@ -17,6 +17,10 @@ def test_every_code_has_a_status_and_a_known_type() -> None:
         assert 400 <= status < 600
         assert kind in TYPES
         assert (kind == "server_error") == (status >= 500)
+
+
+def test_the_servers_faults_are_its_5xx() -> None:
+    assert {code for code, (status, _) in ERROR_TABLE.items() if status >= 500} == SERVER_FAULTS
 
 
 def test_the_frameworks_statuses_map_to_codes_of_the_same_status() -> None:

@@ -29,12 +29,20 @@ MODEL = ModelInfo(
 )
 
 
-def banner(*, adapters: list[str], uds: Path | None = None, needs_key: bool = False, is_demo: bool = False) -> str:
+def banner(
+    *,
+    adapters: list[str],
+    uds: Path | None = None,
+    needs_key: bool = False,
+    is_demo: bool = False,
+    login_token: str | None = None,
+) -> str:
     return str(
         Banner(
             base_url="http://127.0.0.1:8000",
             uds=uds,
             needs_key=needs_key,
+            login_token=login_token,
             model_name="base",
             model=MODEL,
             adapters=adapters,
@@ -70,3 +78,11 @@ def test_key_is_a_variable_and_socket_a_flag() -> None:
 
 def test_many_adapters_are_counted() -> None:
     assert "and 12 more" in banner(adapters=[f"a{i}" for i in range(20)])
+
+
+def test_names_the_console_and_how_to_get_in() -> None:
+    console = "console   http://127.0.0.1:8000/ui/"
+    assert f"{console}\n" in banner(adapters=[])
+    assert f"{console} (`loraserve ui login` prints a link)\n" in banner(adapters=[], needs_key=True)
+    assert f"{console}#/login/tok (one login" in banner(adapters=[], needs_key=True, login_token="tok")
+    assert "console" not in banner(adapters=[], uds=Path("/run/s"))

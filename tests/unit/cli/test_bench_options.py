@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from loraserve.cli.loadtest.plan import Distribution, Lengths
+from loraserve.cli.loadtest.lengths import LognormalLengths, NormalLengths, UniformLengths
+from loraserve.cli.loadtest.plan import SharedPrefixes
+from loraserve.cli.loadtest.popularity import Distribution
+from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.settings import BenchSettings
 from loraserve.cli.main import main
 
@@ -36,8 +39,60 @@ def test_request_rate_opens_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.running_at_once is None
     assert workload.request_rate == 2.5
     assert workload.distribution is Distribution.ZIPF
-    assert workload.prompt_tokens == Lengths(9, 3)
+    assert workload.prompt_tokens == UniformLengths(9, 3)
     assert settings.json_file == Path("out.json")
+
+
+def test_the_url_is_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench(monkeypatch)[0].url == "http://127.0.0.1:8000"
+    assert bench(monkeypatch, "http://there:1/v1")[0].url == "http://there:1/v1"
+
+
+def test_the_server_is_detected_unless_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bench(monkeypatch)[0].server_kind is None
+    assert bench(monkeypatch, "--server", "vllm")[0].server_kind is ServerKind.VLLM
+
+
+def test_a_duration_gives_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings,) = bench(monkeypatch, "--request-rate", "2.5", "--duration", "10")
+    assert settings.workload(["a"]).num_requests == 25
+
+
+def test_sharegpt_lengths_can_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings,) = bench(monkeypatch, "--lengths", "sharegpt", "--output-tokens", "40")
+    workload = settings.workload(["a"])
+    assert workload.prompt_tokens == LognormalLengths(161, 1.2)
+    assert workload.output_tokens == LognormalLengths(40, 0.9)
+
+
+def test_normal_lengths_and_shared_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ["--lengths", "normal", "--prompt-spread", "200", "--prefixes", "4", "--prefix-tokens", "512"]
+    workload = bench(monkeypatch, *args)[0].workload(["a"])
+    assert workload.prompt_tokens == NormalLengths(128, 200)
+    assert workload.prefixes == SharedPrefixes(4, 512)
+
+
+def test_the_slora_trace_yields_to_other_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings,) = bench(monkeypatch, "--trace", "slora", "--request-rate", "10", "--cv", "4")
+    workload = settings.workload(["a"])
+    assert workload.distribution is Distribution.POWER
+    assert (workload.request_rate, workload.cv, workload.num_requests) == (10.0, 4.0, 3000)
+    assert workload.prompt_tokens == workload.output_tokens == UniformLengths(260, 252)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--duration", "5"],
+        ["--duration", "5", "--request-rate", "1", "--num-requests", "3"],
+        ["--trace", "slora", "--concurrency", "4"],
+        ["--lengths", "sharegpt", "--prompt-spread", "3"],
+        ["--prompt-tokens", "8", "--prompt-spread", "8"],
+        ["--server", "nobody"],
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
+    assert bench(monkeypatch, *args, code=2) == []
 
 
 def test_both_loops_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

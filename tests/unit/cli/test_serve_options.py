@@ -153,8 +153,10 @@ def test_data_dir_is_flag_then_environment_then_home(started: Started, tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in home.items():
             patch.setenv(name, value)
-        invoke()
+        invoke("m")
         assert started[-1].data_path == tmp_path / ".local/share/loraserve"
+        invoke()
+        assert started[-1].data_path == tmp_path / ".local/share/loraserve/demo", "its adapters fit no other model"
 
 
 def test_adapter_dir_names_adapters_by_folder(started: Started, tmp_path: Path) -> None:
@@ -201,19 +203,39 @@ def test_help_imports_neither_torch_nor_the_server() -> None:
         (["--host", "0.0.0.0"], None, False),
         (["--host", "0.0.0.0", "--allowed-hosts", "box"], ["localhost", "127.0.0.1", "[::1]", "box"], False),
         (["--api-key", "k", "--host", "127.0.0.1"], None, False),
-        (["--api-key", "k", "--allow-runtime-lora-updating"], None, True),
+        (["--api-key", "k", "--allow-runtime-lora-updating"], None, False),
     ],
 )
-def test_open_server_checks_hosts_and_only_loopback_may_load_paths(
+def test_open_server_checks_hosts_and_only_loopback_may_load_from_any_path(
     started: Started, args: list[str], hosts: list[str] | None, may_load: bool
 ) -> None:
     invoke("m", *args)
     serving = started.settings.serving
     assert serving.allowed_hosts == hosts
-    assert serving.allow_runtime_lora is may_load
+    assert serving.has_free_paths is may_load
+
+
+def test_adapter_roots_are_folders_after_links(started: Started, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    invoke("m", "--adapter-roots", str(tmp_path / "a"), str(tmp_path / "link"), "--no-allow-runtime-lora-updating")
+    serving = started.settings.serving
+    assert serving.adapter_roots == [tmp_path / "a", tmp_path / "b"]
+    assert not serving.allow_runtime_lora
 
 
 def test_api_process_imports_neither_torch_nor_transformers() -> None:
-    code = "import sys, loraserve.cli.server; print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
+    code = (
+        "import importlib, sys; from loraserve.cli.server import HTTP_MODULES\n"
+        "for name in HTTP_MODULES: importlib.import_module(name)\n"
+        "print(sorted({'torch', 'transformers', 'uvicorn'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "['uvicorn']"
+
+
+def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
+    code = "import sys, loraserve.cli.server; print(sorted({'litestar', 'uvicorn', 'numpy'} & sys.modules.keys()))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "[]"

@@ -98,3 +98,19 @@ def test_a_batch_over_many_counters_is_one_call(on_any_server: RunCheck) -> None
         assert await total(store, "m4999", "t49") == 1
 
     on_any_server(check)
+
+
+def test_an_hour_of_ten_thousand_counters_is_read_whole(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_view(store)
+        for part in range(5):
+            deltas = [
+                UsageDelta(tenant="acme", at=NOW, key_id="k", adapter=f"a{n}", version=1, metric="n", amount=1)
+                for n in range(part * 2000, part * 2000 + 2000)
+            ]
+            assert await store.usage.apply("a", part, part + 1, deltas) == UsageApplied(offset=part + 1)
+        sums = await store.usage.hours("acme", NOW, NOW + 1)
+        assert len(sums) == 10_000
+        assert len({found.adapter for found in sums}) == 10_000
+
+    on_any_server(check)

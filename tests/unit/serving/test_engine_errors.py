@@ -4,14 +4,14 @@ import pytest
 
 from loraserve.api.errors import ERROR_TABLE
 from loraserve.engine.request import EngineErrorCode, FinishReason, SequenceOutput
+from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.engine_errors import request_failed
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.registry import ResolvedAdapter
 
-ADAPTER = ResolvedAdapter("sql", "d" * 64, 8, 1)
+ADAPTER = BoundAdapter("sql", "sql", "d" * 64)
 
 
-def failed(code: EngineErrorCode | None, adapter: ResolvedAdapter | None = ADAPTER) -> ServingError:
+def failed(code: EngineErrorCode | None, adapter: BoundAdapter | None = ADAPTER) -> ServingError:
     output = SequenceOutput("r", 0, [], finish_reason=FinishReason.ERROR, error="/srv/x broke", error_code=code)
     return request_failed(output, adapter)
 

@@ -1,24 +1,27 @@
 import asyncio
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from loraserve.engine.request import EngineErrorCode, EngineStats, FinishReason, SamplingParams
+from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
-from loraserve.serving.registry import ResolvedAdapter
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import FakeEngine
-from tests.support.live_server import make_settings, register
+from tests.support.live_server import make_settings
+from tests.support.named_adapters import NoAdapters
 
 TEXT = TextOptions(eos_token_ids=frozenset({1}))
 
 
 def job(
     num_prompts: int = 1,
-    adapter: ResolvedAdapter | None = None,
+    adapter: BoundAdapter | None = None,
     text: TextOptions = TEXT,
     n: int = 1,
     max_tokens: int = 6,
@@ -28,7 +31,7 @@ def job(
 
 
 def runtime_for(engine: FakeEngine, **changes: object) -> Runtime:
-    return build_runtime(engine, make_settings(Path("/nonexistent"), **changes))
+    return build_runtime(engine, make_settings(Path("/nonexistent"), **changes), NoAdapters())
 
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(1, 1), (1, 3), (5, 2)])
@@ -210,57 +213,72 @@ def test_admission() -> None:
     asyncio.run(run())
 
 
-def test_an_adapter_removed_before_the_engine_got_the_request_is_not_found() -> None:
+def test_the_engine_gets_the_adapters_digest_the_tenant_and_a_fresh_id() -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
-        register(runtime, "sql")
-        adapter = runtime.registry.resolve("sql")
-        assert adapter is not None
-        generation = runtime.generation.start(job(adapter=adapter))
-        runtime.registry.remove("sql")
-        with pytest.raises(ServingError) as caught:
-            await collect(generation.steps())
-        generation.close()
-        assert caught.value.code is ErrorCode.MODEL_NOT_FOUND
-        assert not engine.requests
-        assert runtime.lifecycle.num_sequences == 0
-
-    asyncio.run(run())
-
-
-def test_the_engine_gets_the_adapters_digest_and_a_fresh_id() -> None:
-    async def run() -> None:
-        engine = FakeEngine()
-        runtime = runtime_for(engine)
-        register(runtime, "sql")
+        adapter = BoundAdapter("sql", "acme/sql", "d" * 64)
         for _ in range(2):
-            await collect(runtime.generation.start(job(2, adapter=runtime.registry.resolve("sql"))).steps())
+            asked = replace(job(2, adapter=adapter), cache_salt="salt", tenant="acme", tenant_weight=2.0)
+            await collect(runtime.generation.start(asked).steps())
         await collect(runtime.generation.start(job()).steps())
-        adapter = runtime.registry.resolve("sql")
-        assert adapter is not None
-        assert [request.adapter_digest for request in engine.requests] == [adapter.digest] * 4 + [None]
+        assert [request.adapter_digest for request in engine.requests] == ["d" * 64] * 4 + [None]
+        assert [request.tenant for request in engine.requests] == ["acme"] * 4 + [""]
+        assert {(request.cache_salt, request.tenant_weight) for request in engine.requests[:4]} == {("salt", 2.0)}
         assert len({request.request_id for request in engine.requests}) == 5
 
     asyncio.run(run())
 
 
-def test_content_replaced_before_the_engine_has_the_request_gives_way_to_what_the_name_stands_for() -> None:
-    """An adapter replaced in place between resolving a name and handing the request over is no reason to refuse it."""
-
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_ended_from_outside_its_reader_gets_the_reason_and_the_engine_stops(num_prompts: int) -> None:
     async def run() -> None:
-        runtime = runtime_for(FakeEngine())
-        old, new = ResolvedAdapter("guest", "a" * 64, 8, 1), ResolvedAdapter("guest", "b" * 64, 8, 1)
-        await runtime.engine.load(new.digest, "packed")
-        runtime.registry.add(old)
-        generation = runtime.generation.start(job(2, adapter=old))
-        runtime.registry.add(new)
+        engine = FakeEngine()
+        runtime = runtime_for(engine)
+        generation = runtime.generation.start(job(num_prompts, max_tokens=100))
+        steps = generation.steps()
+        await anext(steps)
+        generation.end_with(ServingError(ErrorCode.INVALID_API_KEY, "revoked"))
+        generation.end_with(ServingError(ErrorCode.FORBIDDEN, "too late"))
+        with pytest.raises(ServingError) as caught:
+            async for _ in steps:
+                pass
+        assert caught.value.message == "revoked"
+        assert len(engine.aborted) == num_prompts
+        assert runtime.lifecycle.num_sequences == 0
+        assert (generation.finished, generation.finish_reason) == (False, FinishReason.ABORT)
+
+    asyncio.run(run())
+
+
+def test_ended_before_it_began_it_never_reaches_the_engine() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        generation = runtime_for(engine).generation.start(job())
+        generation.end_with(ServingError(ErrorCode.INVALID_API_KEY, "revoked"))
+        with pytest.raises(ServingError):
+            await anext(generation.steps())
+        generation.close()
+        assert not engine.requests
+
+    asyncio.run(run())
+
+
+def test_times_are_known_from_the_first_token_on_which_is_told_once() -> None:
+    async def run() -> None:
+        told: list[None] = []
+        engine = FakeEngine(step_s=0.001)
+        asked = replace(job(n=2), received_s=time.monotonic(), on_first_token=lambda: told.append(None))
+        generation = runtime_for(engine).generation.start(asked)
+        assert generation.times().ttft_ms is None
         await collect(generation.steps())
-        assert {prompt.engine_request.adapter_digest for prompt in generation.prompts} == {new.digest}
-        gone = runtime.generation.start(job(adapter=old))
-        runtime.registry.remove("guest")
-        with pytest.raises(ServingError) as error:
-            await collect(gone.steps())
-        assert error.value.code is ErrorCode.MODEL_NOT_FOUND
+        times = generation.times()
+        assert told == [None]
+        assert times.queue_ms == 1.0
+        assert times.ttft_ms is not None
+        assert times.generation_ms is not None
+        assert 0 < times.ttft_ms < 10_000
+        assert 0 < times.generation_ms < 10_000
+        assert (generation.finished, generation.finish_reason) == (True, FinishReason.LENGTH)
 
     asyncio.run(run())

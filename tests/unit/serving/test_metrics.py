@@ -5,12 +5,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loraserve.engine.request import EngineStats, SamplingParams
 from loraserve.serving.adapter_labels import MAX_LABELS, OTHER
+from loraserve.serving.bound_adapter import BoundAdapter, NamedContent
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.vllm_metrics import buckets_1_2_5
 from tests.support.fake_engine_client import FakeEngine
-from tests.support.live_server import make_settings, register
+from tests.support.live_server import make_settings
+from tests.support.named_adapters import NamedAdapters
 
 CLOSED_LIST = {
     "num_requests_running",
@@ -50,7 +52,7 @@ def samples(runtime: Runtime) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 async def generate(runtime: Runtime, adapter: str | None = None) -> None:
-    resolved = runtime.registry.resolve(adapter) if adapter else None
+    resolved = BoundAdapter(adapter, adapter, "d" * 64) if adapter else None
     text = TextOptions(eos_token_ids=frozenset({1}))
     await collect(
         runtime.generation.start(
@@ -61,7 +63,7 @@ async def generate(runtime: Runtime, adapter: str | None = None) -> None:
 
 def test_the_closed_list_of_vllm_names_is_complete_and_labelled() -> None:
     async def run() -> None:
-        runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")))
+        runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")), NamedAdapters())
         await generate(runtime)
         found = samples(runtime)
         assert {f"vllm:{name}" for name in CLOSED_LIST} <= found.keys()
@@ -82,14 +84,14 @@ def test_the_closed_list_of_vllm_names_is_complete_and_labelled() -> None:
 
 
 def test_compat_names_can_be_switched_off() -> None:
-    runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent"), compat_metrics=False))
+    runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent"), compat_metrics=False), NamedAdapters())
     assert b"vllm:" not in runtime.metrics.render()
     assert b"loraserve_engine_up 1.0" in runtime.metrics.render()
 
 
 def test_gauges_follow_the_engines_snapshot() -> None:
     engine = FakeEngine()
-    runtime = build_runtime(engine, make_settings(Path("/nonexistent")))
+    runtime = build_runtime(engine, make_settings(Path("/nonexistent")), NamedAdapters())
     engine.stats = EngineStats(num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=60, num_cached_blocks=20)
     found = samples(runtime)
     assert found["vllm:num_requests_running"][0][1] == 3
@@ -99,9 +101,8 @@ def test_gauges_follow_the_engines_snapshot() -> None:
 
 def test_lora_requests_info_names_what_is_loaded_and_what_is_waited_for() -> None:
     engine = FakeEngine()
-    runtime = build_runtime(engine, make_settings(Path("/nonexistent")))
-    for name in ("a", "b", "c"):
-        register(runtime, name, digest=f"digest-{name}")
+    adapters = NamedAdapters([NamedContent(name, f"digest-{name}", 4096) for name in ("a", "b", "c")])
+    runtime = build_runtime(engine, make_settings(Path("/nonexistent")), adapters)
     engine.stats = EngineStats(
         resident_adapters=["digest-a"],
         running_adapters=["digest-b"],
@@ -115,9 +116,8 @@ def test_lora_requests_info_names_what_is_loaded_and_what_is_waited_for() -> Non
 
 def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
     async def run() -> None:
-        runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")))
+        runtime = build_runtime(FakeEngine(), make_settings(Path("/nonexistent")), NamedAdapters())
         for number in range(MAX_LABELS + 2):
-            register(runtime, f"a{number}")
             await generate(runtime, f"a{number}")
         await generate(runtime)
         rows = samples(runtime)["loraserve_requests_total"]
@@ -135,7 +135,10 @@ def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
 def test_two_apps_share_nothing() -> None:
     async def run() -> None:
         settings = make_settings(Path("/nonexistent"))
-        first, second = build_runtime(FakeEngine(), settings), build_runtime(FakeEngine(), settings)
+        first, second = (
+            build_runtime(FakeEngine(), settings, NamedAdapters()),
+            build_runtime(FakeEngine(), settings, NamedAdapters()),
+        )
         await generate(first)
         assert "loraserve_requests_total" not in samples(second)
 

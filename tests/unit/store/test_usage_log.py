@@ -188,6 +188,13 @@ def test_a_process_name_that_could_leave_the_folder_is_refused(tmp_path: Path, p
 
 def test_a_line_has_no_place_for_text_of_requests() -> None:
     assert set(UsageLine.__struct_fields__) == {
-        *("request_id", "at", "tenant", "key_id", "adapter", "version", "digest", "prompt_tokens", "cached_tokens"),
-        *("output_tokens", "outcome", "ttft_ms", "duration_ms"),
+        *("request_id", "at", "tenant", "key_id", "adapter", "adapter_tenant", "version", "digest", "prompt_tokens"),
+        *("cached_tokens", "output_tokens", "outcome", "ttft_ms", "duration_ms"),
     }
+
+
+def test_logs_are_listed_from_a_day_on(log: UsageLog, tmp_path: Path) -> None:
+    log.append(line(1))
+    log.append(line(2, at=DAY_2))
+    assert [file.day for file in list_logs(tmp_path)] == ["20251010", "20251009"]
+    assert [file.day for file in list_logs(tmp_path, "20251010")] == ["20251010"]

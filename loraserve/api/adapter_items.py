@@ -1,0 +1,95 @@
+"""From documents to what /v1/adapters shows."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
+from loraserve.api.schemas.aliases import AliasItem, CanaryItem
+from loraserve.api.schemas.versions import VersionItem
+from loraserve.control.adapter_edits import find_version, versions_of
+from loraserve.control.adapters import AdapterService
+from loraserve.control.residency import Residency
+from loraserve.control.usage_traffic import AdapterTraffic
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterItems:
+    adapters: AdapterService
+    residency: Residency
+
+    def item(self, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None) -> AdapterItem:
+        """traffic: of its last 24 hours; None = not known."""
+        adapter = document.doc
+        alias = adapter.aliases.get(LIVE_ALIAS)
+        live = None if alias is None else find_version(adapter, alias.version)
+        canary = None if alias is None else alias.canary
+        pin = adapter.pin
+        return AdapterItem(
+            name=adapter.name,
+            tenant=adapter.tenant,
+            description=adapter.description,
+            tags=adapter.tags,
+            enabled=adapter.enabled,
+            status=self.adapters.state_of(document),
+            tier=Tier.DISK if live is None else self.residency.of(live.digest).tier,
+            live=None if live is None else LiveVersion(live.n, live.digest, live.created_at),
+            canary_version=None if canary is None else canary.version,
+            canary_weight_bp=None if canary is None else canary.weight_bp,
+            num_versions=len(versions_of(adapter)),
+            size_bytes=0 if live is None else live.size_bytes,
+            max_rank=0 if live is None else live.max_rank,
+            targets=[] if live is None else live.targets,
+            pin=None if pin is None else PinItem(pin.tier, pin.until),
+            created_at=adapter.created_at,
+            updated_at=document.at,
+            deleted_at=adapter.deleted_at,
+            last_used_at=None if traffic is None else traffic.last_used_at,
+            requests_24h=None if traffic is None else traffic.num_requests,
+            ttft_p95_ms=None if traffic is None else traffic.ttft_p95_ms,
+            rev=document.rev,
+        )
+
+    def detail(self, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None) -> AdapterDetail:
+        item, adapter = self.item(document, traffic), document.doc
+        return AdapterDetail(
+            **msgspec.structs.asdict(item),
+            aliases=alias_items(adapter),
+            versions=[self.version(adapter, version) for version in reversed(versions_of(adapter))],
+        )
+
+    def version(self, adapter: AdapterDoc, version: VersionRecord) -> VersionItem:
+        resident = self.residency.of(version.digest)
+        return VersionItem(
+            n=version.n,
+            digest=version.digest,
+            upload_id=version.upload_id,
+            created_at=version.created_at,
+            by=version.by,
+            size_bytes=version.size_bytes,
+            max_rank=version.max_rank,
+            targets=version.targets,
+            aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),
+            tier=resident.tier,
+            last_used_at=resident.last_used_at,
+            num_hits=resident.num_hits,
+            load_ms=resident.load_ms,
+        )
+
+
+def alias_items(adapter: AdapterDoc) -> list[AliasItem]:
+    """`live` first."""
+    names = sorted(adapter.aliases, key=lambda name: (name != LIVE_ALIAS, name))
+    return [alias_item(name, adapter.aliases[name]) for name in names]
+
+
+def alias_item(name: str, alias: Alias) -> AliasItem:
+    canary = alias.canary
+    return AliasItem(
+        alias=name,
+        version=alias.version,
+        previous=alias.previous,
+        canary=None if canary is None else CanaryItem(canary.version, canary.weight_bp),
+        moved_at=alias.moved_at,
+    )

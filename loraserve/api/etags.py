@@ -1,0 +1,55 @@
+"""Revisions as ETags: 304 for what the client has already, 412 for a change of what it has not seen."""
+
+import re
+
+from litestar import MediaType, Request, Response
+
+from loraserve.serving.errors import ErrorCode, ServingError
+
+ETAG = re.compile(r'(?:W/)?"(?P<rev>\d{1,18})"')
+ANY = "*"
+
+
+def etag(rev: int) -> str:
+    return f'"{rev}"'
+
+
+def etag_header(rev: int) -> dict[str, str]:
+    return {"etag": etag(rev)}
+
+
+def has_seen(request: Request, rev: int) -> bool:
+    """Whether If-None-Match names this revision."""
+    given = request.headers.get("if-none-match")
+    return given is not None and (given.strip() == ANY or rev in _revs(given))
+
+
+def not_modified(rev: int) -> Response[None]:
+    return Response(None, status_code=304, headers=etag_header(rev), media_type=MediaType.TEXT)
+
+
+def expected_rev(request: Request) -> int | None:
+    """What If-Match names; None = any. Raises `ServingError`."""
+    given = request.headers.get("if-match")
+    if given is None or given.strip() == ANY:
+        return None
+    found = ETAG.fullmatch(given.strip())
+    if found is None:
+        raise precondition_failed(f"If-Match is {given[:64]}; it must be one ETag as this server gave it.")
+    return int(found["rev"])
+
+
+def must_not_exist(request: Request) -> bool:
+    """Whether a PUT is only to create."""
+    given = request.headers.get("if-none-match")
+    if given is not None and given.strip() != ANY:
+        raise precondition_failed('If-None-Match of a PUT can only be "*": create it, but change nothing.')
+    return given is not None
+
+
+def precondition_failed(message: str) -> ServingError:
+    return ServingError(ErrorCode.PRECONDITION_FAILED, message)
+
+
+def _revs(header: str) -> set[int]:
+    return {int(found["rev"]) for found in ETAG.finditer(header)}

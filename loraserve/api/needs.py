@@ -1,0 +1,40 @@
+"""What a route asks of whoever calls it, as its `opt`. A route that says nothing is not served at all."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from litestar.handlers import BaseRouteHandler
+from litestar.types import ControllerRouterHandler
+
+from loraserve.control.principal import Action
+
+ACTION = "action"
+PUBLIC_OPT = "public"
+ANYONE = "anyone"
+TIMED = "timed"
+EVERY_TENANT = "every_tenant"
+
+PUBLIC: dict[str, Any] = {PUBLIC_OPT: True}
+"""Needs no key."""
+ANY_KEY: dict[str, Any] = {ANYONE: True}
+"""Needs a key, whatever its role."""
+
+
+def needs(action: Action) -> dict[str, Any]:
+    """Needs a key whose role allows this."""
+    return {ACTION: action}
+
+
+INFERENCE = {**needs(Action.INFER), TIMED: True}
+"""Its answers say how long they took."""
+
+SCRAPING = {**needs(Action.READ), EVERY_TENANT: True}
+"""Shows all tenants' adapters: needs a key for every tenant."""
+
+
+def check_all_need(handlers: Iterable[ControllerRouterHandler]) -> None:
+    """Every handler says what it needs: one that was forgotten is found when the app is made."""
+    for handler in handlers:
+        assert isinstance(handler, BaseRouteHandler)
+        says = handler.opt.keys() & {ACTION, PUBLIC_OPT, ANYONE}
+        assert len(says) == 1, f"{handler.handler_name} does not say who may call it"

@@ -1,0 +1,109 @@
+"""Aliases of adapters, rollback, and where an adapter's bytes are kept."""
+
+import msgspec
+from litestar import Request, Response, delete, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.adapter_items import alias_item
+from loraserve.api.answers import changed
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.decoding import decode_body, decode_optional
+from loraserve.api.etags import expected_rev, must_not_exist
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.ranges import check_range
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.adapters import PinItem, PinRequest
+from loraserve.api.schemas.aliases import AliasItem, PutAliasRequest, RollbackRequest
+from loraserve.control.adapter_edits import CanaryShare
+from loraserve.control.principal import Action
+
+MAX_PIN_S = 30 * 24 * 3600
+PUT_DECODER = msgspec.json.Decoder(PutAliasRequest, strict=True)
+ROLLBACK_DECODER = msgspec.json.Decoder(RollbackRequest, strict=True)
+PIN_DECODER = msgspec.json.Decoder(PinRequest, strict=True)
+
+
+@put(
+    "/v1/adapters/{name:str}/aliases/{alias:str}",
+    opt=needs(Action.OPERATE),
+    operation_class=json_body(PutAliasRequest),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def put_alias(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], alias: FromPath[str]
+) -> Response[AliasItem]:
+    """Make it or move it, from the next request on; requests that run keep their version."""
+    asked = await decode_body(request, PUT_DECODER)
+    document = await context.control.aliases.put(
+        principal_of(request),
+        request_id_of(request.scope),
+        name,
+        alias,
+        asked.version,
+        canary=None if asked.canary is None else CanaryShare(asked.canary.version, asked.canary.weight_bp),
+        expected_rev=expected_rev(request),
+        create_only=must_not_exist(request),
+    )
+    return changed(document.rev, alias_item(alias, document.doc.aliases[alias]))
+
+
+@delete(
+    "/v1/adapters/{name:str}/aliases/{alias:str}",
+    opt=needs(Action.OPERATE),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def delete_alias(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], alias: FromPath[str]
+) -> None:
+    """Not "live"."""
+    await context.control.aliases.delete(
+        principal_of(request), request_id_of(request.scope), name, alias, expected_rev=expected_rev(request)
+    )
+
+
+@post(
+    "/v1/adapters/{name:str}/rollback",
+    opt=needs(Action.OPERATE),
+    status_code=200,
+    operation_class=json_body(RollbackRequest, required=False),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def roll_back(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> Response[AliasItem]:
+    """Back to the version before the last move; a second call undoes it."""
+    asked = await decode_optional(request, ROLLBACK_DECODER, RollbackRequest())
+    document = await context.control.aliases.rollback(
+        principal_of(request), request_id_of(request.scope), name, asked.alias, expected_rev=expected_rev(request)
+    )
+    return changed(document.rev, alias_item(asked.alias, document.doc.aliases[asked.alias]))
+
+
+@put(
+    "/v1/adapters/{name:str}/residency",
+    opt=needs(Action.OPERATE),
+    status_code=202,
+    operation_class=json_body(PinRequest),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
+    """Load its live version now and keep it at hand for a time."""
+    asked = await decode_body(request, PIN_DECODER)
+    check_range("ttl_s", asked.ttl_s, 1, MAX_PIN_S)
+    document = await context.control.adapters.pin(
+        principal_of(request), request_id_of(request.scope), name, asked.tier, asked.ttl_s
+    )
+    pin = document.doc.pin
+    assert pin is not None
+    return PinItem(pin.tier, pin.until)
+
+
+@delete("/v1/adapters/{name:str}/residency", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["adapters"])
+async def unpin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> None:
+    """It may be evicted again."""
+    await context.control.adapters.unpin(principal_of(request), request_id_of(request.scope), name)

@@ -1,0 +1,76 @@
+"""GET /v1/audit."""
+
+from enum import StrEnum
+from typing import Annotated, Any, cast
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.di import NamedDependency
+from litestar.params import FromQuery, QueryParameter
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.schemas.audit import AuditItem, AuditList
+from loraserve.api.table_format import as_attachment
+from loraserve.control.audit_trail import AuditedAct, AuditQuery
+from loraserve.control.csv_text import csv_text
+from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.principal import Action
+
+COLUMNS = ("id", "at", "actor", "action", "outcome", "kind", "subject", "tenant", "request_id", "detail")
+
+
+class AuditFormat(StrEnum):
+    JSON = "json"
+    NDJSON = "ndjson"
+    CSV = "csv"
+
+
+@get("/v1/audit", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["audit"])
+async def list_audit(
+    request: Request,
+    context: NamedDependency[AppContext],
+    actor: FromQuery[str | None] = None,
+    action: FromQuery[str | None] = None,
+    kind: FromQuery[str | None] = None,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+    wanted_format: Annotated[AuditFormat, QueryParameter(name="format")] = AuditFormat.JSON,
+) -> Response[AuditList]:
+    """Changes, logins and refusals of the tenant, newest first; with a key for every tenant, of all.
+
+    `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
+    once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.
+    """
+    principal = principal_of(request)
+    query = AuditQuery(actor=actor, action=action, kind=kind, limit=limit, cursor=cursor)
+    trail = context.control.observer.audit
+    if wanted_format is AuditFormat.JSON:
+        page = await trail.list(principal, query)
+        return Response(AuditList([audit_item(act) for act in page.items], page.next_cursor))
+    items = [audit_item(act) for act in await trail.export(principal, query)]
+    if wanted_format is AuditFormat.CSV:
+        text = csv_text(COLUMNS, ([getattr(item, column) for column in COLUMNS] for item in items))
+        return as_attachment(text, "text/csv", "audit.csv")
+    text = b"".join(msgspec.json.encode(item) + b"\n" for item in items).decode()
+    return as_attachment(text, "application/x-ndjson", "audit.ndjson")
+
+
+def audit_item(act: AuditedAct) -> AuditItem:
+    entry = act.entry
+    return AuditItem(
+        id=act.position,
+        at=entry.at,
+        actor=entry.actor,
+        action=entry.action,
+        outcome="refused" if act.was_refused else "done",
+        kind=entry.kind,
+        subject=entry.id,
+        tenant=entry.tenant,
+        request_id=entry.request_id,
+        detail=entry.detail,
+        before=cast(dict[str, Any] | None, act.before),
+        after=cast(dict[str, Any] | None, act.after),
+    )

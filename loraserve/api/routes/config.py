@@ -1,0 +1,40 @@
+"""GET /v1/config."""
+
+from litestar import get
+from litestar.di import NamedDependency
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.schemas.config import ConfigItem, ConfigView
+from loraserve.control.principal import Action
+from loraserve.serving.messages import ModelInfo
+from loraserve.serving.settings import SettingSource, SettingValue
+
+UNSET_VALUES = ("", "auto")
+
+
+@get("/v1/config", opt=needs(Action.ADMINISTER_ALL), responses=ERROR_RESPONSES, tags=["config"])
+async def get_config(context: NamedDependency[AppContext]) -> ConfigView:
+    """Every setting in force and where its value came from; "derived" = chosen by the server when it started."""
+    derived = derived_values(context.runtime.engine.model)
+    return ConfigView([_item(value, derived) for value in context.runtime.settings.config])
+
+
+def derived_values(model: ModelInfo) -> dict[str, str]:
+    """What was chosen for settings that left it open."""
+    return {
+        "model": model.name,
+        "dtype": model.dtype,
+        "device": model.device,
+        "backend": model.backend,
+        "max-model-len": str(model.max_model_len),
+        "adapter-memory-bytes": str(model.arena_size_bytes),
+        "kv-cache-memory-bytes": f"{model.num_blocks} blocks of {model.block_size} tokens",
+    }
+
+
+def _item(value: SettingValue, derived: dict[str, str]) -> ConfigItem:
+    if value.source is SettingSource.DEFAULT and value.value in UNSET_VALUES and value.name in derived:
+        return ConfigItem(name=value.name, value=derived[value.name], source="derived", help=value.help)
+    return ConfigItem(name=value.name, value=value.value, source=value.source, help=value.help)

@@ -1,0 +1,171 @@
+"""/v1/keys."""
+
+import time
+
+import msgspec
+from litestar import Request, Response, delete, get, patch, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from loraserve.api.answers import changed, shown
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.decoding import decode_body, decode_optional
+from loraserve.api.etags import etag_header, expected_rev
+from loraserve.api.idempotency import once
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.ranges import check_range
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.keys import (
+    CreatedKey,
+    CreateKeyRequest,
+    KeyItem,
+    KeyList,
+    PatchKeyRequest,
+    RotateKeyRequest,
+)
+from loraserve.control.keys import IssuedKey, KeyPatch
+from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.principal import Action
+from loraserve.store.records import Document, KeyDoc
+
+MAX_GRACE_S = 30 * 24 * 3600
+MAX_LIFE_S = 100 * 365 * 24 * 3600
+CREATE_DECODER = msgspec.json.Decoder(CreateKeyRequest, strict=True)
+PATCH_DECODER = msgspec.json.Decoder(PatchKeyRequest, strict=True)
+ROTATE_DECODER = msgspec.json.Decoder(RotateKeyRequest, strict=True)
+
+
+@get("/v1/keys", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
+async def list_keys(
+    request: Request,
+    context: NamedDependency[AppContext],
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+) -> KeyList:
+    """Newest first."""
+    page = context.control.keys.list(principal_of(request), limit=limit, cursor=cursor)
+    return KeyList([key_item(document) for document in page.items], page.next_cursor)
+
+
+@get("/v1/keys/{key_id:str}", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
+async def get_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
+    document = context.control.keys.get(principal_of(request), key_id)
+    return shown(request, document.rev, lambda: key_item(document))
+
+
+@post(
+    "/v1/keys",
+    opt=needs(Action.ADMINISTER),
+    operation_class=json_body(CreateKeyRequest),
+    responses=ERROR_RESPONSES,
+    tags=["keys"],
+)
+async def create_key(request: Request, context: NamedDependency[AppContext]) -> Response[CreatedKey]:
+    """The secret is in this answer and nowhere else. With an Idempotency-Key, a repetition makes no second key."""
+    asked = await decode_body(request, CREATE_DECODER)
+    if asked.expires_in_s is not None:
+        check_range("expires_in_s", asked.expires_in_s, 1, MAX_LIFE_S)
+
+    async def create() -> CreatedKey:
+        issued = await context.control.keys.create(
+            principal_of(request),
+            request_id_of(request.scope),
+            role=asked.role,
+            tenant=asked.tenant,
+            name=asked.name,
+            adapters=asked.adapters,
+            limits=asked.limits,
+            expires_at=None if asked.expires_in_s is None else time.time() + asked.expires_in_s,
+        )
+        return created_key(issued)
+
+    created = await once(request, context, create, CreatedKey, kept=without_secret)
+    return Response(created, headers=etag_header(created.rev))
+
+
+@patch(
+    "/v1/keys/{key_id:str}",
+    opt=needs(Action.ADMINISTER),
+    operation_class=json_body(PatchKeyRequest),
+    responses=ERROR_RESPONSES,
+    tags=["keys"],
+)
+async def patch_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
+    """Holds from the next request on."""
+    asked = await decode_body(request, PATCH_DECODER)
+    document = await context.control.keys.patch(
+        principal_of(request),
+        request_id_of(request.scope),
+        key_id,
+        KeyPatch(
+            name=asked.name,
+            role=asked.role,
+            adapters=asked.adapters,
+            limits=asked.limits,
+            status=asked.status,
+            expires_at=asked.expires_at,
+        ),
+        expected_rev=expected_rev(request),
+    )
+    return changed(document.rev, key_item(document))
+
+
+@delete("/v1/keys/{key_id:str}", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
+async def revoke_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> None:
+    """For good. What runs with it ends with an error within 5 s."""
+    await context.control.keys.revoke(
+        principal_of(request), request_id_of(request.scope), key_id, expected_rev=expected_rev(request)
+    )
+
+
+@post(
+    "/v1/keys/{key_id:str}/rotate",
+    opt=needs(Action.ADMINISTER),
+    operation_class=json_body(RotateKeyRequest, required=False),
+    responses=ERROR_RESPONSES,
+    tags=["keys"],
+)
+async def rotate_key(
+    request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]
+) -> Response[CreatedKey]:
+    """A new secret for the same key; the old one works for another `grace_s`."""
+    asked = await decode_optional(request, ROTATE_DECODER, RotateKeyRequest())
+    check_range("grace_s", asked.grace_s, 0, MAX_GRACE_S)
+    issued = await context.control.keys.rotate(
+        principal_of(request),
+        request_id_of(request.scope),
+        key_id,
+        grace_s=asked.grace_s,
+        expected_rev=expected_rev(request),
+    )
+    return changed(issued.document.rev, created_key(issued), 201)
+
+
+def key_item(document: Document[KeyDoc]) -> KeyItem:
+    key, now = document.doc, time.time()
+    is_rotating = key.previous_until is not None and key.previous_until > now
+    return KeyItem(
+        id=document.id,
+        name=key.name,
+        tenant=key.tenant,
+        role=key.role,
+        adapters=key.adapters,
+        limits=key.limits,
+        status=key.status,
+        is_expired=key.expires_at is not None and key.expires_at <= now,
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        rotating_until=key.previous_until if is_rotating else None,
+        rev=document.rev,
+    )
+
+
+def created_key(issued: IssuedKey) -> CreatedKey:
+    return CreatedKey(**msgspec.structs.asdict(key_item(issued.document)), secret=issued.text)
+
+
+def without_secret(created: CreatedKey) -> CreatedKey:
+    """What is kept for a repetition."""
+    return msgspec.structs.replace(created, secret=None)

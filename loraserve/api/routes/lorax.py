@@ -1,0 +1,182 @@
+"""LoRAX's and TGI's routes: POST /, /generate, /generate_stream and GET /info."""
+
+import msgspec
+from litestar import MediaType, Request, Response, get, post
+from litestar.di import NamedDependency
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.decoding import decode_body
+from loraserve.api.disconnect import while_connected
+from loraserve.api.event_stream import EventStream
+from loraserve.api.identity import server_version
+from loraserve.api.inference_call import Demand, InferenceCall
+from loraserve.api.lorax_errors import LORAX_ERRORS
+from loraserve.api.lorax_request import completion_of
+from loraserve.api.lorax_writer import LoraxWriter
+from loraserve.api.needs import ANY_KEY, INFERENCE
+from loraserve.api.openapi import ERROR_RESPONSES, json_body, lorax_error_responses
+from loraserve.api.processing_time import received_s
+from loraserve.api.prompts import check_not_empty, truncate
+from loraserve.api.ranges import unsupported
+from loraserve.api.request_id import own_request_id
+from loraserve.api.respond import open_stream
+from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
+from loraserve.api.timing import timing_headers
+from loraserve.control.admission import reserve_tokens
+from loraserve.control.running import Asked, Route
+from loraserve.serving.chat_template import ChatMessage
+from loraserve.serving.generation import Generation, Prompt, collect
+
+DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
+OPERATION = json_body(LoraxRequest)
+RESPONSES = lorax_error_responses()
+
+
+@post(
+    "/",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    exception_handlers=LORAX_ERRORS,
+    tags=["lorax"],
+)
+async def generate_as_asked(
+    request: Request, context: NamedDependency[AppContext]
+) -> Response[list[LoraxResponse]] | EventStream:
+    """A list of one answer, or a stream with `"stream": true`; what lorax-client calls."""
+    asked = await decode_body(request, DECODER)
+    return await _generate(request, context, asked, stream=asked.stream, as_list=True)
+
+
+@post(
+    "/generate",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    exception_handlers=LORAX_ERRORS,
+    tags=["lorax"],
+)
+async def generate(request: Request, context: NamedDependency[AppContext]) -> Response[LoraxResponse] | EventStream:
+    asked = await decode_body(request, DECODER)
+    return await _generate(request, context, asked, stream=False, as_list=False)
+
+
+@post(
+    "/generate_stream",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    exception_handlers=LORAX_ERRORS,
+    tags=["lorax"],
+)
+async def generate_stream(
+    request: Request, context: NamedDependency[AppContext]
+) -> Response[LoraxResponse] | EventStream:
+    """One event per token."""
+    asked = await decode_body(request, DECODER)
+    return await _generate(request, context, asked, stream=True, as_list=False)
+
+
+@get("/info", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["lorax"])
+async def get_info(context: NamedDependency[AppContext]) -> LoraxInfo:
+    """What clients of TGI and LoRAX ask first."""
+    model, settings = context.runtime.engine.model, context.runtime.settings
+    return LoraxInfo(
+        model_id=settings.served_model_names[0],
+        model_sha=model.layout.fingerprint,
+        model_dtype=model.dtype,
+        model_device_type=model.device,
+        max_concurrent_requests=model.max_num_seqs + settings.limits.max_queued,
+        max_stop_sequences=settings.limits.max_stop_strings,
+        max_input_length=model.max_model_len - 1,
+        max_total_tokens=model.max_model_len,
+        max_batch_total_tokens=model.max_num_batched_tokens,
+        version=server_version(),
+    )
+
+
+async def _generate(
+    request: Request, context: AppContext, asked: LoraxRequest, *, stream: bool, as_list: bool
+) -> Response | EventStream:
+    runtime = context.runtime
+    runtime.lifecycle.check_open()
+    fields, parameters = completion_of(asked)
+    principal = principal_of(request)
+    model = fields.model or runtime.settings.served_model_names[0]
+    target = await context.control.resolver.resolve(principal, model)
+    checked = context.sampling.check(
+        fields,
+        max_tokens=fields.max_tokens,
+        logprobs=_logprobs(context, parameters, stream=stream),
+        prompt_logprobs=_prompt_logprobs(parameters, stream=stream),
+    )
+    max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
+    demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
+    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+        prompt = await _prompt(context, asked, parameters, checked)
+        generation = await call.start([prompt], checked.text, received_s(request.scope), "")
+        seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
+        writer = LoraxWriter(runtime.tokenizer, asked.inputs, parameters, seed)
+        if stream:
+            return await open_stream(
+                request, runtime, call, generation, lambda steps: writer.events(steps, generation, call)
+            )
+        (delta,) = await while_connected(request, collect(generation.steps()))
+        response = writer.response(delta, generation)
+        call.close()
+        headers = call.headers | timing_headers(generation, call.adapter_load_ms) | _headers(context, call, generation)
+        return Response([response] if as_list else response, headers=headers, media_type=MediaType.JSON)
+
+
+async def _prompt(
+    context: AppContext, asked: LoraxRequest, parameters: LoraxParameters, checked: CheckedSampling
+) -> Prompt:
+    tokenizer, max_model_len = context.runtime.tokenizer, context.runtime.engine.model.max_model_len
+    if parameters.apply_chat_template:
+        token_ids = await tokenizer.encode_chat(
+            [ChatMessage("user", asked.inputs, None)],
+            add_generation_prompt=True,
+            continue_final_message=False,
+            add_special_tokens=False,
+        )
+    else:
+        token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)
+    token_ids = truncate(token_ids, parameters.truncate, max_model_len)
+    check_not_empty("inputs", token_ids)
+    check_context(len(token_ids), checked.max_tokens or 1, max_model_len)
+    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(max_model_len - len(token_ids))
+    return Prompt(token_ids, prompt_sampling(checked, max_tokens))
+
+
+def _logprobs(context: AppContext, parameters: LoraxParameters, *, stream: bool) -> int | None:
+    count = parameters.return_k_alternatives
+    if count is not None:
+        context.sampling.check_top_logprobs("parameters.return_k_alternatives", count)
+    return (count or 0) if stream or parameters.details else None
+
+
+def _prompt_logprobs(parameters: LoraxParameters, *, stream: bool) -> int | None:
+    if not parameters.decoder_input_details:
+        return None
+    if stream or not parameters.details:
+        message = "needs 'details': true and is not available with a stream."
+        raise unsupported("parameters.decoder_input_details", message)
+    return 0
+
+
+def _headers(context: AppContext, call: InferenceCall, generation: Generation) -> dict[str, str]:
+    usage = generation.usage()
+    headers = {
+        "x-model-id": context.runtime.settings.served_model_names[0],
+        "x-prompt-tokens": str(usage.num_prompt_tokens),
+        "x-generated-tokens": str(usage.num_completion_tokens),
+        "x-total-tokens": str(usage.num_prompt_tokens + usage.num_completion_tokens),
+    }
+    if call.adapter is not None:
+        headers["x-adapter-id"] = call.adapter.name
+    return headers

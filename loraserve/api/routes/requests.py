@@ -1,0 +1,55 @@
+"""/v1/requests: listed, shown, ended."""
+
+from typing import Annotated
+
+import msgspec
+from litestar import Request, delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, QueryParameter
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.schemas.requests import RequestItem, RequestList
+from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.principal import Action
+from loraserve.control.requests import RequestQuery
+from loraserve.control.snapshot_records import RequestRecord, RequestState
+
+
+@get("/v1/requests", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["requests"])
+async def list_requests(
+    request: Request,
+    context: NamedDependency[AppContext],
+    adapter: FromQuery[str | None] = None,
+    wanted_state: Annotated[RequestState | None, QueryParameter(name="state")] = None,
+    key_id: FromQuery[str | None] = None,
+    tenant: FromQuery[str | None] = None,
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+) -> RequestList:
+    """What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
+
+    `tenant` is for keys of every tenant: another one, or `*` for all of them.
+    """
+    query = RequestQuery(adapter=adapter, state=wanted_state, key_id=key_id, tenant=tenant, limit=limit, cursor=cursor)
+    page = await context.control.observer.requests.list(principal_of(request), query)
+    return RequestList([request_item(record) for record in page.items], page.next_cursor)
+
+
+@get("/v1/requests/{request_id:str}", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["requests"])
+async def get_request(request: Request, context: NamedDependency[AppContext], request_id: FromPath[str]) -> RequestItem:
+    return request_item(await context.control.observer.requests.get(principal_of(request), request_id))
+
+
+@delete("/v1/requests/{request_id:str}", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["requests"])
+async def abort_request(request: Request, context: NamedDependency[AppContext], request_id: FromPath[str]) -> None:
+    """End it, within two seconds wherever it runs. What it delivered is billed. Nothing happens to one that is over."""
+    await context.control.observer.requests.abort(principal_of(request), request_id)
+
+
+def request_item(record: RequestRecord) -> RequestItem:
+    fields = msgspec.structs.asdict(record)
+    del fields["adapter_tenant"]
+    return RequestItem(**fields)

@@ -1,0 +1,114 @@
+"""/v1/session: logging in to and out of the console."""
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.di import NamedDependency
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import address_of, given_key, principal_of
+from loraserve.api.decoding import decode_body
+from loraserve.api.identity import server_version
+from loraserve.api.needs import ANY_KEY, PUBLIC, needs
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest, LinkItem, SessionItem
+from loraserve.api.session_cookie import check_same_page, session_cookie, session_token
+from loraserve.control.principal import Action, Principal
+from loraserve.control.sessions import NewSession
+from loraserve.live.sessions import SESSION_S, Session
+from loraserve.serving.errors import ErrorCode, ServingError
+
+LOGIN_DECODER = msgspec.json.Decoder(CreateSessionRequest, strict=True)
+LINK_DECODER = msgspec.json.Decoder(CreateLinkRequest, strict=True)
+FAILED_LOGIN = frozenset({ErrorCode.INVALID_API_KEY, ErrorCode.FORBIDDEN, ErrorCode.TENANT_SUSPENDED})
+
+
+@post(
+    "/v1/session",
+    opt=PUBLIC,
+    status_code=200,
+    operation_class=json_body(CreateSessionRequest),
+    responses=ERROR_RESPONSES,
+    tags=["session"],
+)
+async def create_session(request: Request, context: NamedDependency[AppContext]) -> Response[SessionItem]:
+    """Log in with a key, or with the token of a one-time link. The session is an HttpOnly cookie."""
+    # Another page must not log a person in as somebody else.
+    check_same_page(request)
+    asked = await decode_body(request, LOGIN_DECODER)
+    if (asked.key is None) == (asked.token is None):
+        message = "Give exactly one of 'key' and 'token'."
+        raise ServingError(ErrorCode.INVALID_REQUEST, message, param="key")
+    new = await _log_in(request, context, asked)
+    item = _item(context, new.principal, new.session)
+    return Response(item, cookies=[session_cookie(request, new.token)])
+
+
+@get("/v1/session", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["session"])
+async def get_session(request: Request, context: NamedDependency[AppContext]) -> SessionItem:
+    """Who the server takes you for; on an open server, everybody is its admin."""
+    principal, token = principal_of(request), session_token(request)
+    came_by_cookie = token is not None and given_key(request) is None and not principal.is_open
+    session = await context.control.sessions.find(token) if token is not None and came_by_cookie else None
+    return _item(context, principal, session)
+
+
+@delete("/v1/session", opt=ANY_KEY, status_code=204, responses=ERROR_RESPONSES, tags=["session"])
+async def delete_session(request: Request, context: NamedDependency[AppContext]) -> Response[None]:
+    """Log out, on every server at once."""
+    token = session_token(request)
+    if token is not None:
+        await context.control.sessions.log_out(token, request_id_of(request.scope))
+    return Response(None, status_code=204, cookies=[session_cookie(request, "")])
+
+
+@post(
+    "/v1/session/links",
+    opt=needs(Action.ADMINISTER),
+    operation_class=json_body(CreateLinkRequest),
+    responses=ERROR_RESPONSES,
+    tags=["session"],
+)
+async def create_link(request: Request, context: NamedDependency[AppContext]) -> LinkItem:
+    """A login for somebody who has no key at hand, good for one use within 15 minutes."""
+    asked = await decode_body(request, LINK_DECODER)
+    principal = principal_of(request)
+    key_id = asked.key_id if asked.key_id is not None else principal.key_id
+    if key_id is None:
+        message = "'key_id' is missing: you are not here by a key of your own whose rights the link could give."
+        raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="key_id")
+    # Raises the same 404 for a key of another tenant as for one that does not exist.
+    context.control.keys.get(principal, key_id)
+    link = await context.control.sessions.make_link(key_id, principal.actor, request_id_of(request.scope))
+    return LinkItem(link.token, link.expires_at)
+
+
+async def _log_in(request: Request, context: AppContext, asked: CreateSessionRequest) -> NewSession:
+    sessions, attempts = context.control.sessions, context.control.login_attempts
+    address, request_id = address_of(request), request_id_of(request.scope)
+    attempts.check(address)
+    try:
+        if asked.key is not None:
+            return await sessions.log_in_with_key(asked.key, request_id)
+        assert asked.token is not None
+        return await sessions.log_in_with_token(asked.token, request_id)
+    except ServingError as error:
+        if error.code in FAILED_LOGIN:
+            attempts.failed(address)
+            await sessions.refused(address, error.code.value, request_id)
+        raise
+
+
+def _item(context: AppContext, principal: Principal, session: Session | None) -> SessionItem:
+    key = context.control.catalog.key(principal.key_id) if principal.key_id is not None else None
+    return SessionItem(
+        open=principal.is_open,
+        role=principal.role,
+        tenant=principal.tenant,
+        key_id=principal.key_id,
+        name="" if key is None else key.doc.name,
+        csrf="" if session is None else session.csrf,
+        expires_at=None if session is None else session.created_at + SESSION_S,
+        model=context.runtime.settings.served_model_names[0],
+        version=server_version(),
+    )

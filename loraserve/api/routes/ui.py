@@ -1,0 +1,37 @@
+"""/ui: the console. Its views are in the URL's fragment, so there is one page."""
+
+from litestar import HttpMethod, Request, Response, route
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.needs import PUBLIC
+from loraserve.api.ui_files import INDEX
+from loraserve.serving.errors import ErrorCode, ServingError
+
+METHODS = [HttpMethod.GET, HttpMethod.HEAD]
+
+
+@route("/ui", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
+async def ui_index(request: Request, context: NamedDependency[AppContext]) -> Response[bytes]:
+    """Its files are named relative to /ui/, so that it also works behind a path of a proxy."""
+    if not request.scope["raw_path"].endswith(b"/"):
+        return Response(b"", status_code=307, headers={"location": "ui/"}, media_type="text/plain")
+    return _answer(request, context, INDEX)
+
+
+@route("/ui/{path:path}", http_method=METHODS, opt=PUBLIC, include_in_schema=False)
+async def ui_file(request: Request, context: NamedDependency[AppContext], path: FromPath[str]) -> Response[bytes]:
+    return _answer(request, context, path.lstrip("/") or INDEX)
+
+
+def _answer(request: Request, context: AppContext, path: str) -> Response[bytes]:
+    # NOTE: a lookup among the files read at start; the path never reaches the file system.
+    found = context.ui_files.get(path)
+    if found is None:
+        raise ServingError(ErrorCode.NOT_FOUND, f"The console has no file {path[:128]!r}. Its page is at /ui/.")
+    if request.headers.get("if-none-match") == found.headers["etag"]:
+        return Response(b"", status_code=304, headers=found.headers)
+    body = b"" if request.method == "HEAD" else found.content
+    headers = {**found.headers, "content-length": str(len(found.content))}
+    return Response(body, headers=headers, media_type=found.media_type)

@@ -1,0 +1,126 @@
+"""Upload sessions: /v1/adapters/{name}/uploads and /v1/uploads."""
+
+import msgspec
+from litestar import Request, Response, delete, get, post, put
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.decoding import decode_body
+from loraserve.api.idempotency import once
+from loraserve.api.multipart_form import receive_adapter
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES, binary_body, json_body, multipart_body
+from loraserve.api.ranges import check_range
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.uploads import ChunkReceived, CreateUploadRequest, UploadItem, UploadList
+from loraserve.api.uploads import chunk_of, upload_item
+from loraserve.control.paging import DEFAULT_PAGE, page_of
+from loraserve.control.principal import Action
+from loraserve.store.upload_session import UploadFile
+
+MAX_WAIT_S = 30.0
+CREATE_DECODER = msgspec.json.Decoder(CreateUploadRequest, strict=True)
+
+
+@post(
+    "/v1/adapters/{name:str}/uploads",
+    opt=needs(Action.OPERATE),
+    operation_class=json_body(CreateUploadRequest),
+    responses=ERROR_RESPONSES,
+    tags=["uploads"],
+)
+async def create_upload(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> UploadItem:
+    """Open a session: then PUT the config, PUT the weights in chunks, and commit."""
+    asked = await decode_body(request, CREATE_DECODER)
+    files = [UploadFile(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256) for file in asked.files]
+
+    async def create() -> UploadItem:
+        principal = principal_of(request)
+        return upload_item(await context.control.uploads.open(principal, name, files, activate=asked.activate))
+
+    return await once(request, context, create, UploadItem)
+
+
+@put(
+    "/v1/uploads/{upload_id:str}/files/{file:str}",
+    opt=needs(Action.OPERATE),
+    operation_class=binary_body(),
+    request_max_body_size=None,
+    responses=ERROR_RESPONSES,
+    tags=["uploads"],
+)
+async def put_file(
+    request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str], file: FromPath[str]
+) -> ChunkReceived:
+    """A chunk with `Content-Range`, or the whole file. What is wrong with its beginning is refused at once (400)."""
+    start, body = chunk_of(request)
+    return ChunkReceived(await context.control.uploads.put_chunk(principal_of(request), upload_id, file, start, body))
+
+
+@post(
+    "/v1/uploads/{upload_id:str}/commit",
+    opt=needs(Action.OPERATE),
+    status_code=202,
+    responses=ERROR_RESPONSES,
+    tags=["uploads"],
+)
+async def commit_upload(request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str]) -> UploadItem:
+    """Validate and publish. Answers at once: GET says how it goes. May be repeated."""
+    session = await context.control.uploads.commit(principal_of(request), request_id_of(request.scope), upload_id)
+    return upload_item(session)
+
+
+@get("/v1/uploads/{upload_id:str}", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["uploads"])
+async def get_upload(
+    request: Request,
+    context: NamedDependency[AppContext],
+    upload_id: FromPath[str],
+    wait_s: FromQuery[float] = 0.0,
+) -> UploadItem:
+    """wait_s: answer when the work is done, or after so many seconds."""
+    check_range("wait_s", wait_s, 0.0, MAX_WAIT_S)
+    return upload_item(await context.control.uploads.get(principal_of(request), upload_id, wait_s))
+
+
+@get("/v1/uploads", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["uploads"])
+async def list_uploads(
+    request: Request,
+    context: NamedDependency[AppContext],
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+) -> UploadList:
+    """Newest first."""
+    sessions = await context.control.uploads.list(principal_of(request))
+    page = page_of(sessions, lambda session: session.id, limit=limit, cursor=cursor)
+    return UploadList([upload_item(session) for session in page.items], page.next_cursor)
+
+
+@delete(
+    "/v1/uploads/{upload_id:str}",
+    opt=needs(Action.OPERATE),
+    responses=ERROR_RESPONSES,
+    tags=["uploads"],
+)
+async def abort_upload(request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str]) -> None:
+    """What was sent is removed; the session stays readable."""
+    await context.control.uploads.abort(principal_of(request), upload_id)
+
+
+@post(
+    "/v1/adapters",
+    opt=needs(Action.OPERATE),
+    operation_class=multipart_body(),
+    request_max_body_size=None,
+    responses=ERROR_RESPONSES,
+    tags=["uploads"],
+)
+async def add_adapter(request: Request, context: NamedDependency[AppContext]) -> Response[UploadItem]:
+    """A form with `name` and both files, for curl: a session in one request, answered when the adapter is ready."""
+    async with receive_adapter(request, context.runtime.settings.data_dir) as form:
+        principal, request_id = principal_of(request), request_id_of(request.scope)
+        session = await context.control.uploads.from_path(
+            principal, request_id, form.name, form.folder, roots=None, activate=form.activate
+        )
+    return Response(upload_item(session), status_code=201)

@@ -1,0 +1,117 @@
+"""/v1/adapters/{name}/versions."""
+
+import asyncio
+
+from litestar import Request, Response, delete, get
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+from litestar.response import File
+
+from loraserve.api.answers import shown
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.etags import expected_rev
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.report_items import report_item
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.versions import CertificateItem, VersionItem, VersionList, VersionReport
+from loraserve.control.certificate import Certificate
+from loraserve.control.principal import Action
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
+
+FILES = (CONFIG_FILE, WEIGHTS_FILE)
+MEDIA_TYPE = "application/octet-stream"
+
+
+@get("/v1/adapters/{name:str}/versions", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
+async def list_versions(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> VersionList:
+    """Newest first."""
+    document = context.control.adapters.get(principal_of(request), name)
+    versions = context.control.versions.list(principal_of(request), name)
+    return VersionList([context.adapter_items.version(document.doc, version) for version in versions], None)
+
+
+@get(
+    "/v1/adapters/{name:str}/versions/{version:int}",
+    opt=needs(Action.READ),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def get_version(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
+) -> Response[VersionItem]:
+    document, record = context.control.versions.get(principal_of(request), name, version)
+    return shown(request, document.rev, lambda: context.adapter_items.version(document.doc, record))
+
+
+@get(
+    "/v1/adapters/{name:str}/versions/{version:int}/report",
+    opt=needs(Action.READ),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def get_report(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
+) -> VersionReport:
+    """What its validation looked at, and how it compares with PEFT."""
+    _, record = context.control.versions.get(principal_of(request), name, version)
+    manifest = await context.control.contents.manifest(record.digest)
+    certifier = context.control.certifier
+    certificate = None if certifier is None else await asyncio.to_thread(certifier.of, record.digest)
+    return VersionReport(
+        report_item(manifest.report).checks,
+        certificate=None if certificate is None else _certificate(certificate),
+    )
+
+
+@get(
+    "/v1/adapters/{name:str}/versions/{version:int}/files/{file:str}",
+    opt=needs(Action.OPERATE),
+    media_type=MEDIA_TYPE,
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def get_file(
+    request: Request,
+    context: NamedDependency[AppContext],
+    name: FromPath[str],
+    version: FromPath[int],
+    file: FromPath[str],
+) -> File:
+    """As it was uploaded."""
+    _, record = context.control.versions.get(principal_of(request), name, version)
+    if file not in FILES:
+        known = " and ".join(f"'{known}'" for known in FILES)
+        raise ServingError(ErrorCode.NOT_FOUND, f"A version has the files {known}.")
+    path = context.control.contents.file(record.digest, file)
+    return File(path, filename=f"{name}-v{version}-{file}", media_type=MEDIA_TYPE)
+
+
+@delete(
+    "/v1/adapters/{name:str}/versions/{version:int}",
+    opt=needs(Action.OPERATE),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def delete_version(
+    request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
+) -> None:
+    """Refused (409) while an alias leads to it."""
+    await context.control.versions.delete(
+        principal_of(request), request_id_of(request.scope), name, version, expected_rev=expected_rev(request)
+    )
+
+
+def _certificate(certificate: Certificate) -> CertificateItem:
+    return CertificateItem(
+        status=certificate.status,
+        reason=certificate.reason,
+        largest_difference=certificate.largest_difference,
+        relative_difference=certificate.relative_difference,
+        tolerance=certificate.tolerance,
+        num_positions=certificate.num_positions,
+        peft_version=certificate.peft_version,
+        measured_at=certificate.measured_at,
+    )

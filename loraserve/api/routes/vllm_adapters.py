@@ -1,0 +1,129 @@
+"""vLLM's POST /v1/load_lora_adapter and /v1/unload_lora_adapter: its status codes, its texts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+from litestar import MediaType, Request, post
+from litestar.di import NamedDependency
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.decoding import decode_body
+from loraserve.api.needs import needs
+from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.ranges import unsupported
+from loraserve.api.request_id import request_id_of
+from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
+from loraserve.control.catalog import Catalog
+from loraserve.control.principal import Action, Principal
+from loraserve.control.report import AdapterRejectedError
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.store.records import SHARED_TENANT
+
+LOAD_DECODER = msgspec.json.Decoder(LoadLoraAdapterRequest, strict=True)
+UNLOAD_DECODER = msgspec.json.Decoder(UnloadLoraAdapterRequest, strict=True)
+
+
+@post(
+    "/v1/load_lora_adapter",
+    opt=needs(Action.ADMINISTER),
+    status_code=200,
+    media_type=MediaType.TEXT,
+    operation_class=json_body(LoadLoraAdapterRequest),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def load_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
+    """Copy an adapter folder of this server in, validate it and make it what the name means."""
+    asked = await decode_body(request, LOAD_DECODER)
+    name = asked.lora_name
+    _check_allowed(context)
+    _check_given("lora_name", name)
+    _check_given("lora_path", asked.lora_path)
+    if asked.is_3d_lora_weight:
+        raise unsupported("is_3d_lora_weight", "is true, which is not supported.")
+    _check_name(context, name)
+    principal = _owner(context, principal_of(request), name)
+    async with context.loads.take(f"{principal.acting_tenant}/{name}"):
+        if not asked.load_inplace and _exists(context.control.catalog, principal.acting_tenant, name):
+            message = f"The lora adapter '{name}' has already been loaded. Set load_inplace to replace it."
+            raise ServingError(ErrorCode.ADAPTER_ALREADY_LOADED, message, param="lora_name")
+        await _load(context, principal, request_id_of(request.scope), name, Path(asked.lora_path))
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+@post(
+    "/v1/unload_lora_adapter",
+    opt=needs(Action.ADMINISTER),
+    status_code=200,
+    media_type=MediaType.TEXT,
+    operation_class=json_body(UnloadLoraAdapterRequest),
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
+async def unload_lora_adapter(request: Request, context: NamedDependency[AppContext]) -> str:
+    """Make an adapter invisible at once, and forget it when what runs with it has finished."""
+    asked = await decode_body(request, UNLOAD_DECODER)
+    _check_allowed(context)
+    _check_given("lora_name", asked.lora_name)
+    await context.control.adapters.delete(
+        _owner(context, principal_of(request), asked.lora_name),
+        request_id_of(request.scope),
+        asked.lora_name,
+        drain_s=context.runtime.settings.unload_timeout_s,
+    )
+    return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
+
+
+async def _load(context: AppContext, principal: Principal, request_id: str, name: str, path: Path) -> None:
+    roots = _roots(context, principal)
+    try:
+        await context.control.uploads.from_path(principal, request_id, name, path, roots=roots)
+    except AdapterRejectedError as error:
+        message = f"Loading lora failed: {error.report.summary}."
+        raise ServingError(ErrorCode.ADAPTER_INVALID, message, param="lora_path") from error
+
+
+def _check_name(context: AppContext, name: str) -> None:
+    try:
+        context.control.versions.check_name(name)
+    except ServingError as error:
+        raise ServingError(error.code, error.message, param="lora_name") from error
+
+
+def _roots(context: AppContext, principal: Principal) -> list[Path] | None:
+    """Where the path may be; None = anywhere."""
+    settings = context.runtime.settings
+    if principal.is_open and settings.has_free_paths:
+        return None
+    if not settings.adapter_roots:
+        message = "Loading from paths needs folders to load from: start the server with --adapter-roots."
+        raise ServingError(ErrorCode.FORBIDDEN, message)
+    return settings.adapter_roots
+
+
+def _owner(context: AppContext, principal: Principal, name: str) -> Principal:
+    """Operators of all tenants reach what the command line loaded, too, which belongs to `shared`."""
+    catalog, tenant = context.control.catalog, principal.acting_tenant
+    if principal.is_any_tenant and not _exists(catalog, tenant, name) and _exists(catalog, SHARED_TENANT, name):
+        return replace(principal, acting_tenant=SHARED_TENANT)
+    return principal
+
+
+def _exists(catalog: Catalog, tenant: str, name: str) -> bool:
+    document = catalog.adapter(tenant, name)
+    return document is not None and document.doc.deleted_at is None
+
+
+def _check_allowed(context: AppContext) -> None:
+    if not context.runtime.settings.allow_runtime_lora:
+        message = "Loading and unloading adapters at run time is switched off on this server."
+        raise ServingError(ErrorCode.FORBIDDEN, message)
+
+
+def _check_given(param: str, value: str) -> None:
+    if not value:
+        raise invalid_value(param, "is empty.")
+    if "\0" in value:
+        raise invalid_value(param, "contains a null character.")

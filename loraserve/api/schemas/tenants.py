@@ -1,0 +1,50 @@
+"""/v1/tenants."""
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from loraserve.store.records import Limits, Status
+
+
+class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    description: str
+    status: Status
+    """ "active" or "suspended": requests of a suspended tenant are refused."""
+    limits: Limits
+    weight: float
+    """Share of the engine relative to other tenants."""
+    num_adapters: int
+    adapter_bytes: int
+    """Over all versions; what limits.max_adapter_bytes is about."""
+    num_keys: int
+    """Without revoked ones."""
+    updated_at: float
+    """Unix seconds."""
+    rev: int
+    """Revision; also the ETag."""
+    object: str = "tenant"
+
+
+class TenantList(msgspec.Struct, frozen=True):
+    data: list[TenantItem]
+    next_cursor: str | None
+    object: str = "list"
+
+
+class CreateTenantRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    id: str
+    """Lower-case letters, digits and hyphens."""
+    description: str = ""
+    limits: Limits = Limits()
+    weight: float = 1.0
+
+
+class PatchTenantRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Only what is given changes; `limits` as a whole."""
+
+    description: str | UnsetType = UNSET
+    status: Status | UnsetType = UNSET
+    """ "active" or "suspended"."""
+    limits: Limits | UnsetType = UNSET
+    weight: float | UnsetType = UNSET

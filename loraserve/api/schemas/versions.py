@@ -1,0 +1,63 @@
+"""/v1/adapters/{name}/versions."""
+
+import msgspec
+
+from loraserve.api.schemas.reports import ReportItem
+from loraserve.control.certificate import CertificateStatus
+from loraserve.store.records import Tier
+
+
+class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One immutable content of an adapter."""
+
+    n: int
+    """`name@v1` is number 1; a number is never used again."""
+    digest: str
+    """Hash of the content."""
+    upload_id: str
+    created_at: float
+    """Unix seconds."""
+    by: str
+    """Id of the key that made it, or "open", "cli" or "config"."""
+    size_bytes: int
+    max_rank: int
+    targets: list[str]
+    """Kinds of modules it adapts."""
+    aliases: list[str]
+    """Names that lead to it now."""
+    tier: Tier
+    last_used_at: float | None
+    """By this server's engine, in Unix seconds; null if it was not used since the start."""
+    num_hits: int
+    """Requests since the start of this server."""
+    load_ms: float | None
+    """What its last load into the engine took."""
+    object: str = "adapter.version"
+
+
+class CertificateItem(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the served model's answers with the adapter are from PEFT's."""
+
+    status: CertificateStatus
+    reason: str | None
+    """When it was skipped."""
+    largest_difference: float | None
+    """Between two log-probabilities of any token, over all positions."""
+    relative_difference: float | None
+    """The same as a share of the largest logit; what is compared with `tolerance`."""
+    tolerance: float | None
+    num_positions: int
+    peft_version: str | None
+    measured_at: float
+    """Unix seconds."""
+
+
+class VersionReport(ReportItem, frozen=True, kw_only=True):
+    certificate: CertificateItem | None
+    """Null until it is made: in the background, once the adapter is ready."""
+
+
+class VersionList(msgspec.Struct, frozen=True):
+    data: list[VersionItem]
+    next_cursor: str | None
+    object: str = "list"

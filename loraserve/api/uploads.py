@@ -1,0 +1,76 @@
+"""From upload sessions and reports to what the API shows; and the bodies of uploads, streamed."""
+
+import re
+from collections.abc import AsyncIterator
+
+from litestar import Request
+from litestar.exceptions import InternalServerException
+
+from loraserve.api.report_items import report_item
+from loraserve.api.schemas.uploads import UploadFileItem, UploadItem, UploadResult
+from loraserve.control.uploads import report_of
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.store.upload_session import UploadSession
+
+CONTENT_RANGE = re.compile(r"bytes (?P<start>\d{1,15})-(?P<end>\d{1,15})/(?P<total>\d{1,15}|\*)")
+
+
+def upload_item(session: UploadSession) -> UploadItem:
+    report, result = report_of(session), session.result
+    return UploadItem(
+        id=session.id,
+        adapter=session.name,
+        tenant=session.tenant,
+        state=session.state,
+        files=[UploadFileItem(file.name, file.size_bytes, file.received_bytes) for file in session.files],
+        activate=session.activate,
+        chunk_bytes=session.chunk_bytes,
+        created_at=session.created_at,
+        expires_at=session.expires_at,
+        by=session.actor,
+        result=None if result is None else UploadResult(result.version, result.digest, result.created),
+        report=None if report is None else report_item(report),
+        error=session.error,
+    )
+
+
+async def body_of(request: Request) -> AsyncIterator[bytes]:
+    """As it comes. Raises `ServingError` where the client goes away before its end."""
+    try:
+        async for piece in request.stream():
+            if piece:
+                yield piece
+    except InternalServerException as error:
+        # What the framework calls a client that is gone.
+        raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, "The client closed the connection.") from error
+
+
+def chunk_of(request: Request) -> tuple[int, AsyncIterator[bytes]]:
+    """Where the body begins in its file, and the body as it comes: no longer than Content-Range says.
+
+    The iterator raises `ServingError` for a body that is longer or shorter.
+    """
+    given = request.headers.get("content-range")
+    if given is None:
+        return 0, body_of(request)
+    found = CONTENT_RANGE.fullmatch(given.strip())
+    if found is None or int(found["end"]) < int(found["start"]):
+        raise invalid_value("Content-Range", "must read 'bytes <first>-<last>/<size of the file>'.")
+    start, length = int(found["start"]), int(found["end"]) - int(found["start"]) + 1
+    return start, _exactly(body_of(request), length)
+
+
+async def _exactly(body: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:
+    num_left = length
+    async for piece in body:
+        num_left -= len(piece)
+        if num_left < 0:
+            raise _wrong_length("more", length)
+        yield piece
+    if num_left:
+        raise _wrong_length("fewer", length)
+
+
+def _wrong_length(more_or_fewer: str, length: int) -> ServingError:
+    message = f"The body has {more_or_fewer} bytes than the {length} that Content-Range says."
+    return ServingError(ErrorCode.INVALID_REQUEST, message)

@@ -1,0 +1,92 @@
+"""Talks to a server's management API for the command line."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+TIMEOUT_S = 60.0
+PAGE = 500
+
+Json = dict[str, Any]
+
+
+class AdminError(Exception):
+    """The message is for the person at the terminal."""
+
+    def __init__(self, message: str, report: Json | None = None) -> None:
+        """report: of a refused adapter."""
+        super().__init__(message)
+        self.report = report
+
+
+class ConnectionLostError(AdminError):
+    """There was no answer; whether the request had its effect is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminClient:
+    http: httpx.Client
+
+    def get(self, path: str, **query: str | int | float | None) -> Json:
+        params = {name: value for name, value in query.items() if value is not None}
+        return self._call("GET", path, params=params)
+
+    def post(self, path: str, body: Json | None = None) -> Json:
+        return self._call("POST", path, body=body or {})
+
+    def put(self, path: str, body: Json) -> Json:
+        return self._call("PUT", path, body=body)
+
+    def patch(self, path: str, body: Json) -> Json:
+        return self._call("PATCH", path, body=body)
+
+    def delete(self, path: str, **query: float | None) -> Json:
+        return self._call("DELETE", path, params={name: value for name, value in query.items() if value is not None})
+
+    def put_bytes(self, path: str, data: bytes, content_range: str) -> Json:
+        headers = {"content-type": "application/octet-stream", "content-range": content_range}
+        return _checked(self._send("PUT", path, content=data, headers=headers))
+
+    def every(self, path: str, **query: str | None) -> list[Json]:
+        """All pages of a list."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, limit=PAGE, cursor=cursor, **query)
+            found += page["data"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return found
+
+    def _call(
+        self, method: str, path: str, *, body: Json | None = None, params: Mapping[str, Any] | None = None
+    ) -> Json:
+        return _checked(self._send(method, path, json=body, params=params))
+
+    def _send(self, method: str, path: str, **content: Any) -> httpx.Response:
+        try:
+            return self.http.request(method, path, **content)
+        except httpx.HTTPError as error:
+            raise ConnectionLostError(f"no server answers at {self.http.base_url}: {error}") from error
+
+
+@contextlib.contextmanager
+def connected(url: str, api_key: str | None, tenant: str | None) -> Iterator[AdminClient]:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    if tenant is not None:
+        headers["x-tenant"] = tenant
+    with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S) as http:
+        yield AdminClient(http)
+
+
+def _checked(response: httpx.Response) -> Json:
+    if response.is_success:
+        return response.json() if response.content else {}
+    try:
+        error = response.json()["error"]
+        raise AdminError(error["message"], error.get("report"))
+    except (ValueError, KeyError, TypeError):
+        raise AdminError(f"the server answered {response.status_code} {response.reason_phrase}") from None

@@ -1,0 +1,71 @@
+"""Prints what management commands found: JSON, or what a person reads."""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import rich_click as click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+Json = dict[str, Any]
+COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+MAX_PROBLEMS = 10
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+    Console().print(table)
+
+
+def print_fields(fields: Sequence[tuple[str, object]]) -> None:
+    width = max(len(name) for name, _ in fields)
+    for name, value in fields:
+        click.echo(f"{name:<{width}}  {'-' if value is None or value == '' else value}")
+
+
+def print_report(report: Json) -> None:
+    """Failures and warnings one by one, with what to do; what passed is counted."""
+    console = Console(stderr=True)
+    num_passed = sum(check["status"] == "pass" for check in report["checks"])
+    problems = [check for check in report["checks"] if check["status"] != "pass"]
+    for check in problems[:MAX_PROBLEMS]:
+        where = " · ".join(part for part in (check["file"], check["key"]) if part)
+        line = Text(f"{check['status']:<5}", style=COLOURS[check["status"]])
+        line.append(f"{check['name']}: {check['message']}", style="default not bold")
+        console.print(line, soft_wrap=True)
+        if where:
+            console.print(f"      {where}", markup=False, highlight=False, soft_wrap=True)
+        if check["found"] or check["expected"]:
+            found = f"      found {check['found'] or '-'} → expected {check['expected'] or '-'}"
+            console.print(found, markup=False, highlight=False, soft_wrap=True)
+        if check["remedy"]:
+            console.print(f"      → {check['remedy']}", markup=False, highlight=False, soft_wrap=True)
+    if len(problems) > MAX_PROBLEMS:
+        console.print(f"and {len(problems) - MAX_PROBLEMS} more of these", highlight=False)
+    console.print(f"{num_passed} checks passed", highlight=False)
+
+
+def bytes_text(count: float) -> str:
+    for unit in UNITS:
+        if count < 1000 or unit == UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes everything")
+
+
+def time_text(unix_s: float | None) -> str:
+    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def limits_text(limits: Json) -> str:
+    return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)

@@ -1,0 +1,35 @@
+"""Limits of keys and tenants as command-line options."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import rich_click as click
+
+T = TypeVar("T", bound=Callable[..., None])
+
+KEY_LIMITS = {
+    "requests_per_min": "Requests a minute.",
+    "tokens_per_min": "Prompt and output tokens a minute.",
+    "max_concurrent": "Requests at a time.",
+    "max_queued": "Sequences waiting for the engine.",
+}
+TENANT_LIMITS = KEY_LIMITS | {
+    "max_adapters": "Adapters it may have.",
+    "max_adapter_bytes": "Bytes of all their versions.",
+}
+
+
+def with_limits(limits: dict[str, str]) -> Callable[[T], T]:
+    """An option for each; `given_limits` reads them."""
+
+    def decorate(command: T) -> T:
+        for name, text in reversed(limits.items()):
+            option = click.option(f"--{name.replace('_', '-')}", name, type=click.IntRange(0), help=text)
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def given_limits(options: dict[str, Any]) -> dict[str, int]:
+    return {name: options[name] for name in TENANT_LIMITS if options.get(name) is not None}

@@ -1,0 +1,102 @@
+"""`loraserve tenants`: tenants of a running server."""
+
+from typing import Any
+
+import rich_click as click
+
+from loraserve.cli.admin_options import Connection, with_connection
+from loraserve.cli.limit_options import TENANT_LIMITS, given_limits, with_limits
+
+Json = dict[str, Any]
+
+
+@click.group()
+def tenants() -> None:
+    """Create, list and change tenants."""
+
+
+@tenants.command()
+@click.argument("tenant_id", metavar="ID")
+@click.option("--description", default="")
+@click.option("--weight", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True)
+@with_limits(TENANT_LIMITS)
+@with_connection
+def create(connection: Connection, tenant_id: str, description: str, weight: float, **limits: Any) -> None:
+    """Create a tenant. WEIGHT is its share of the engine relative to others."""
+    from loraserve.cli.admin_client import connected
+
+    body = {"id": tenant_id, "description": description, "weight": weight, "limits": given_limits(limits)}
+    with connected(connection.url, connection.api_key, None) as client:
+        _show(connection, client.post("/v1/tenants", body))
+
+
+@tenants.command("list")
+@with_connection
+def list_tenants(connection: Connection) -> None:
+    """List tenants."""
+    from loraserve.cli.admin_client import connected
+    from loraserve.cli.admin_output import bytes_text, limits_text, print_json, print_table
+
+    with connected(connection.url, connection.api_key, connection.tenant) as client:
+        found = client.every("/v1/tenants")
+    if connection.as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            tenant["id"],
+            tenant["status"],
+            tenant["weight"],
+            tenant["num_adapters"],
+            bytes_text(tenant["adapter_bytes"]),
+            tenant["num_keys"],
+            limits_text(tenant["limits"]),
+        )
+        for tenant in found
+    ]
+    print_table(("id", "status", "weight", "adapters", "size", "keys", "limits"), rows)
+
+
+@tenants.command()
+@click.argument("tenant_id", metavar="ID")
+@click.option("--description")
+@click.option("--weight", type=click.FloatRange(0, min_open=True))
+@click.option("--suspend", "status", flag_value="suspended", help="Refuse its requests, and end what runs.")
+@click.option("--activate", "status", flag_value="active", help="Lift a suspension.")
+@with_limits(TENANT_LIMITS)
+@with_connection
+def update(
+    connection: Connection,
+    tenant_id: str,
+    description: str | None,
+    weight: float | None,
+    status: str | None,
+    **limits: Any,
+) -> None:
+    """Change a tenant. Limits that are not named stay as they are."""
+    from loraserve.cli.admin_client import connected
+
+    path = f"/v1/tenants/{tenant_id}"
+    body: Json = {"description": description, "weight": weight, "status": status}
+    body = {name: value for name, value in body.items() if value is not None}
+    with connected(connection.url, connection.api_key, None) as client:
+        if changed := given_limits(limits):
+            body["limits"] = client.get(path)["limits"] | changed
+        _show(connection, client.patch(path, body))
+
+
+def _show(connection: Connection, tenant: Json) -> None:
+    from loraserve.cli.admin_output import limits_text, print_fields, print_json
+
+    if connection.as_json:
+        print_json(tenant)
+        return
+    print_fields(
+        [
+            ("tenant", tenant["id"]),
+            ("description", tenant["description"]),
+            ("status", tenant["status"]),
+            ("weight", tenant["weight"]),
+            ("limits", limits_text(tenant["limits"])),
+        ]
+    )

@@ -1,0 +1,189 @@
+"""What each management act makes of an adapter's document. Pure: time and randomness come in as arguments."""
+
+import msgspec
+from msgspec.structs import replace
+
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Canary, VersionRecord
+
+RESTORABLE_S = 24 * 3600.0
+MAX_WEIGHT_BP = 10_000
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A blob that was validated, on its way to become a version."""
+
+    digest: str
+    upload_id: str
+    size_bytes: int
+    """Of the source files."""
+    max_rank: int
+    targets: list[str]
+    """Kinds of modules, sorted."""
+
+
+class CanaryShare(msgspec.Struct, frozen=True):
+    version: int
+    weight_bp: int
+    """Hundredths of a percent, 0 to 10,000."""
+
+
+def versions_of(doc: AdapterDoc) -> list[VersionRecord]:
+    """Those that are not deleted, oldest first."""
+    return [version for version in doc.versions if version.deleted_at is None]
+
+
+def find_version(doc: AdapterDoc, n: int) -> VersionRecord | None:
+    """None for deleted ones too."""
+    return next((version for version in doc.versions if version.n == n and version.deleted_at is None), None)
+
+
+def version_of(doc: AdapterDoc, n: int) -> VersionRecord:
+    """Raises `ServingError` (404)."""
+    version = find_version(doc, n)
+    if version is None:
+        raise ServingError(ErrorCode.NOT_FOUND, f"The adapter '{doc.name}' has no version {n}.", param="version")
+    return version
+
+
+def wants(doc: AdapterDoc, *, now: float, restorable: bool) -> set[str]:
+    """Digests that the document refers to.
+
+    restorable: also those of a deleted adapter that can be restored, which must stay on disk but not in the engine.
+    """
+    if doc.deleted_at is not None and not (restorable and now < doc.deleted_at + RESTORABLE_S):
+        return set()
+    return {version.digest for version in versions_of(doc)}
+
+
+def add_version(
+    doc: AdapterDoc | None, tenant: str, name: str, content: Content, *, activate: bool, by: str, now: float
+) -> AdapterDoc:
+    """The adapter with the content as a version: the one it has with this digest or upload, else a new one.
+
+    doc: None = a new adapter. A deleted one begins anew: its versions are gone for good, their numbers stay used.
+    """
+    if doc is None:
+        doc = AdapterDoc(tenant=tenant, name=name, created_at=now)
+    elif doc.deleted_at is not None:
+        doc = _emptied(doc, now)
+    version = find_published(doc, content)
+    if version is None:
+        version = VersionRecord(
+            n=1 + max((version.n for version in doc.versions), default=0),
+            digest=content.digest,
+            upload_id=content.upload_id,
+            created_at=now,
+            by=by,
+            size_bytes=content.size_bytes,
+            max_rank=content.max_rank,
+            targets=content.targets,
+        )
+        doc = replace(doc, versions=[*doc.versions, version])
+    elif version.upload_id == content.upload_id:
+        # The same commit once more: whatever was done with the version since then stays.
+        return doc
+    if activate or LIVE_ALIAS not in doc.aliases:
+        doc = move_alias(doc, LIVE_ALIAS, version.n, None, salt="", now=now)
+    return doc
+
+
+def find_published(doc: AdapterDoc, content: Content) -> VersionRecord | None:
+    """The version that publishing this content gives."""
+    versions = versions_of(doc)
+    by_upload = next((version for version in versions if version.upload_id == content.upload_id), None)
+    return by_upload or next((version for version in versions if version.digest == content.digest), None)
+
+
+def move_alias(
+    doc: AdapterDoc, alias: str, version: int, canary: CanaryShare | None, *, salt: str, now: float
+) -> AdapterDoc:
+    """salt: for a canary that begins now. Who is in a canary stays in while only its weight is raised."""
+    version_of(doc, version)
+    old = doc.aliases.get(alias)
+    kept = old.canary if old is not None else None
+    new_canary = None if canary is None else _canary(doc, version, canary, kept, salt)
+    if old is not None and old.version == version and old.canary == new_canary:
+        return doc
+    if old is None or old.version == version:
+        previous = old.previous if old is not None else None
+    else:
+        previous = old.version
+    return _with_alias(doc, alias, Alias(version=version, previous=previous, canary=new_canary, moved_at=now))
+
+
+def remove_alias(doc: AdapterDoc, alias: str) -> AdapterDoc:
+    if alias == LIVE_ALIAS:
+        message = f"'{LIVE_ALIAS}' is what the bare name means and cannot be deleted. Move it, or disable the adapter."
+        raise ServingError(ErrorCode.CONFLICT, message, param="alias")
+    alias_of(doc, alias)
+    return replace(doc, aliases={name: value for name, value in doc.aliases.items() if name != alias})
+
+
+def roll_back(doc: AdapterDoc, alias: str, *, now: float) -> AdapterDoc:
+    """Swaps with the version before, so that a second one undoes the first."""
+    old = alias_of(doc, alias)
+    if old.previous is None:
+        message = f"'{doc.name}@{alias}' has no version to go back to: it was never moved, or that version is deleted."
+        raise ServingError(ErrorCode.CONFLICT, message, param="alias")
+    return _with_alias(doc, alias, Alias(version=old.previous, previous=old.version, moved_at=now))
+
+
+def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
+    version_of(doc, n)
+    leading = sorted(name for name, alias in doc.aliases.items() if n in _versions_behind(alias))
+    if leading:
+        names = ", ".join(f"'{name}'" for name in leading)
+        message = f"Version {n} of '{doc.name}' is what {names} leads to. Move that first."
+        raise ServingError(ErrorCode.CONFLICT, message, param="version")
+    return replace(
+        doc,
+        versions=[replace(version, deleted_at=now) if version.n == n else version for version in doc.versions],
+        aliases={
+            name: replace(alias, previous=None) if alias.previous == n else alias for name, alias in doc.aliases.items()
+        },
+    )
+
+
+def mark_deleted(doc: AdapterDoc, *, now: float, drain_until: float) -> AdapterDoc:
+    return replace(doc, deleted_at=now, drain_until=drain_until, pin=None)
+
+
+def mark_restored(doc: AdapterDoc, *, now: float) -> AdapterDoc:
+    if doc.deleted_at is None:
+        return doc
+    if now >= doc.deleted_at + RESTORABLE_S:
+        raise ServingError(ErrorCode.CONFLICT, f"'{doc.name}' was deleted more than 24 hours ago. Upload it again.")
+    return replace(doc, deleted_at=None, drain_until=None)
+
+
+def alias_of(doc: AdapterDoc, alias: str) -> Alias:
+    """Raises `ServingError` (404)."""
+    found = doc.aliases.get(alias)
+    if found is None:
+        raise ServingError(ErrorCode.NOT_FOUND, f"The adapter '{doc.name}' has no alias '{alias}'.", param="alias")
+    return found
+
+
+def _canary(doc: AdapterDoc, version: int, share: CanaryShare, kept: Canary | None, salt: str) -> Canary:
+    if not 0 <= share.weight_bp <= MAX_WEIGHT_BP:
+        raise invalid_value("canary.weight_bp", f"is {share.weight_bp}; it must be 0 to {MAX_WEIGHT_BP}.")
+    version_of(doc, share.version)
+    if share.version == version:
+        raise invalid_value("canary.version", f"is {version}, which the alias itself leads to.")
+    if kept is not None and kept.version == share.version:
+        salt = kept.salt
+    return Canary(version=share.version, weight_bp=share.weight_bp, salt=salt)
+
+
+def _versions_behind(alias: Alias) -> set[int]:
+    return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}
+
+
+def _with_alias(doc: AdapterDoc, name: str, alias: Alias) -> AdapterDoc:
+    return replace(doc, aliases={**doc.aliases, name: alias})
+
+
+def _emptied(doc: AdapterDoc, now: float) -> AdapterDoc:
+    gone = [version if version.deleted_at is not None else replace(version, deleted_at=now) for version in doc.versions]
+    return AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=now, versions=gone)

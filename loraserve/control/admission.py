@@ -1,0 +1,422 @@
+"""Every inference request passes here twice: in, against limits and revocations; out, into the usage log."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from loraserve.control.authenticator import Authenticator, check_not_suspended
+from loraserve.control.catalog import Catalog
+from loraserve.control.outage import DocumentRef, LocalLimits, Outage
+from loraserve.control.outcome import STATE_OF, Outcome, RequestSummary, billed_outcome
+from loraserve.control.principal import Action, Principal
+from loraserve.control.rate_headers import budget_headers, limit_error
+from loraserve.control.request_totals import RequestTotals
+from loraserve.control.resolve import Resolver, Target
+from loraserve.control.running import RunningRequest, RunningRequests
+from loraserve.control.unavailable import live_unavailable
+from loraserve.live.admission_records import (
+    AdmitCall,
+    AlreadyEnded,
+    FinishCall,
+    Limited,
+    Measure,
+    Scope,
+    Stale,
+    Used,
+    ViewChanged,
+)
+from loraserve.live.admission_records import Admitted as LiveAdmitted
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.leases import Lease
+from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import EndedRequest, RequestState
+from loraserve.serving.engine_client import EngineClient
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import DocumentKind, Limits
+from loraserve.store.usage_log import UsageLine, UsageLog
+
+MAX_RESERVED_OUTPUT = 256
+STALE_TRIES = 3
+QUEUE_RETRY_AFTER_S = 1
+
+logger = logging.getLogger(__name__)
+
+
+def reserve_tokens(num_prompt_bytes: int, max_tokens: int, num_choices: int = 1) -> int:
+    """What a request holds of its token budget before anybody tokenised it; settled exactly when it ends."""
+    return num_prompt_bytes // 4 + num_choices * min(max_tokens, MAX_RESERVED_OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    process: str
+    """Id of this process and start."""
+    max_concurrent: int | None = None
+    """Requests at a time, of all tenants on all servers."""
+    max_queued: int = 256
+    """Sequences that wait for the engine."""
+    max_queued_per_tenant: int = 32
+    """Where the tenant has no `max_queued` of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class Admitted:
+    """A request that may run. `Admission.finish` must be called for it; further calls change nothing."""
+
+    request_id: str
+    principal: Principal
+    """As of the revisions that were admitted."""
+    target: Target
+    """Likewise: an alias may have moved since the name was first resolved."""
+    running: RunningRequest
+    kv_salt: str
+    """Of the acting tenant; goes into every prefix-cache hash."""
+    reserved_tokens: int
+    headers: Mapping[str, str]
+    """x-ratelimit-*, for the response."""
+    lease: Lease
+    limits: dict[DocumentRef, Limits]
+    """Of the tenant and the key when it was admitted."""
+    is_local: bool
+    """Admitted while Redis was gone."""
+    finished: bool = False
+
+
+class Admission:
+    """Called on the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        live: LiveStore,
+        authenticator: Authenticator,
+        resolver: Resolver,
+        running: RunningRequests,
+        usage_log: UsageLog,
+        outage: Outage,
+        engine: EngineClient,
+        settings: AdmissionSettings,
+        *,
+        local: LocalLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalog = catalog
+        self._live = live
+        self._authenticator = authenticator
+        self._resolver = resolver
+        self._running = running
+        self._usage_log = usage_log
+        self._outage = outage
+        self._engine = engine
+        self._settings = settings
+        self._local = local or LocalLimits()
+        self._local_since_s: float | None = None
+        self._clock = clock
+        self.totals = RequestTotals()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def admit(
+        self, principal: Principal, target: Target, request_id: str, *, reserve_tokens: int, num_sequences: int = 1
+    ) -> Admitted:
+        """Raises `ServingError`: 401, 403 or 404 where a newer revision says so, 429 with Retry-After, 503.
+
+        request_id: chosen by this server, unique. Cancelled: undone in the background.
+        """
+        for _ in range(STALE_TRIES):
+            principal.require(Action.INFER)
+            check_not_suspended(self._catalog, principal.acting_tenant)
+            self._check_queues(principal, num_sequences)
+            call = self._call(principal, target, request_id, reserve_tokens)
+            try:
+                reply = await self._ask(call)
+            except asyncio.CancelledError:
+                self._undo(call)
+                raise
+            except LiveUnavailableError:
+                self._outage.failed()
+                return self._admit_locally(principal, target, call, num_sequences)
+            match reply:
+                case LiveAdmitted():
+                    self._outage.succeeded()
+                    self._outage.confirm(_refs(principal, target))
+                    headers = budget_headers(reply.requests, reply.tokens)
+                    return self._begin(principal, target, call, num_sequences, headers, is_local=False)
+                case Limited():
+                    raise limit_error(reply)
+                case AlreadyEnded():
+                    message = f"The request {request_id} was ended before it began."
+                    raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, message)
+                case Stale():
+                    await self._refresh(principal, target, reply)
+                    principal = self._authenticator.current(principal)
+                    target = await self._resolver.again(principal, target)
+        message = "The adapter, key or tenant is being changed all the time. Retry in a moment."
+        raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
+
+    async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
+        """One usage line, leases and unused tokens back, the terminal state. Does not fail where Redis is gone.
+
+        The line is written before anything is waited for.
+        """
+        if admitted.finished:
+            return
+        admitted.finished = True
+        self._running.remove(admitted.request_id)
+        now = self._clock()
+        self._log_usage(admitted, outcome, now)
+        adapter = admitted.target.adapter
+        key = None if adapter is None else (adapter.tenant, adapter.name)
+        self.totals.count(admitted.lease.tenant, key, outcome, now)
+        unused_tokens = admitted.reserved_tokens - outcome.num_prompt_tokens - outcome.num_output_tokens
+        if admitted.is_local:
+            self._local.give_back([*admitted.limits], unused_tokens)
+        call = FinishCall(
+            lease=admitted.lease,
+            request=EndedRequest(
+                request_id=admitted.request_id,
+                tenant=admitted.lease.tenant,
+                state=STATE_OF[outcome.ending],
+                at=now,
+                summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
+            ),
+            unused_tokens=unused_tokens,
+            was_admitted=not admitted.is_local,
+            tenant_limits=_limits_of(admitted, DocumentKind.TENANT),
+            key_limits=_limits_of(admitted, DocumentKind.KEY),
+        )
+        await self._settle(call)
+
+    async def close(self) -> None:
+        """Nothing is left to be undone afterwards."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, call: AdmitCall) -> LiveAdmitted | Limited | Stale | AlreadyEnded:
+        """Raises `LiveUnavailableError`, also for a Redis that keeps being replaced."""
+        for _ in range(STALE_TRIES):
+            await self._catalog.synchronise()
+            reply = await self._live.admission.admit(call)
+            if not isinstance(reply, ViewChanged):
+                return reply
+        raise LiveUnavailableError("Redis is emptied or restarted again and again")
+
+    def _call(self, principal: Principal, target: Target, request_id: str, reserve: int) -> AdmitCall:
+        tenant = self._catalog.tenant(principal.acting_tenant)
+        assert tenant is not None
+        key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
+        return AdmitCall(
+            lease=Lease(
+                request_id=request_id,
+                process=self._settings.process,
+                tenant=principal.acting_tenant,
+                key_id=principal.key_id,
+            ),
+            tenant_rev=tenant.rev,
+            tenant_limits=tenant.doc.limits,
+            # What the principal was made of: if the key changed since then, Redis says so.
+            key_rev=principal.key_rev if principal.key_id is not None else None,
+            key_limits=key.doc.limits if key is not None else Limits(),
+            adapter=(
+                None if target.adapter is None else Used(id=target.adapter.document_id, rev=target.adapter.adapter_rev)
+            ),
+            reserve_tokens=reserve,
+            max_concurrent=self._settings.max_concurrent,
+        )
+
+    async def _refresh(self, principal: Principal, target: Target, stale: Stale) -> None:
+        for scope in stale.scopes:
+            match scope:
+                case Scope.TENANT:
+                    await self._catalog.try_refresh(DocumentKind.TENANT, principal.acting_tenant)
+                case Scope.KEY if principal.key_id is not None:
+                    await self._catalog.try_refresh(DocumentKind.KEY, principal.key_id)
+                case Scope.ADAPTER if target.adapter is not None:
+                    await self._catalog.try_refresh(DocumentKind.ADAPTER, target.adapter.document_id)
+                case _:
+                    raise AssertionError(f"stale {scope}, which the request does not depend on")
+
+    def _begin(
+        self,
+        principal: Principal,
+        target: Target,
+        call: AdmitCall,
+        num_sequences: int,
+        headers: Mapping[str, str],
+        *,
+        is_local: bool,
+    ) -> Admitted:
+        request_id = call.lease.request_id
+        tenant = self._catalog.tenant(principal.acting_tenant)
+        assert tenant is not None
+        running = RunningRequest(request_id, principal, target, self._clock(), num_sequences)
+        self._running.add(running)
+        limits = {(DocumentKind.TENANT, principal.acting_tenant): call.tenant_limits}
+        if principal.key_id is not None:
+            limits[DocumentKind.KEY, principal.key_id] = call.key_limits
+        return Admitted(
+            request_id=request_id,
+            principal=principal,
+            target=target,
+            running=running,
+            kv_salt=tenant.doc.kv_salt,
+            reserved_tokens=call.reserve_tokens,
+            headers=headers,
+            lease=call.lease,
+            limits=limits,
+            is_local=is_local,
+        )
+
+    def _admit_locally(self, principal: Principal, target: Target, call: AdmitCall, num_sequences: int) -> Admitted:
+        """Redis is gone. Raises `ServingError`."""
+        if not self._outage.allows(_refs(principal, target)):
+            self._undo(call)
+            raise live_unavailable()
+        if self._local_since_s != self._outage.began_s:
+            self._local_since_s = self._outage.began_s
+            self._local.clear()
+        # As they are now: what the disk says during the outage holds too.
+        principal = self._authenticator.current(principal)
+        scopes = [
+            (
+                (DocumentKind.TENANT, principal.acting_tenant),
+                call.tenant_limits,
+                self._running.num_of_tenant(principal.acting_tenant),
+            )
+        ]
+        if principal.key_id is not None:
+            ref = (DocumentKind.KEY, principal.key_id)
+            scopes.append((ref, call.key_limits, self._running.num_of_key(principal.key_id)))
+        refusal = self._local.try_take(scopes, call.reserve_tokens)
+        if refusal is not None:
+            self._undo(call)
+            raise limit_error(
+                Limited(
+                    scope=Scope.TENANT if refusal.kind is DocumentKind.TENANT else Scope.KEY,
+                    measure=Measure(refusal.measure),
+                    limit=refusal.limit,
+                    retry_ms=None if refusal.retry_s is None else int(refusal.retry_s * 1000),
+                )
+            )
+        # Counted by all servers again as soon as Redis is back.
+        self._live.leases.hold(call.lease)
+        return self._begin(principal, target, call, num_sequences, {}, is_local=True)
+
+    def _check_queues(self, principal: Principal, num_sequences: int) -> None:
+        """Raises `ServingError` (429) where too much waits for the engine already."""
+        num_running, max_num_seqs = self._running.num_sequences(), self._engine.model.max_num_seqs
+        # The engine's own count lags by a step; what came in since shows in ours.
+        num_waiting = max(self._engine.stats.num_waiting, num_running - max_num_seqs)
+        self._check_queue("The server", num_waiting, self._settings.max_queued)
+        tenant = self._catalog.tenant(principal.acting_tenant)
+        key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
+        tenant_cap = tenant.doc.limits.max_queued if tenant is not None else None
+        caps = [
+            (
+                "Your tenant",
+                self._running.num_queued(tenant=principal.acting_tenant),
+                self._settings.max_queued_per_tenant if tenant_cap is None else tenant_cap,
+            )
+        ]
+        if key is not None and key.doc.limits.max_queued is not None:
+            caps.append(("Your API key", self._running.num_queued(key_id=principal.key_id), key.doc.limits.max_queued))
+        for whose, num_queued, cap in caps:
+            if cap == 0 and num_running + num_sequences <= max_num_seqs:
+                continue
+            self._check_queue(whose, min(num_queued, num_waiting), cap)
+
+    @staticmethod
+    def _check_queue(whose: str, num_waiting: int, cap: int) -> None:
+        if num_waiting >= cap:
+            message = f"{whose} has {max(0, num_waiting)} sequences waiting, the limit is {cap}. Retry later."
+            raise ServingError(ErrorCode.QUEUE_FULL, message, retry_after_s=QUEUE_RETRY_AFTER_S)
+
+    def _log_usage(self, admitted: Admitted, outcome: Outcome, now: float) -> None:
+        adapter = admitted.target.adapter
+        line = UsageLine(
+            request_id=admitted.request_id,
+            at=now,
+            tenant=admitted.lease.tenant,
+            key_id=None if admitted.principal.is_open else admitted.principal.actor,
+            adapter=None if adapter is None else adapter.name,
+            adapter_tenant=None if adapter is None else adapter.tenant,
+            version=None if adapter is None else adapter.version,
+            digest=None if adapter is None else adapter.digest,
+            prompt_tokens=outcome.num_prompt_tokens,
+            cached_tokens=outcome.num_cached_tokens,
+            output_tokens=outcome.num_output_tokens,
+            outcome=billed_outcome(outcome),
+            ttft_ms=outcome.ttft_ms,
+            duration_ms=(now - admitted.running.admitted_at) * 1000,
+        )
+        try:
+            self._usage_log.append(line)
+        except OSError:
+            logger.exception("the usage of request %s could not be written and is not billed", admitted.request_id)
+
+    def _undo(self, call: AdmitCall) -> None:
+        """The request did not begin; whether Redis let it in is not known."""
+        finish = FinishCall(
+            lease=call.lease,
+            request=EndedRequest(
+                request_id=call.lease.request_id,
+                tenant=call.lease.tenant,
+                state=RequestState.ABORTED,
+                at=self._clock(),
+            ),
+            unused_tokens=call.reserve_tokens,
+            was_admitted=False,
+            tenant_limits=call.tenant_limits,
+            key_limits=call.key_limits,
+        )
+        self._spawn(self._settle(finish))
+
+    async def _settle(self, call: FinishCall) -> None:
+        try:
+            await self._live.admission.finish(call)
+        except LiveUnavailableError as error:
+            # The lease lapses by itself.
+            logger.info("request %s could not be settled in Redis: %s", call.lease.request_id, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _refs(principal: Principal, target: Target) -> list[DocumentRef]:
+    refs: list[DocumentRef] = [(DocumentKind.TENANT, principal.acting_tenant)]
+    if principal.key_id is not None:
+        refs.append((DocumentKind.KEY, principal.key_id))
+    if target.adapter is not None:
+        refs.append((DocumentKind.ADAPTER, target.adapter.document_id))
+    return refs
+
+
+def _limits_of(admitted: Admitted, kind: DocumentKind) -> Limits:
+    return next((limits for ref, limits in admitted.limits.items() if ref[0] is kind), Limits())
+
+
+def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary:
+    adapter = admitted.target.adapter
+    return RequestSummary(
+        key_id=None if admitted.principal.is_open else admitted.principal.actor,
+        adapter=None if adapter is None else adapter.name,
+        adapter_tenant=None if adapter is None else adapter.tenant,
+        version=None if adapter is None else adapter.version,
+        route=admitted.running.asked.route,
+        stream=admitted.running.asked.stream,
+        admitted_at=admitted.running.admitted_at,
+        duration_ms=(now - admitted.running.admitted_at) * 1000,
+        finish_reason=outcome.finish_reason,
+        prompt_tokens=outcome.num_prompt_tokens,
+        cached_tokens=outcome.num_cached_tokens,
+        output_tokens=outcome.num_output_tokens,
+        queue_ms=outcome.queue_ms,
+        adapter_load_ms=outcome.adapter_load_ms,
+        ttft_ms=outcome.ttft_ms,
+        error_code=outcome.error_code,
+    )

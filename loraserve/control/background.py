@@ -1,0 +1,44 @@
+"""Work that goes on as long as the server runs."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+RETRY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Background:
+    """Called on the event loop. What fails unexpectedly is logged and begun again."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def run(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Until `stop`; work that returns is over."""
+        self._tasks.append(asyncio.create_task(_persist(name, work), name=name))
+
+    def every(self, name: str, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+        """First after one interval."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_s)
+                await work()
+
+        self.run(name, repeat)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _persist(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            return await work()
+        except Exception:
+            logger.exception("%s failed and begins again", name)
+            await asyncio.sleep(RETRY_S)

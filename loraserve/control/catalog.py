@@ -1,0 +1,256 @@
+"""The newest revision of every document, in memory, kept level with the disk and with Redis."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import cast
+
+from loraserve.control.outage import Outage
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.store.documents import DocumentStore, ScanMark
+from loraserve.store.errors import DamagedFileError
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+
+RECONCILE_EVERY_S = 60.0
+FOLLOW_WAIT_S = 1.0
+RETRY_S = 0.5
+PUTS_AT_ONCE = 8
+"""Of 16 sockets, so that a reconciliation leaves some to requests."""
+
+logger = logging.getLogger(__name__)
+
+Listener = Callable[[AnyDocument], None]
+
+
+class Catalog:
+    """Called on the event loop. `load`, then `run` as a task; `synchronise` when Redis turns out to be another.
+
+    NOTE: a document never goes back to an older revision here, whatever Redis holds.
+    """
+
+    def __init__(
+        self, documents: DocumentStore, live: LiveStore, outage: Outage, *, reconcile_every_s: float = RECONCILE_EVERY_S
+    ) -> None:
+        self._documents = documents
+        self._live = live
+        self._outage = outage
+        self._reconcile_every_s = reconcile_every_s
+        self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
+        self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
+        self._marks: dict[DocumentKind, ScanMark] = {}
+        self._listeners: list[Listener] = []
+        self._position: str | None = None
+        self._synchronising: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether disk, Redis and memory were found level since Redis last came (back)."""
+        return self._position is not None and self._live.view.accepted is not None
+
+    def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        return self._newest[kind].get(document_id)
+
+    def tenant(self, tenant: str) -> Document[TenantDoc] | None:
+        return cast(Document[TenantDoc] | None, self._newest[DocumentKind.TENANT].get(tenant))
+
+    def key(self, key_id: str) -> Document[KeyDoc] | None:
+        return cast(Document[KeyDoc] | None, self._newest[DocumentKind.KEY].get(key_id))
+
+    def adapter(self, tenant: str, name: str) -> Document[AdapterDoc] | None:
+        """Deleted ones too."""
+        return self._adapters.get(tenant, {}).get(name)
+
+    def all_tenants(self) -> list[Document[TenantDoc]]:
+        return [cast(Document[TenantDoc], document) for document in self._newest[DocumentKind.TENANT].values()]
+
+    def all_keys(self) -> list[Document[KeyDoc]]:
+        """Revoked ones too."""
+        return [cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values()]
+
+    @property
+    def has_keys(self) -> bool:
+        """Revoked ones count."""
+        return bool(self._newest[DocumentKind.KEY])
+
+    def adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
+        """Deleted ones too, in no order."""
+        return [*self._adapters.get(tenant, {}).values()]
+
+    def all_adapters(self) -> list[Document[AdapterDoc]]:
+        return [cast(Document[AdapterDoc], document) for document in self._newest[DocumentKind.ADAPTER].values()]
+
+    def subscribe(self, listener: Listener) -> None:
+        """Called on the event loop after each change, with the new revision. It must not raise."""
+        self._listeners.append(listener)
+
+    def apply(self, document: AnyDocument) -> bool:
+        """Take in a revision; False if it is not newer than the one known."""
+        known = self._newest[document.kind].get(document.id)
+        if known is not None and known.rev >= document.rev:
+            return False
+        self._newest[document.kind][document.id] = document
+        if isinstance(document.doc, AdapterDoc):
+            adapter = cast(Document[AdapterDoc], document)
+            self._adapters.setdefault(adapter.doc.tenant, {})[adapter.doc.name] = adapter
+        for listener in self._listeners:
+            listener(document)
+        return True
+
+    async def load(self) -> None:
+        """What is on disk; enough to read, not to admit."""
+        await self._scan()
+
+    async def catch_up(self) -> None:
+        """Whatever any server committed before this call is known afterwards."""
+        await self._scan()
+
+    async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """Read one document from disk and see that Redis has it. Raises `LiveUnavailableError`."""
+        document = await self._read(kind, document_id)
+        if document is not None:
+            self.apply(document)
+            await self._put(document)
+        return self.get(kind, document_id)
+
+    async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """As `refresh`, content with the disk when Redis is gone."""
+        with contextlib.suppress(LiveUnavailableError):
+            return await self.refresh(kind, document_id)
+        return self.get(kind, document_id)
+
+    async def synchronise(self) -> None:
+        """Level with a Redis that was emptied or restarted, or is older: all documents by revision, then it counts.
+
+        Returns at once when that is not needed; all callers wait for the same work. Raises `LiveUnavailableError`.
+        """
+        if self.ready:
+            return
+        if self._synchronising is None or self._synchronising.done():
+            self._synchronising = asyncio.create_task(self._synchronise())
+            self._synchronising.add_done_callback(_note_seen)
+        await asyncio.shield(self._synchronising)
+
+    async def _synchronise(self) -> None:
+        while not self.ready:
+            mark = await self._live.view.begin()
+            position = await self._live.changes.latest()
+            await self._scan()
+            for kind in DocumentKind:
+                await self._level(kind)
+            if await self._live.view.accept(mark):
+                self._position = position
+
+    async def run(self) -> None:
+        """Follow all changes until cancelled. Raises `LiveSchemaError`."""
+        while True:
+            try:
+                await self.synchronise()
+                await self._follow()
+            except LiveRestartedError:
+                continue
+            except LiveUnavailableError as error:
+                if self._outage.failed():
+                    logger.warning("Redis is not reachable: %s", error)
+                # What is changed on disk meanwhile, such as a key revoked offline, holds all the same.
+                await self._scan()
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Nothing goes on in the background afterwards."""
+        if self._synchronising is not None:
+            self._synchronising.cancel()
+            await asyncio.gather(self._synchronising, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        next_reconcile_s = time.monotonic() + self._reconcile_every_s
+        while self.ready:
+            assert self._position is not None
+            for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
+                known = self.get(change.kind, change.id)
+                if known is None or known.rev < change.rev:
+                    document = await self._read(change.kind, change.id)
+                    if document is not None:
+                        self.apply(document)
+                self._position = change.position
+            if not await self._live.view.is_current():
+                return
+            self._outage.succeeded()
+            if time.monotonic() >= next_reconcile_s:
+                next_reconcile_s = time.monotonic() + self._reconcile_every_s
+                await self._put_all(await self._scan())
+
+    async def _scan(self) -> list[AnyDocument]:
+        """Documents whose folders changed since the last scan."""
+        found: list[AnyDocument] = []
+        for kind in DocumentKind:
+            changed, self._marks[kind] = await asyncio.to_thread(
+                self._documents.scan_changed, kind, self._marks.get(kind)
+            )
+            for document in changed:
+                self.apply(document)
+            found += changed
+        return found
+
+    async def _level(self, kind: DocumentKind) -> None:
+        """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
+        revisions = await self._live.documents.revisions(kind)
+        for document_id, rev in revisions.items():
+            known = self.get(kind, document_id)
+            if known is None or known.rev < rev:
+                document = await self._read(kind, document_id)
+                if document is not None:
+                    self.apply(document)
+                if document is None or document.rev < rev:
+                    self._warn_of_older_disk(kind, document_id, rev)
+        await self._put_all(
+            document for document in self._newest[kind].values() if revisions.get(document.id, 0) < document.rev
+        )
+
+    async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
+        pending = iter([*documents])
+
+        async def put_next() -> None:
+            for document in pending:
+                await self._put(document)
+
+        workers = [asyncio.create_task(put_next()) for _ in range(PUTS_AT_ONCE)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def _put(self, document: AnyDocument) -> None:
+        reply = await self._live.documents.put(document)
+        if reply.rev > document.rev:
+            newer = await self._read(document.kind, document.id)
+            if newer is not None:
+                self.apply(newer)
+            if newer is None or newer.rev < reply.rev:
+                self._warn_of_older_disk(document.kind, document.id, reply.rev)
+
+    async def _read(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """None where there is none, or it is damaged."""
+        try:
+            return await asyncio.to_thread(self._documents.get, kind, document_id)
+        except DamagedFileError as damage:
+            logger.error("%s", damage)
+            return None
+
+    def _warn_of_older_disk(self, kind: DocumentKind, document_id: str, rev: int) -> None:
+        logger.error(
+            "Redis knows revision %d of %s %r, which the data directory does not have: is it an older copy? "
+            "Requests that need it are refused. Give this server its own --redis-prefix, or empty that Redis.",
+            rev,
+            kind,
+            document_id,
+        )
+
+
+def _note_seen(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it may be gone; its error is not a bug that nobody looked at."""
+    if not task.cancelled():
+        task.exception()

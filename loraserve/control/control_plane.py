@@ -1,0 +1,194 @@
+"""Everything between HTTP and the engine that knows of tenants: what an app is made of, besides its runtime."""
+
+import asyncio
+import os
+import secrets
+from dataclasses import dataclass
+
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+
+from loraserve.control.adapters import AdapterService
+from loraserve.control.admission import Admission, AdmissionSettings
+from loraserve.control.aliases import AliasService
+from loraserve.control.authenticator import Authenticator
+from loraserve.control.background import Background
+from loraserve.control.catalog import Catalog
+from loraserve.control.certificate import Certifier
+from loraserve.control.contents import Contents
+from loraserve.control.declared import Declared
+from loraserve.control.ingest import Ingest, packed_folder, remove_stale_output
+from loraserve.control.keys import KeyService
+from loraserve.control.login_attempts import LoginAttempts
+from loraserve.control.observer import Observer, build_observer
+from loraserve.control.pins import Pins
+from loraserve.control.reachability import sweep_contents
+from loraserve.control.residency import Residency
+from loraserve.control.resolve import Resolver
+from loraserve.control.revocation import Revocation
+from loraserve.control.running import RunningRequests
+from loraserve.control.sessions import SessionService
+from loraserve.control.smoke import SmokeTest
+from loraserve.control.tenants import TenantService
+from loraserve.control.uploads import UploadService
+from loraserve.control.versions import VersionService
+from loraserve.engine.config import EngineConfig
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.engine_client import EngineClient
+from loraserve.store.uploads import UploadStore
+from loraserve.store.usage_log import UsageLog
+
+SYNC_USAGE_EVERY_S = 1.0
+EXPIRE_UPLOADS_EVERY_S = 60.0
+SWEEP_EVERY_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPlane:
+    """Called on the event loop. Build it with `build_control`; `start` it before the first request."""
+
+    process: str
+    """Id of this process and start."""
+    live: LiveStore
+    catalog: Catalog
+    authenticator: Authenticator
+    resolver: Resolver
+    running: RunningRequests
+    admission: Admission
+    residency: Residency
+    adapters: AdapterService
+    versions: VersionService
+    aliases: AliasService
+    tenants: TenantService
+    keys: KeyService
+    sessions: SessionService
+    login_attempts: LoginAttempts
+    uploads: UploadService
+    contents: Contents
+    background: Background
+    usage_log: UsageLog
+    revocation: Revocation
+    pins: Pins
+    certifier: Certifier | None
+    """None: no certificates are made."""
+    observer: Observer
+    declared: Declared
+
+    async def start(self) -> None:
+        await asyncio.to_thread(remove_stale_output, packed_folder(self.declared.settings.data_dir))
+        await self.uploads.start()
+        background = self.background
+        background.run("following changes", self.catalog.run)
+        background.run("ending what is revoked", self.revocation.run)
+        background.run("renewing leases", self.live.leases.renew_forever)
+        background.run("keeping pinned adapters", self.pins.run)
+        if self.certifier is not None:
+            background.run("certifying adapters", self.certifier.run)
+        self.observer.start(background)
+        background.every("syncing the usage log", SYNC_USAGE_EVERY_S, self._sync_usage)
+        background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
+        background.every("sweeping contents", SWEEP_EVERY_S, self._sweep)
+
+    async def close(self) -> None:
+        """Once nothing runs any more."""
+        await self.uploads.close()
+        await self.admission.close()
+        await self.background.stop()
+        await self.observer.close()
+        await self.residency.close()
+        await self.declared.declarations.close()
+        await self.catalog.close()
+        await asyncio.to_thread(self.usage_log.close)
+        await self.live.close()
+
+    async def _sync_usage(self) -> None:
+        await asyncio.to_thread(self.usage_log.sync)
+
+    async def _sweep(self) -> None:
+        data_dir = self.declared.settings.data_dir
+        await asyncio.to_thread(sweep_contents, data_dir, packed_folder(data_dir))
+
+
+def build_control(
+    declared: Declared,
+    engine: EngineClient,
+    adapter_limits: Limits = DEFAULT_LIMITS,
+    certified_engine: EngineConfig | None = None,
+) -> ControlPlane:
+    """`engine` must be ready. certified_engine: what it was started with, if adapters are to get certificates."""
+    settings, catalog = declared.settings, declared.catalog
+    process = f"{os.getpid()}-{secrets.token_hex(4)}"
+    packed_dir = packed_folder(settings.data_dir)
+    resolver = Resolver(catalog, settings.base_names)
+    running = RunningRequests()
+    usage_log = UsageLog(settings.data_dir, process)
+    admission = Admission(
+        catalog,
+        declared.live,
+        declared.authenticator,
+        resolver,
+        running,
+        usage_log,
+        declared.outage,
+        engine,
+        AdmissionSettings(
+            process=process,
+            max_queued=settings.max_queued,
+            max_queued_per_tenant=settings.max_queued_per_tenant,
+        ),
+    )
+    ingest = Ingest(
+        packed_dir=packed_dir,
+        layout=lambda: engine.model.layout,
+        base_names=settings.base_names,
+        limits=adapter_limits,
+    )
+    residency = Residency(engine, declared.blobs, catalog, packed_dir=packed_dir, packer=ingest.pack)
+    certifier = None
+    if certified_engine is not None:
+        certifier = Certifier(
+            declared.blobs,
+            packed_path=ingest.packed_path,
+            base_fingerprint=lambda: engine.model.layout.fingerprint,
+            engine=certified_engine,
+        )
+    uploads = UploadService(
+        UploadStore(settings.data_dir),
+        declared.blobs,
+        ingest,
+        publisher=declared.versions,
+        quota=declared.quota,
+        smoke=SmokeTest(engine, residency),
+        certify=_no_certificate if certifier is None else certifier.queue,
+        limits=adapter_limits,
+    )
+    observer = build_observer(declared, admission, running, residency, process)
+    return ControlPlane(
+        process=process,
+        live=declared.live,
+        catalog=catalog,
+        authenticator=declared.authenticator,
+        resolver=resolver,
+        running=running,
+        admission=admission,
+        residency=residency,
+        adapters=AdapterService(declared.access, declared.quota, running, residency, others=observer.snapshots),
+        versions=declared.versions,
+        aliases=declared.aliases,
+        tenants=declared.tenants,
+        keys=declared.keys,
+        sessions=SessionService(declared.authenticator, declared.live),
+        login_attempts=LoginAttempts(),
+        uploads=uploads,
+        contents=Contents(declared.blobs),
+        background=Background(),
+        usage_log=usage_log,
+        revocation=Revocation(catalog, declared.authenticator, running),
+        pins=Pins(catalog, residency, engine),
+        certifier=certifier,
+        observer=observer,
+        declared=declared,
+    )
+
+
+def _no_certificate(digest: str) -> None:
+    """Nobody asked for one."""

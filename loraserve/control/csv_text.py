@@ -1,0 +1,22 @@
+"""Tables for spreadsheets."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """As RFC 4180 has it, with a line of names first. No text is taken for a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_inert(cell) for cell in row])
+    return out.getvalue()
+
+
+def _inert(cell: object) -> object:
+    """Spreadsheets take a text that begins so for a formula."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell

@@ -1,0 +1,95 @@
+"""Everything declared, and Redis: what a server has before it has an engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loraserve.control.adapter_access import AdapterAccess
+from loraserve.control.aliases import AliasService
+from loraserve.control.authenticator import Authenticator
+from loraserve.control.catalog import Catalog
+from loraserve.control.declarations import Declarations
+from loraserve.control.keys import KeyService
+from loraserve.control.outage import Outage
+from loraserve.control.quota import Quota
+from loraserve.control.tenants import TenantService
+from loraserve.control.versions import VersionService
+from loraserve.live.connection import CALL_S
+from loraserve.live.key_names import DEFAULT_PREFIX
+from loraserve.live.live_store import LiveStore
+from loraserve.store.blobs import BlobStore
+from loraserve.store.documents import DocumentStore
+
+
+class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
+    data_dir: Path
+    redis_url: str
+    redis_prefix: str = DEFAULT_PREFIX
+    redis_timeout_s: float = CALL_S
+    """Of one call."""
+    redis_grace_s: float = 60.0
+    """How long requests go on without Redis; 0 = not at all."""
+    base_names: list[str]
+    """What the base model is called."""
+    flag_keys: list[str] = []
+    """API keys without a document."""
+    max_queued: int = 256
+    """Sequences that wait for the engine."""
+    max_queued_per_tenant: int = 32
+    """Where a tenant has no limit of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    settings: ControlSettings
+    live: LiveStore
+    blobs: BlobStore
+    outage: Outage
+    catalog: Catalog
+    declarations: Declarations
+    authenticator: Authenticator
+    access: AdapterAccess
+    quota: Quota
+    tenants: TenantService
+    keys: KeyService
+    aliases: AliasService
+    versions: VersionService
+
+
+async def open_declared(settings: ControlSettings) -> Declared:
+    """With all documents in memory, Redis level with them, and the tenants that every server has.
+
+    Raises `LiveUnavailableError`, `LiveSchemaError`.
+    """
+    documents = DocumentStore(settings.data_dir)
+    live = LiveStore(settings.redis_url, settings.redis_prefix, timeout_s=settings.redis_timeout_s)
+    outage = Outage(settings.redis_grace_s)
+    catalog = Catalog(documents, live, outage)
+    declarations = Declarations(documents, live, catalog)
+    quota = Quota(catalog, live)
+    access = AdapterAccess(catalog, declarations)
+    tenants = TenantService(catalog, declarations, quota)
+    declared = Declared(
+        settings=settings,
+        live=live,
+        blobs=BlobStore(settings.data_dir),
+        outage=outage,
+        catalog=catalog,
+        declarations=declarations,
+        authenticator=Authenticator(catalog, settings.flag_keys),
+        access=access,
+        quota=quota,
+        tenants=tenants,
+        keys=KeyService(catalog, declarations),
+        aliases=AliasService(access),
+        versions=VersionService(access, declarations, quota, base_names=settings.base_names),
+    )
+    try:
+        await catalog.load()
+        await catalog.synchronise()
+        await tenants.ensure_builtin()
+    except BaseException:
+        await live.close()
+        raise
+    return declared

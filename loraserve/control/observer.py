@@ -1,0 +1,113 @@
+"""What a server tells of itself and of what was done: built once, beside what it looks at."""
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from loraserve.control.admission import Admission
+from loraserve.control.audit_trail import AuditTrail
+from loraserve.control.background import Background
+from loraserve.control.content_names import ContentNames
+from loraserve.control.declared import Declared
+from loraserve.control.live_views import LiveViews
+from loraserve.control.lost_requests import LostRequests
+from loraserve.control.refusals import Refusals
+from loraserve.control.requests import RequestService
+from loraserve.control.residency import Residency
+from loraserve.control.running import RunningRequests
+from loraserve.control.series_reports import SeriesReports
+from loraserve.control.series_sampling import SeriesSampling
+from loraserve.control.snapshots import Snapshots
+from loraserve.control.usage_reports import UsageReports
+from loraserve.control.usage_shipping import UsageShipping
+from loraserve.control.usage_traffic import UsageTraffic
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.serving.runtime import Runtime
+from loraserve.store.documents import DocumentStore
+from loraserve.store.engine_slots import EngineSlot
+from loraserve.store.usage_files import remove_old_logs
+
+SHIP_EVERY_S = 1.0
+SWEEP_LOST_EVERY_S = 5.0
+RETENTION_AFTER_S = 60.0
+"""Not while everything starts."""
+RETENTION_EVERY_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Called on the event loop."""
+
+    declared: Declared
+    slot: EngineSlot
+    snapshots: Snapshots
+    live_views: LiveViews
+    sampling: SeriesSampling
+    series: SeriesReports
+    requests: RequestService
+    lost: LostRequests
+    shipping: UsageShipping
+    usage: UsageReports
+    traffic: UsageTraffic
+    audit: AuditTrail
+    refusals: Refusals
+
+    def start(self, background: Background) -> None:
+        background.run("telling what runs", self.snapshots.run)
+        background.run("sampling for charts", self.sampling.run)
+        background.every("adding up usage", SHIP_EVERY_S, self.shipping.ship)
+        background.every("writing off lost requests", SWEEP_LOST_EVERY_S, self._sweep_lost)
+        background.run("removing what is old", self._retain)
+
+    def watch(self, runtime: Runtime) -> None:
+        """From here on there is something to tell."""
+        self.snapshots.watch(runtime)
+        self.sampling.watch(runtime)
+
+    async def close(self) -> None:
+        """After the background work was stopped."""
+        await self.refusals.close()
+        with contextlib.suppress(LiveUnavailableError):
+            await self.snapshots.withdraw()
+        await self.shipping.ship()
+        self.slot.release()
+
+    async def _sweep_lost(self) -> None:
+        await self.lost.sweep()
+
+    async def _retain(self) -> None:
+        await asyncio.sleep(RETENTION_AFTER_S)
+        while True:
+            await asyncio.to_thread(self._remove_old)
+            await asyncio.sleep(RETENTION_EVERY_S)
+
+    def _remove_old(self) -> None:
+        data_dir = self.declared.settings.data_dir
+        remove_old_logs(data_dir, datetime.fromtimestamp(time.time(), UTC).strftime("%Y%m%d"))
+        DocumentStore(data_dir).prune()
+
+
+def build_observer(
+    declared: Declared, admission: Admission, running: RunningRequests, residency: Residency, process: str
+) -> Observer:
+    live, catalog, data_dir = declared.live, declared.catalog, declared.settings.data_dir
+    slot = EngineSlot(data_dir)
+    snapshots = Snapshots(live, running, residency, process=process, engine=slot.engine)
+    shipping = UsageShipping(data_dir, live)
+    return Observer(
+        declared=declared,
+        slot=slot,
+        snapshots=snapshots,
+        live_views=LiveViews(snapshots, ContentNames(catalog), declared.outage),
+        sampling=SeriesSampling(live, admission.totals, slot.engine),
+        series=SeriesReports(live, data_dir),
+        requests=RequestService(catalog, live, snapshots),
+        lost=LostRequests(live, snapshots),
+        shipping=shipping,
+        usage=UsageReports(live, catalog, shipping),
+        traffic=UsageTraffic(live, catalog, admission.totals),
+        audit=AuditTrail(live, DocumentStore(data_dir)),
+        refusals=Refusals(live),
+    )

@@ -1,0 +1,73 @@
+"""What became of a request, as it is counted, shown and billed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from loraserve.live.requests import RequestState
+from loraserve.store.usage_log import Outcome as BilledOutcome
+
+
+class Ending(StrEnum):
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    """By the client, a revocation or an operator."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All tokens that were delivered are billed, whatever the ending."""
+
+    ending: Ending
+    finish_reason: str
+    """As in the answer: "stop", "length", "abort" or "error"."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Of the prompt's."""
+    num_output_tokens: int
+    queue_ms: float | None = None
+    adapter_load_ms: float | None = None
+    ttft_ms: float | None = None
+    error_code: str | None = None
+
+
+class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of an ended request in Redis. Never a prompt or an answer."""
+
+    key_id: str | None
+    adapter: str | None
+    """None = the base model."""
+    adapter_tenant: str | None
+    version: int | None
+    route: str = ""
+    stream: bool = False
+    admitted_at: float
+    """Unix time."""
+    duration_ms: float
+    finish_reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queue_ms: float | None = None
+    adapter_load_ms: float | None = None
+    ttft_ms: float | None = None
+    error_code: str | None = None
+
+
+STATE_OF: dict[Ending, RequestState] = {
+    Ending.FINISHED: RequestState.COMPLETED,
+    Ending.ABORTED: RequestState.ABORTED,
+    Ending.FAILED: RequestState.FAILED,
+}
+
+
+def billed_outcome(outcome: Outcome) -> BilledOutcome:
+    match outcome.ending:
+        case Ending.ABORTED:
+            return BilledOutcome.ABORTED
+        case Ending.FAILED:
+            return BilledOutcome.ERROR
+        case Ending.FINISHED:
+            return BilledOutcome.LENGTH if outcome.finish_reason == "length" else BilledOutcome.STOP

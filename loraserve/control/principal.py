@@ -1,0 +1,92 @@
+"""Who asks, and what that one may do."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import ANY_TENANT, Role
+
+OPEN_ACTOR = "open"
+"""Of whoever reaches a server that asks for no key."""
+FLAG_KEY_ID = "flag"
+"""Of the keys given as `--api-key`, which have no document."""
+
+
+class Action(StrEnum):
+    INFER = "infer"
+    READ = "read"
+    """Lists, documents, usage, live data of the tenant."""
+    OPERATE = "operate"
+    """Adapters, uploads, source files, aborting requests."""
+    ADMINISTER = "administer"
+    """The tenant's keys, audit, sessions for others, loading from paths."""
+    ADMINISTER_ALL = "administer_all"
+    """Tenants and the server's configuration: admins of every tenant only."""
+
+
+ALLOWED: dict[Role, frozenset[Action]] = {
+    Role.INFER: frozenset({Action.INFER}),
+    Role.VIEWER: frozenset({Action.READ}),
+    Role.OPERATOR: frozenset({Action.INFER, Action.READ, Action.OPERATE}),
+    Role.ADMIN: frozenset({Action.INFER, Action.READ, Action.OPERATE, Action.ADMINISTER}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A key that was found good, for one request or one session."""
+
+    actor: str
+    """Key id, "open", "flag", "cli", "config" or "server": what documents and usage lines say."""
+    role: Role
+    tenant: str
+    """Of the key; `ANY_TENANT` for operators of the whole server."""
+    acting_tenant: str
+    """Whose adapters, limits and usage this request is about."""
+    key_id: str | None = None
+    """None without a key document."""
+    key_rev: int = 0
+    """Revision of the key document this was made of; 0 without one."""
+    adapters: frozenset[str] | None = None
+    """The only adapter names it may use; None = all that its tenant sees."""
+    is_old_secret: bool = False
+    """Whether the secret is the one before the last rotation."""
+
+    @property
+    def is_any_tenant(self) -> bool:
+        return self.tenant == ANY_TENANT
+
+    @property
+    def is_open(self) -> bool:
+        return self.actor == OPEN_ACTOR
+
+    def can(self, action: Action) -> bool:
+        if action is Action.ADMINISTER_ALL:
+            return self.role is Role.ADMIN and self.is_any_tenant
+        return action in ALLOWED[self.role]
+
+    def require(self, action: Action) -> None:
+        """Raises `ServingError` (403)."""
+        if not self.can(action):
+            raise ServingError(ErrorCode.FORBIDDEN, _refusal(self, action))
+
+    def may_use(self, adapter_name: str) -> bool:
+        return self.adapters is None or adapter_name in self.adapters
+
+
+def server_principal(tenant: str, actor: str) -> Principal:
+    """For what the server or its command line does by itself, such as publishing `--lora-modules`."""
+    return Principal(actor, Role.ADMIN, ANY_TENANT, tenant)
+
+
+def roles_for(action: Action) -> Collection[Role]:
+    if action is Action.ADMINISTER_ALL:
+        return [Role.ADMIN]
+    return [role for role in Role if action in ALLOWED[role]]
+
+
+def _refusal(principal: Principal, action: Action) -> str:
+    roles = " or ".join(f"'{role}'" for role in roles_for(action))
+    scope = f" for all tenants ('{ANY_TENANT}')" if action is Action.ADMINISTER_ALL else ""
+    return f"This needs a key with the role {roles}{scope}; yours has '{principal.role}'."

@@ -1,0 +1,117 @@
+"""What a tenant may keep: adapters, and bytes over all their versions."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+
+from loraserve.control.adapter_edits import versions_of
+from loraserve.control.catalog import Catalog
+from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.turns import Turns
+
+WAIT_S = 30.0
+"""For other servers; twice as long as one that was killed keeps its lease."""
+POLL_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class Quota:
+    """Called on the event loop."""
+
+    def __init__(self, catalog: Catalog, live: LiveStore) -> None:
+        self._catalog = catalog
+        self._live = live
+        self._turns = Turns()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None]:
+        """One at a time for each tenant, over all servers, with everything known that they committed before.
+
+        Enter it before `check`, and leave it when what was checked is committed: then no two share the last byte.
+        Raises `ServingError`: 503 when Redis is gone or others do not get done.
+        """
+        async with self._turns.take(tenant):
+            token = secrets.token_hex(16)
+            try:
+                await self._take_lease(tenant, token)
+            except LiveUnavailableError as error:
+                raise live_unavailable() from error
+            try:
+                if self._is_limited(tenant):
+                    await self._catalog.catch_up()
+                yield
+            finally:
+                await self._release_lease(tenant, token)
+
+    def num_adapters(self, tenant: str) -> int:
+        """Without deleted ones."""
+        return sum(document.doc.deleted_at is None for document in self._catalog.adapters(tenant))
+
+    def adapter_bytes(self, tenant: str) -> int:
+        """Over all versions that are not deleted; content shared with others counts in full."""
+        return sum(
+            version.size_bytes
+            for document in self._catalog.adapters(tenant)
+            if document.doc.deleted_at is None
+            for version in versions_of(document.doc)
+        )
+
+    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
+        """Whether a version of that size may be added. Raises `ServingError`.
+
+        open_bytes: of the tenant's other uploads that are not committed yet.
+        """
+        document = self._catalog.tenant(tenant)
+        if document is None:
+            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist.")
+        limits = document.doc.limits
+        existing = self._catalog.adapter(tenant, name)
+        is_new = existing is None or existing.doc.deleted_at is not None
+        num_adapters = self.num_adapters(tenant)
+        if is_new and limits.max_adapters is not None and num_adapters + 1 > limits.max_adapters:
+            message = (
+                f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limits.max_adapters}. "
+                "Delete one, or ask for a higher limit."
+            )
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+        if limits.max_adapter_bytes is None:
+            return
+        used = self.adapter_bytes(tenant) + open_bytes
+        if used + size_bytes > limits.max_adapter_bytes:
+            message = (
+                f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
+                f"{limits.max_adapter_bytes}. Delete versions, or ask for a higher limit."
+            )
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def _is_limited(self, tenant: str) -> bool:
+        document = self._catalog.tenant(tenant)
+        if document is None:
+            return True
+        limits = document.doc.limits
+        return limits.max_adapters is not None or limits.max_adapter_bytes is not None
+
+    async def _take_lease(self, tenant: str, token: str) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not await self._live.publish_leases.try_take(tenant, token):
+            if time.monotonic() >= deadline_s:
+                message = (
+                    f"Other servers kept publishing adapters of the tenant '{tenant}' for {WAIT_S:g} s, and two at "
+                    "once could exceed its quota. Try again."
+                )
+                raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+            await asyncio.sleep(POLL_S)
+
+    async def _release_lease(self, tenant: str, token: str) -> None:
+        try:
+            if not await self._live.publish_leases.release(tenant, token):
+                logger.warning("publishing for the tenant %s took longer than its lease", tenant)
+        except LiveUnavailableError:
+            logger.warning("the lease for publishing of the tenant %s could not be released; it lapses", tenant)

@@ -1,0 +1,85 @@
+"""Notes in the audit trail whoever was refused, but not so often that a flood of them drives everything else out."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from loraserve.live.audit import AuditEntry
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ErrorCode
+
+SAME_AGAIN_S = 60.0
+"""The same refusal of the same actor is noted once in this time."""
+MAX_A_MINUTE = 60
+MAX_REMEMBERED = 4096
+MAX_SUBJECT_CHARACTERS = 256
+UNKNOWN_ACTOR = "unknown"
+"""Whoever came without a good key."""
+
+Refusal = tuple[str, str, str]
+
+
+class Refusals:
+    """Called on the event loop; nothing waits for it, and a Redis that is gone loses the note."""
+
+    def __init__(
+        self,
+        live: LiveStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._live = live
+        self._clock = clock
+        self._steady = steady
+        self._noted: OrderedDict[Refusal, float] = OrderedDict()
+        self._minute_began = steady()
+        self._num_in_minute = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def note(
+        self, *, actor: str, tenant: str, address: str, subject: str, kind: str, code: ErrorCode, request_id: str
+    ) -> None:
+        """subject: what was asked for, such as "DELETE /v1/keys/abc". address: from where, for strangers."""
+        who = address if actor == UNKNOWN_ACTOR else actor
+        if not self._is_due((who, subject, code)):
+            return
+        entry = AuditEntry(
+            at=self._clock(),
+            actor=actor,
+            action=f"{kind}.refused",
+            tenant=tenant,
+            request_id=request_id,
+            kind=kind,
+            id=subject[:MAX_SUBJECT_CHARACTERS],
+            detail=f"{address}: {code}",
+        )
+        task = asyncio.get_running_loop().create_task(self._append(entry))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Nothing is on its way afterwards."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _is_due(self, refusal: Refusal) -> bool:
+        now = self._steady()
+        if now - self._minute_began >= 60.0:
+            self._minute_began, self._num_in_minute = now, 0
+        noted_at = self._noted.get(refusal)
+        if self._num_in_minute >= MAX_A_MINUTE or (noted_at is not None and now - noted_at < SAME_AGAIN_S):
+            return False
+        self._num_in_minute += 1
+        self._noted[refusal] = now
+        self._noted.move_to_end(refusal)
+        while len(self._noted) > MAX_REMEMBERED:
+            self._noted.popitem(last=False)
+        return True
+
+    async def _append(self, entry: AuditEntry) -> None:
+        try:
+            await self._live.audit.append(entry)
+        except LiveUnavailableError:
+            return

@@ -1,0 +1,57 @@
+"""The validation report of an uploaded adapter, as it is stored, shown and answered."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.checks import Check, Checks, CheckStatus
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.source import check_adapter
+
+from loraserve.serving.errors import ErrorCode, ServingError
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Every check with its outcome: failures first, then warnings, then what passed."""
+
+    checks: list[Check]
+
+    @property
+    def accepted(self) -> bool:
+        return not self.failures
+
+    @property
+    def failures(self) -> list[Check]:
+        return [check for check in self.checks if check.status == CheckStatus.FAIL]
+
+    @property
+    def summary(self) -> str:
+        """One sentence: the first reason for a refusal, or that everything was found well."""
+        failures = self.failures
+        if not failures:
+            return f"all {len(self.checks)} checks passed"
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        return f"{failures[0].message}{more}"
+
+    @property
+    def codes(self) -> list[str]:
+        """Of the failures."""
+        return [check.code or "" for check in self.failures]
+
+
+class AdapterRejectedError(ServingError):
+    """The content of an upload is refused; `report` says why, check by check."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(ErrorCode.ADAPTER_REJECTED, f"The adapter is refused: {report.summary}.")
+        self.report = report
+
+
+def validate_adapter(
+    folder: Path, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
+) -> Report:
+    """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server."""
+    checks = Checks()
+    check_adapter(folder, layout, checks, limits=limits, base_names=base_names)
+    return Report(checks=checks.listed())

@@ -1,0 +1,142 @@
+"""The requests that run in this process, so that they can be counted, listed and ended from outside."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loraserve.control.principal import Principal
+from loraserve.control.resolve import ResolvedAdapter, Target
+from loraserve.serving.errors import ServingError
+
+
+class Route(StrEnum):
+    CHAT = "chat.completions"
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a request came in."""
+
+    route: Route = Route.COMPLETIONS
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is; None = not known yet."""
+
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_output_tokens: int | None = None
+    queue_ms: float | None = None
+    adapter_load_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """Admitted and not finished."""
+
+    request_id: str
+    principal: Principal
+    target: Target
+    admitted_at: float
+    """Unix time."""
+    num_sequences: int
+    started: bool = False
+    """Whether it has its first token, which its owner sets: until then it counts as queued."""
+    asked: Asked = Asked()
+    """Set by its owner, as the next one."""
+    progress: Callable[[], Progress] = Progress
+    ended_with: ServingError | None = None
+    """Why it was ended from outside."""
+    _on_abort: list[Callable[[ServingError], None]] = field(default_factory=list)
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.acting_tenant
+
+    def on_abort(self, callback: Callable[[ServingError], None]) -> None:
+        """Called once, when the request is ended from outside; at once if it was already. It must not raise."""
+        if self.ended_with is not None:
+            callback(self.ended_with)
+        else:
+            self._on_abort.append(callback)
+
+    def abort(self, error: ServingError) -> None:
+        """End it: its stream closes with `error`. Only the first call has an effect."""
+        if self.ended_with is not None:
+            return
+        self.ended_with = error
+        callbacks, self._on_abort = self._on_abort, []
+        for callback in callbacks:
+            callback(error)
+
+
+class RunningRequests:
+    """All methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, RunningRequest] = {}
+        self._ended: asyncio.Event | None = None
+        """For whoever waits for some to end."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RunningRequest]:
+        """A snapshot: requests may end meanwhile."""
+        return iter([*self._requests.values()])
+
+    def get(self, request_id: str) -> RunningRequest | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: RunningRequest) -> None:
+        self._requests[request.request_id] = request
+
+    def remove(self, request_id: str) -> None:
+        """Nothing happens to what is gone."""
+        self._requests.pop(request_id, None)
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+
+    def num_sequences(self) -> int:
+        return sum(request.num_sequences for request in self._requests.values())
+
+    def num_queued(self, tenant: str | None = None, key_id: str | None = None) -> int:
+        """Sequences that have no token yet: of a tenant, of a key, or all."""
+        return sum(
+            request.num_sequences
+            for request in self._requests.values()
+            if not request.started
+            and (tenant is None or request.tenant == tenant)
+            and (key_id is None or request.principal.key_id == key_id)
+        )
+
+    def num_of_tenant(self, tenant: str) -> int:
+        return sum(request.tenant == tenant for request in self._requests.values())
+
+    def num_of_key(self, key_id: str) -> int:
+        return sum(request.principal.key_id == key_id for request in self._requests.values())
+
+    def of_adapter(self, tenant: str, name: str) -> list[RunningRequest]:
+        return [request for request in self._requests.values() if _is_of(request.target.adapter, tenant, name)]
+
+    async def wait_ended(self, tenant: str, name: str, timeout_s: float) -> bool:
+        """Whether all requests of an adapter have ended by then."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.of_adapter(tenant, name):
+                    self._ended = self._ended or asyncio.Event()
+                    await self._ended.wait()
+        except TimeoutError:
+            return not self.of_adapter(tenant, name)
+        return True
+
+
+def _is_of(adapter: ResolvedAdapter | None, tenant: str, name: str) -> bool:
+    return adapter is not None and adapter.tenant == tenant and adapter.name == name

@@ -1,0 +1,85 @@
+"""An adapter folder on this machine, opened so that a path leads nowhere else than it says."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loraserve_adapters.config import CONFIG_NAME
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.files import open_regular
+from loraserve_adapters.limits import Limits
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME, open_weights_descriptor
+
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.upload_session import CHUNK_BYTES, UploadFile
+
+
+@dataclass(frozen=True, slots=True)
+class UploadSource:
+    files: list[UploadFile]
+    descriptors: dict[str, int]
+
+    async def read(self, name: str) -> AsyncIterator[bytes]:
+        """The file in blocks; one that became shorter ends early, one that became longer where it ended when opened."""
+        size = next(file.size_bytes for file in self.files if file.name == name)
+        position = 0
+        while position < size:
+            block = await asyncio.to_thread(
+                os.pread, self.descriptors[name], min(CHUNK_BYTES, size - position), position
+            )
+            if not block:
+                return
+            position += len(block)
+            yield block
+
+
+@contextmanager
+def open_source(
+    path: Path, *, roots: Sequence[Path] | None, follow_symlinks: bool, limits: Limits
+) -> Iterator[UploadSource]:
+    """Opens both files; blocks on the disk for an instant. Raises `ServingError`.
+
+    roots: the folder must be one of them or below one, wherever links on its path lead; None = anywhere.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(_opened_folder(path, roots))
+        limits = replace(limits, follow_symlinks=follow_symlinks)
+        try:
+            config = stack.enter_context(open_regular(folder, CONFIG_NAME, limits))
+            weights = stack.enter_context(open_weights_descriptor(folder, limits))
+        except AdapterError as error:
+            code = ErrorCode.ADAPTER_NOT_FOUND if error.code == "missing_file" else ErrorCode.ADAPTER_INVALID
+            raise ServingError(code, f"Loading lora failed: {error.message}.", param="lora_path") from None
+        opened = {CONFIG_NAME: config, WEIGHTS_NAME: weights}
+        yield UploadSource(
+            [UploadFile(name=name, size_bytes=size) for name, (_, size) in opened.items()],
+            {name: descriptor for name, (descriptor, _) in opened.items()},
+        )
+
+
+@contextmanager
+def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
+    """A path to the folder that stays the same folder, whatever is renamed meanwhile."""
+    try:
+        real = path.resolve(strict=True)
+        descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, ValueError, RuntimeError):
+        raise _missing(path) from None
+    try:
+        held = Path(f"/proc/self/fd/{descriptor}")
+        # What was opened, should a part of the path have been exchanged in between.
+        actual = Path(os.readlink(held)) if held.exists() else real
+        if roots is not None and not any(actual.is_relative_to(root.resolve()) for root in roots):
+            # As for a folder that does not exist: nobody learns what is elsewhere on this machine.
+            raise _missing(path)
+        yield held if held.exists() else actual
+    finally:
+        os.close(descriptor)
+
+
+def _missing(path: Path) -> ServingError:
+    message = f"Loading lora failed: there is no adapter folder at '{path}' that may be read."
+    return ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path")

@@ -1,0 +1,30 @@
+"""One publisher at a time for each tenant, over all processes."""
+
+from loraserve.live.connection import LiveConnection
+from loraserve.live.key_names import KeyNames
+from loraserve.live.script_loader import load_script
+
+PUBLISH_LEASE_MS = 15_000
+"""Never renewed: checking a quota and committing a document takes milliseconds."""
+
+
+class LivePublishLeases:
+    """A lease ends by itself, so a holder that was killed or stalled keeps nobody waiting for longer than that.
+
+    Every method raises LiveUnavailableError.
+    """
+
+    def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
+        self._connection = connection
+        self._names = names
+        self._release = load_script("lease_release")
+
+    async def try_take(self, tenant: str, token: str) -> bool:
+        """token: nobody else's. False: another holds it."""
+        name = self._names.publish_lease(tenant)
+        return await self._connection.call("SET", name, token, "NX", "PX", PUBLISH_LEASE_MS) is not None
+
+    async def release(self, tenant: str, token: str) -> bool:
+        """False: it had lapsed. Another's is left alone."""
+        reply = await self._connection.run_script(self._release, [self._names.publish_lease(tenant)], [token])
+        return reply == 1

@@ -1,0 +1,149 @@
+"""The parity certificate against a real engine, a real PEFT and a planted difference."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
+
+from loraserve.control.certificate import Certificate, CertificateJob, CertificateStatus, Certifier
+from loraserve.engine.config import EngineConfig
+from loraserve.store.upload_session import UploadState
+from tests.support.engines import make_engine
+from tests.support.tiny_adapters import save_adapters
+from tests.support.tiny_models import save_tiny_model
+from tests.support.uploads import UploadBench
+from tests.zoo.artifacts import CONFIG, WEIGHTS
+
+
+class Published:
+    """A tiny model, and one adapter of it that went through an upload."""
+
+    def __init__(self, folder: Path, adapter: str) -> None:
+        model = save_tiny_model("llama", folder / "model")
+        paths = save_adapters(model, folder / "adapters")
+        self.engine = EngineConfig(
+            model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32"
+        )
+        layout = make_engine(folder / "model").describe().layout
+        self.bench = UploadBench(folder / "data", layout=layout)
+        files = {name: (paths[adapter] / name).read_bytes() for name in (CONFIG, WEIGHTS)}
+        session = asyncio.run(self.bench.send(files))
+        assert session.state is UploadState.READY, session.report
+        assert session.result is not None
+        self.digest = session.result.digest
+        self.packed = self.bench.ingest.packed_path(self.digest)
+
+    def certifier(self, **options: object) -> Certifier:
+        return Certifier(
+            self.bench.blobs,
+            packed_path=lambda _: self.packed,
+            base_fingerprint=lambda: self.bench.layout.fingerprint,
+            engine=self.engine,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def certify(self, **options: object) -> Certificate:
+        certificate = asyncio.run(self.certifier(**options).certify(self.digest))
+        assert certificate is not None
+        return certificate
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return Published(tmp_path_factory.mktemp("certificate"), "patterns64")
+
+
+def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) -> None:
+    certificate = published.certify()
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    assert certificate.relative_difference is not None
+    assert 0 < certificate.relative_difference < 1e-5
+    assert certificate.num_positions == 4
+    assert published.certifier().of(published.digest) == certificate
+
+
+def test_a_packed_form_that_is_wrong_differs(published: Published, tmp_path: Path) -> None:
+    packed = read_packed(published.packed)
+    payload = np.array(packed.payload).view(np.float32)
+    payload *= 1.05
+    wrong = tmp_path / "wrong.packed"
+    with new_packed_file(wrong) as descriptor:
+        writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
+        writer.write(0, memoryview(payload.view(np.uint8)))
+        writer.finish(packed.digest)
+    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
+        stored.unlink()
+    right, published.packed = published.packed, wrong
+    try:
+        assert published.certify().status is CertificateStatus.DIFFERS
+    finally:
+        published.packed = right
+
+
+def run_child(published: Published, script: str, **changes: object) -> Certificate:
+    """The child's `measure`, with `script` run before it."""
+    job = CertificateJob(
+        digest=published.digest,
+        blob=str(published.bench.blobs.folder(published.digest)),
+        packed_path=str(published.packed),
+        base_fingerprint=published.bench.layout.fingerprint,
+        engine=published.engine,
+    )
+    job = msgspec.structs.replace(job, **changes)
+
+    async def run() -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            f"{script}\nfrom loraserve.control.certificate_child import main\nmain()",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        answer, _ = await process.communicate(msgspec.json.encode(job))
+        return answer
+
+    return msgspec.json.decode(asyncio.run(run()).strip(), type=Certificate)
+
+
+def test_is_skipped_where_peft_is_not_installed(published: Published) -> None:
+    without = (
+        "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'peft' else f(n, *a)"
+    )
+    certificate = run_child(published, without)
+    assert (certificate.status, certificate.reason) == (CertificateStatus.SKIPPED, "peft is not installed")
+
+
+def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
+    certificate = run_child(published, "", memory_factor=1e9)
+    assert certificate.status is CertificateStatus.SKIPPED
+    assert "times the base's" in (certificate.reason or "")
+
+
+def test_a_measurement_that_dies_or_hangs_is_skipped(published: Published) -> None:
+    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
+        stored.unlink()
+    died = published.certify(command=(sys.executable, "-c", "raise SystemExit(1)"))
+    assert died.reason == "the measurement failed; the server's log says why"
+    hung = published.certify(command=(sys.executable, "-c", "import time; time.sleep(600)"), timeout_s=0.5)
+    assert hung.reason == "it took longer than 0.5 s"
+    assert published.certifier().of("0" * 64) is None
+
+
+def test_what_is_queued_is_measured_in_the_background(published: Published) -> None:
+    async def run() -> None:
+        certifier = published.certifier(command=(sys.executable, "-c", "raise SystemExit(1)"))
+        task = asyncio.create_task(certifier.run())
+        certifier.queue("0" * 64)
+        certifier.queue(published.digest)
+        async with asyncio.timeout(30):
+            while certifier.of(published.digest) is None:
+                await asyncio.sleep(0.01)
+        task.cancel()
+
+    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
+        stored.unlink()
+    asyncio.run(run())

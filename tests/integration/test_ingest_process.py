@@ -1,0 +1,383 @@
+"""The process that reads tenants' files: what it may use, and what is left when it dies."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.limits import DEFAULT_LIMITS
+from loraserve_adapters.packed_file import layout_fingerprint, read_packed
+
+from loraserve.control.ingest import Ingest, IngestError, packed_folder
+from loraserve.control.ingest_job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
+from loraserve.control.uploads import report_of
+from loraserve.store.blob_check import verify_blob
+from loraserve.store.upload_session import UploadState
+from tests.support.uploads import ALICE, UploadBench, announced, body
+from tests.unit.adapters.folders import lora_key, safetensors_bytes, tiny_layout
+from tests.zoo.artifacts import CONFIG, WEIGHTS, files, good_tensors
+
+CHILD = (sys.executable, "-m", "loraserve.control.ingest_child")
+MIB = 1 << 20
+
+
+def wide_layout(features: int) -> BaseLayout:
+    groups = ((BaseModule("model.layers.0.mlp.up_proj", features, features),),)
+    return BaseLayout(layout_fingerprint(groups, "bfloat16"), "bfloat16", groups, ("model",))
+
+
+def write_sparse_adapter(folder: Path, features: int, rank: int) -> int:
+    """A float32 adapter of 2 * rank * features values, nearly all of them holes on the disk; returns its bytes."""
+    folder.mkdir()
+    size = rank * features * 4
+    header = {
+        lora_key("model.layers.0.mlp.up_proj", "A"): {
+            "dtype": "F32",
+            "shape": [rank, features],
+            "data_offsets": [0, size],
+        },
+        lora_key("model.layers.0.mlp.up_proj", "B"): {
+            "dtype": "F32",
+            "shape": [features, rank],
+            "data_offsets": [size, 2 * size],
+        },
+    }
+    text = json.dumps(header).encode()
+    with open(folder / WEIGHTS, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 2 * size)
+        file.seek(-4, os.SEEK_END)
+        file.write(np.float32(1.5).tobytes())
+    (folder / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": rank, "target_modules": ["up_proj"]}))
+    return 2 * size
+
+
+MEASURED_CHILD = """
+import resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
+"""
+"""Starts the child from a small process: the kernel counts what the starter held before `exec` as the child's."""
+
+
+def run_child(job: IngestJob) -> tuple[JobAnswer, int]:
+    """The answer and the largest resident set in bytes, of the child alone."""
+    command = [sys.executable, "-c", MEASURED_CHILD, *CHILD]
+    done = subprocess.run(command, input=msgspec.json.encode(job), capture_output=True, check=True)
+    return msgspec.json.decode(done.stdout, type=JobAnswer), int(done.stderr) * 1024
+
+
+def job_for(folder: Path, layout: BaseLayout, size: int, **resources: int) -> IngestJob:
+    limits = {"cpu_s": 120, "address_space_bytes": 1 << 30, "file_size_bytes": 2 * size + 64 * MIB} | resources
+    return IngestJob(
+        folder=str(folder),
+        output_folder=str(folder),
+        write_content=True,
+        sha256={},
+        layout=layout,
+        base_names=[],
+        limits=DEFAULT_LIMITS,
+        resources=ResourceLimits(**limits),
+    )
+
+
+def peak_of(folder: Path, features: int, rank: int) -> int:
+    layout = wide_layout(features)
+    size = write_sparse_adapter(folder, features, rank)
+    answer, peak = run_child(job_for(folder, layout, size))
+    assert answer.manifest is not None, answer.report.summary
+    packed = read_packed(folder / PACKED_NAME, layout_fingerprint=layout.fingerprint)
+    assert packed.size_bytes == size // 2
+    return peak
+
+
+def test_memory_does_not_grow_with_the_adapter(tmp_path: Path) -> None:
+    small = peak_of(tmp_path / "small", 1024, 8)
+    large = peak_of(tmp_path / "large", 128 * 1024, 256)
+    assert large - small < 48 * MIB, f"{small / MIB:.0f} MiB for 64 KiB, {large / MIB:.0f} MiB for 256 MiB"
+
+
+@pytest.mark.slow
+def test_two_gigabytes_take_the_memory_of_a_small_adapter(tmp_path: Path) -> None:
+    peak = peak_of(tmp_path / "adapter", 512 * 1024, 512)
+    assert peak < 160 * MIB
+
+
+def test_it_can_open_nothing_and_start_nothing_once_it_reads(tmp_path: Path) -> None:
+    """Its own limits, applied in a process of their own."""
+    probe = """
+import os, resource, sys
+from loraserve.control.ingest_child import _give_up_rights
+from loraserve.control.ingest_job import ResourceLimits
+_give_up_rights(ResourceLimits(cpu_s=5, address_space_bytes=1 << 30, file_size_bytes=100))
+for attempt in (lambda: open("/etc/hostname"), lambda: open(sys.argv[1], "w"), os.pipe, lambda: os.open("/", 0)):
+    try:
+        attempt()
+    except OSError as error:
+        assert error.errno == 24, error
+    else:
+        raise SystemExit(f"{attempt} succeeded")
+assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)
+try:
+    bytearray(2 << 30)
+except MemoryError:
+    sys.exit(0)
+"""
+    target = tmp_path / "new"
+    assert subprocess.run([sys.executable, "-c", probe, str(target)], check=False).returncode == 0
+    assert not target.exists()
+
+
+def test_too_large_a_packed_form_ends_without_an_answer(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    size = write_sparse_adapter(folder, 64 * 1024, 64)
+    job = job_for(folder, wide_layout(64 * 1024), size, file_size_bytes=MIB)
+    done = subprocess.run(CHILD, input=msgspec.json.encode(job), capture_output=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert b"File too large" in done.stderr
+
+
+def bench_with(tmp_path: Path, script: str) -> UploadBench:
+    return UploadBench(tmp_path, command=(sys.executable, "-c", script))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGXCPU)", "more CPU time than allowed"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("print('not json')", "gave no answer"),
+    ],
+)
+def test_a_process_that_dies_fails_the_upload_which_can_be_committed_again(
+    script: str, reason: str, tmp_path: Path
+) -> None:
+    bench = bench_with(tmp_path, script)
+
+    async def send() -> None:
+        session = await bench.send(files())
+        assert session.state is UploadState.FAILED
+        assert reason in (session.error or "")
+        assert bench.contents() == []
+        assert bench.publisher.documents == {}
+
+    asyncio.run(send())
+    again = UploadBench(tmp_path)
+    (session,) = again.store.sessions()
+
+    async def commit() -> UploadState:
+        await again.service.commit(ALICE, "request", session.id)
+        return (await again.service.get(ALICE, session.id, wait_s=60)).state
+
+    assert asyncio.run(commit()) is UploadState.READY
+    assert len(again.contents()) == 1
+
+
+def test_a_process_that_hangs_is_ended(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    async def run() -> None:
+        ingest = Ingest(
+            packed_dir=packed_folder(tmp_path),
+            layout=tiny_layout,
+            timeout_s=1.0,
+            command=(sys.executable, "-c", script),
+        )
+        with pytest.raises(IngestError, match="longer than 1 s"):
+            await ingest.judge(tmp_path / "a", tmp_path / "b", 10)
+
+    asyncio.run(run())
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_no_more_processes_than_allowed_run_at_once(tmp_path: Path) -> None:
+    """Each notes how many are there when it starts."""
+    script = f"""
+import os, sys, time, pathlib
+folder = pathlib.Path({str(tmp_path)!r})
+mine = folder / f"running-{{os.getpid()}}"
+mine.touch()
+(folder / f"seen-{{os.getpid()}}").write_text(str(len(list(folder.glob("running-*")))))
+time.sleep(0.05)
+mine.unlink()
+print('{{"report":{{"checks":[]}}}}')
+"""
+
+    async def run() -> None:
+        ingest = Ingest(
+            packed_dir=packed_folder(tmp_path),
+            layout=tiny_layout,
+            num_processes=2,
+            command=(sys.executable, "-c", script),
+        )
+        await asyncio.gather(*(ingest.judge(tmp_path / "a", tmp_path / "b", 10) for _ in range(8)))
+
+    asyncio.run(run())
+    seen = [int(path.read_text()) for path in tmp_path.glob("seen-*")]
+    assert len(seen) == 8
+    assert max(seen) <= 2
+
+
+def kill_at_random(num_kills: int, tmp_path: Path, seed: int) -> dict[str, int]:
+    """Commits the same upload again and again, and kills the process at a random moment of its life."""
+    bench = UploadBench(tmp_path)
+    rng = random.Random(seed)
+    content = files()
+    outcomes = {"killed": 0, "too late": 0}
+
+    async def life_of_one_process() -> float:
+        """Seconds."""
+        started = time.perf_counter()
+        session = await bench.send(content, name="measured")
+        assert session.state is UploadState.READY
+        return (time.perf_counter() - started) / 2  # judged once, ingested once
+
+    async def one(number: int, life_s: float) -> None:
+        name = f"a{number}"
+        data = {**content, CONFIG: json.dumps({**json.loads(content[CONFIG]), "lora_alpha": 8 + number}).encode()}
+        before = bench.remains()
+        session = await bench.service.open(ALICE, name, announced(data))
+        for file, bytes_ in data.items():
+            # Straight into the store: only the ingest process of the commit is to be killed.
+            bench.store.append(session.id, file, 0, bytes_)
+        await bench.service.commit(ALICE, "request", session.id)
+        killer = asyncio.create_task(_kill_child(rng.random() * 1.1 * life_s))
+        session = await bench.service.get(ALICE, session.id, wait_s=60)
+        await killer
+        contents = bench.contents()
+        if session.state is UploadState.READY:
+            assert session.result is not None
+            assert session.result.digest in contents
+            verify_blob(bench.blobs, session.result.digest)
+            read_packed(bench.ingest.packed_path(session.result.digest), layout_fingerprint=bench.layout.fingerprint)
+            assert f"alice/{name}" in bench.publisher.documents
+            outcomes["too late"] += 1
+            return
+        assert session.state is UploadState.FAILED, session
+        assert "SIGKILL" in (session.error or "")
+        assert f"alice/{name}" not in bench.publisher.documents
+        await bench.service.abort(ALICE, session.id)
+        assert bench.remains() == before
+        outcomes["killed"] += 1
+
+    async def run() -> None:
+        life_s = await life_of_one_process()
+        for number in range(num_kills):
+            await one(number, life_s)
+
+    asyncio.run(run())
+    return outcomes
+
+
+async def _kill_child(after_s: float) -> None:
+    me = psutil.Process()
+    for _ in range(2000):
+        children = [child for child in me.children() if "ingest_child" in " ".join(_command_of(child))]
+        if children:
+            break
+        await asyncio.sleep(0.0005)
+    else:
+        return
+    await asyncio.sleep(after_s)
+    for child in children:
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def _command_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def test_100_kills_of_the_process_leave_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = kill_at_random(100, tmp_path, seed=1)
+    assert outcomes["killed"] >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_1000_kills_of_the_process_leave_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = kill_at_random(1000, tmp_path, seed=2)
+    assert outcomes["killed"] >= 300
+
+
+def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path)
+
+    async def run() -> None:
+        session = await bench.send(files())
+        assert session.result is not None
+        digest = session.result.digest
+        folder = bench.blobs.folder(digest)
+        assert folder is not None
+        bench.layout = tiny_layout("bfloat16")
+        path = await bench.ingest.pack(digest, folder)
+        assert path == bench.ingest.packed_path(digest)
+        packed = read_packed(path, layout_fingerprint=bench.layout.fingerprint)
+        assert (packed.digest, packed.dtype) == (digest, "bfloat16")
+        with pytest.raises(IngestError, match="damaged"):
+            await bench.ingest.pack("0" * 64, folder)
+        bench.layout = wide_layout(64)
+        with pytest.raises(IngestError, match="does not fit the served base model"):
+            await bench.ingest.pack(digest, folder)
+
+    asyncio.run(run())
+    assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]
+
+
+def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path)
+    config = json.loads(files()[CONFIG]) | {"base_model_name_or_path": "/home/alice/secret-model", "lora_dropout": 0.1}
+    tensors = safetensors_bytes(good_tensors(), {"format": "pt", "note": "alice wrote this"})
+    session = asyncio.run(bench.send({CONFIG: json.dumps(config).encode(), WEIGHTS: tensors}))
+    assert session.result is not None
+    verify_blob(bench.blobs, session.result.digest)
+    folder = bench.blobs.folder(session.result.digest)
+    assert folder is not None
+    kept = b"".join(path.read_bytes() for path in folder.iterdir())
+    assert b"alice" not in kept
+    report = report_of(session)
+    assert report is not None
+    assert any("alice" in check.message for check in report.checks)
+    plain = asyncio.run(UploadBench(tmp_path / "other").send({**files(), WEIGHTS: safetensors_bytes(good_tensors())}))
+    assert plain.result is not None
+    assert plain.result.digest == session.result.digest
+
+
+def test_chunks_of_any_size_give_the_same_content(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path)
+    content = files()
+
+    async def run() -> str:
+        session = await bench.service.open(ALICE, "sql", announced(content))
+        for name, data in content.items():
+            offset = 0
+            while offset < len(data):
+                end = min(len(data), offset + 777)
+                offset = await bench.service.put_chunk(ALICE, session.id, name, offset, body(data[offset:end], 100))
+        await bench.service.commit(ALICE, "request", session.id)
+        done = await bench.service.get(ALICE, session.id, wait_s=60)
+        assert done.result is not None
+        return done.result.digest
+
+    in_pieces = asyncio.run(run())
+    whole = asyncio.run(UploadBench(tmp_path / "other").send(content))
+    assert whole.result is not None
+    assert whole.result.digest == in_pieces

@@ -1,0 +1,37 @@
+"""The packed forms of adapters are a cache: what is lost of it, or was left half-made, is no loss."""
+
+import os
+from pathlib import Path
+
+from tests.support.management import add_adapter, client, complete, fake_adapter, offline_admin_key, token_ids
+from tests.support.server_process import serve_fake, stop
+
+
+def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    key = offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server, client(server, key) as http:
+        add_adapter(http, "sql", fake_adapter(tmp_path / "sql", seed=1))
+        before = token_ids(complete(http, "sql", max_tokens=4))
+        stop(server)
+    (packed,) = (data_dir / "packed").iterdir()
+    content = packed.read_bytes()
+    packed.unlink()
+    half_made = data_dir / "packed" / f".{packed.name[:12]}-killed"
+    half_made.mkdir()
+    os.utime(half_made, (0, 0))
+    with serve_fake(data_dir) as server, client(server, key) as http:
+        assert not half_made.exists()
+        assert token_ids(complete(http, "sql", max_tokens=4)) == before
+        assert packed.read_bytes() == content
+        stop(server)
+    # A blob that cannot be read any more is an error of that adapter only.
+    packed.unlink()
+    (weights,) = (data_dir / "blobs").rglob("adapter_model.safetensors")
+    weights.chmod(0o600)
+    weights.write_bytes(b"damaged")
+    with serve_fake(data_dir) as server, client(server, key) as http:
+        refused = complete(http, "sql")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (500, "adapter_unreadable"), refused.text
+        assert complete(http, "fake").status_code == 200
+        stop(server)

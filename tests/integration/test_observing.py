@@ -1,0 +1,249 @@
+"""What a server with keys tells of itself over HTTP, and to whom. The engine is the fake one."""
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key
+from tests.support.server_process import ServerProcess, serve_fake, stop, wait_until
+from tests.support.valkey import running_valkey
+
+ENDLESS = 1 << 25
+TENANTS = ("acme", "globex")
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    a: ServerProcess
+    b: ServerProcess
+    admin: httpx.Client
+    acme: httpx.Client
+    globex: httpx.Client
+    viewer: httpx.Client
+    """Of acme."""
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Two servers on one Redis; everybody talks to the first. Each tenant has an adapter of a name of its own."""
+    folder = tmp_path_factory.mktemp("observed")
+    data_dir = folder / "data"
+    key = offline_admin_key(data_dir)
+    with running_valkey(folder) as valkey, contextlib.ExitStack() as stack:
+        options = ("--redis-url", valkey.url)
+        a, b = (stack.enter_context(serve_fake(data_dir, *options)) for _ in range(2))
+        admin = stack.enter_context(client(a, key))
+        operators = []
+        for number, tenant in enumerate(TENANTS):
+            assert admin.post("/v1/tenants", json={"id": tenant}).status_code == 201
+            operator = stack.enter_context(client(a, new_key(admin, tenant, "operator")["secret"]))
+            add_adapter(operator, f"of-{tenant}", fake_adapter(folder / tenant, seed=number))
+            assert complete(operator, f"of-{tenant}", max_tokens=4).status_code == 200
+            operators.append(operator)
+        viewer = stack.enter_context(client(a, new_key(admin, "acme", "viewer")["secret"]))
+        yield Observed(a, b, admin, *operators, viewer)
+        stop(a)
+        stop(b)
+
+
+@contextlib.contextmanager
+def streaming(server: ServerProcess, http: httpx.Client, model: str) -> Iterator[Iterator[dict[str, Any]]]:
+    """A stream that has begun, on whichever server."""
+    body = {"model": model, "prompt": [1, 2], "max_tokens": ENDLESS, "stream": True, "ignore_eos": True}
+    headers = {"authorization": http.headers["authorization"]}
+    with (
+        httpx.Client(base_url=server.url, headers=headers, timeout=30) as client,
+        client.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200, response.read()
+        events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
+        next(events)
+        yield events
+
+
+def data(http: httpx.Client, path: str, **query: str | int) -> list[dict[str, Any]]:
+    response = http.get(path, params=query)
+    assert response.status_code == 200, response.text
+    return response.json()["data"]
+
+
+def everything(http: httpx.Client) -> str:
+    """All that a tenant's admin can be told."""
+    paths = (
+        *("/v1/live", "/v1/engines", "/v1/series", "/v1/requests", "/v1/usage?group_by=key,adapter,version"),
+        *("/v1/adapters", "/v1/usage?group_by=adapter&format=csv", "/v1/audit", "/v1/audit?format=ndjson"),
+    )
+    answers = [http.get(path) for path in paths]
+    assert {answer.status_code for answer in answers} == {200}
+    return "".join(answer.text for answer in answers)
+
+
+class TestTenants:
+    def test_a_tenant_learns_nothing_of_another(self, observed: Observed) -> None:
+        own_admin = new_key(observed.admin, "acme", "admin")["secret"]
+        with client(observed.a, own_admin) as acme, streaming(observed.a, observed.globex, "of-globex"):
+            told = everything(acme)
+            assert "of-acme" in told
+            assert "globex" not in told
+            (digest,) = {item["live"]["digest"] for item in data(observed.globex, "/v1/adapters", q="of-globex")}
+            assert digest not in told
+
+    def test_each_tenants_requests_are_its_own(self, observed: Observed) -> None:
+        for http, name in ((observed.acme, "of-acme"), (observed.globex, "of-globex")):
+            assert {found["adapter"] for found in data(http, "/v1/requests")} == {name}
+        (newest, *_) = data(observed.globex, "/v1/requests")
+        for method in ("GET", "DELETE"):
+            foreign = observed.acme.request(method, f"/v1/requests/{newest['id']}")
+            missing = observed.acme.request(method, "/v1/requests/missing")
+            assert foreign.status_code == missing.status_code == 404
+            assert (
+                foreign.json()["error"]["message"].replace(newest["id"], "missing")
+                == (missing.json()["error"]["message"])
+            )
+
+    def test_operators_of_all_tenants_see_all(self, observed: Observed) -> None:
+        found = data(observed.admin, "/v1/requests", tenant="*", limit=500)
+        assert set(TENANTS) <= {request["tenant"] for request in found}
+        rows = data(observed.admin, "/v1/usage", group_by="tenant,adapter")
+        assert {("acme", "of-acme"), ("globex", "of-globex")} <= {(row["tenant"], row["adapter"]) for row in rows}
+
+    @pytest.mark.parametrize(
+        ("path", "role", "status"),
+        [
+            ("/v1/config", "admin", 403),
+            ("/v1/audit", "operator", 403),
+            ("/v1/usage?group_by=tenant", "admin", 403),
+            ("/v1/requests?tenant=globex", "admin", 403),
+            ("/v1/live", "infer", 403),
+            ("/v1/live", "viewer", 200),
+            ("/v1/series", "viewer", 200),
+            ("/v1/usage", "viewer", 200),
+            ("/v1/requests", "viewer", 200),
+        ],
+    )
+    def test_a_role_sees_what_it_may(self, observed: Observed, path: str, role: str, status: int) -> None:
+        with client(observed.a, new_key(observed.admin, "acme", role)["secret"]) as http:
+            assert http.get(path).status_code == status
+
+
+class TestLive:
+    def test_both_engines_are_told_by_either_server(self, observed: Observed) -> None:
+        with client(observed.b, observed.admin.headers["authorization"].removeprefix("Bearer ")) as other:
+            for http in (observed.admin, other):
+                live = http.get("/v1/live").json()
+                assert [engine["id"] for engine in live["engines"]] == ["engine-0", "engine-1"]
+                assert {engine["state"] for engine in live["engines"]} == {"ready"}
+                assert live["redis"] == "ready"
+                assert [engine["id"] for engine in data(http, "/v1/engines")] == ["engine-0", "engine-1"]
+
+    def test_who_has_seen_it_gets_no_body(self, observed: Observed) -> None:
+        def is_unchanged() -> bool:
+            """A poll after a poll, while nothing happens in between."""
+            seen = observed.viewer.get("/v1/live")
+            again = observed.viewer.get("/v1/live", headers={"if-none-match": seen.headers["etag"]})
+            return (again.status_code, again.content) == (304, b"")
+
+        wait_until(is_unchanged, "an idle server that stays the same")
+
+
+class TestRequests:
+    def test_a_request_on_another_server_is_listed_and_ended(self, observed: Observed) -> None:
+        with streaming(observed.b, observed.acme, "of-acme") as events:
+
+            def running() -> list[dict[str, Any]]:
+                return data(observed.acme, "/v1/requests", state="running")
+
+            wait_until(lambda: len(running()) == 1, "the other server's request in the list")
+            (request,) = running()
+            assert (request["adapter"], request["route"], request["stream"]) == ("of-acme", "completions", True)
+            assert observed.viewer.delete(f"/v1/requests/{request['id']}").status_code == 403
+            assert observed.acme.delete(f"/v1/requests/{request['id']}").status_code == 204
+            assert [*events][-1]["error"]["code"] == "request_aborted"
+        wait_until(lambda: running() == [], "the end of the request")
+        ended = observed.acme.get(f"/v1/requests/{request['id']}").json()
+        assert (ended["state"], ended["error"]) == ("abort", "request_aborted")
+        assert ended["num_output_tokens"] > 0
+
+    def test_pages_go_on_where_they_stopped(self, observed: Observed) -> None:
+        for _ in range(5):
+            assert complete(observed.acme, "of-acme").status_code == 200
+        whole = [request["id"] for request in data(observed.acme, "/v1/requests", state="length")]
+        paged: list[str] = []
+        cursor: str | None = None
+        while True:
+            query = {"state": "length", "limit": 2} | ({} if cursor is None else {"cursor": cursor})
+            page = observed.acme.get("/v1/requests", params=query).json()
+            paged += [request["id"] for request in page["data"]]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                break
+        assert paged == whole
+        assert len(set(paged)) == len(paged)
+
+
+class TestUsage:
+    def test_adapters_show_what_was_asked_of_them(self, observed: Observed) -> None:
+        (item,) = data(observed.acme, "/v1/adapters", q="of-acme")
+        assert item["requests_24h"] is not None
+        assert set(item) >= {"last_used_at", "ttft_p95_ms"}
+
+    def test_csv_and_json_tell_the_same(self, observed: Observed) -> None:
+        rows = data(observed.acme, "/v1/usage", group_by="adapter,version")
+        answer = observed.acme.get("/v1/usage", params={"group_by": "adapter,version", "format": "csv"})
+        assert answer.headers["content-type"].startswith("text/csv")
+        assert 'filename="usage.csv"' in answer.headers["content-disposition"]
+        table = [*csv.DictReader(io.StringIO(answer.text))]
+        assert [(row["adapter"], int(row["requests"])) for row in table] == [
+            (row["adapter"], row["num_requests"]) for row in rows
+        ]
+
+    @pytest.mark.parametrize(
+        ("query", "param"),
+        [
+            ({"from": "nan"}, "from"),
+            ({"from": "1e300"}, "from"),
+            ({"group_by": "adapter,x"}, "group_by"),
+            ({"interval": "week"}, "interval"),
+            ({"interval": "hour", "from": "0"}, "to"),
+        ],
+    )
+    def test_what_cannot_be_answered_is_refused_by_name(
+        self, observed: Observed, query: dict[str, str], param: str
+    ) -> None:
+        refused = observed.viewer.get("/v1/usage", params=query)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_settings_are_told_with_where_they_come_from(observed: Observed) -> None:
+    found = {item["name"]: item for item in data(observed.admin, "/v1/config")}
+    assert (found["port"]["value"], found["port"]["source"]) == ("0", "flag")
+    assert (found["redis-url"]["source"], found["max-queued"]["source"]) == ("flag", "default")
+    assert (found["host"]["value"], found["host"]["source"]) == ("127.0.0.1", "derived")
+    assert (found["dtype"]["value"], found["dtype"]["source"]) == ("float32", "derived")
+
+
+def test_refusals_are_in_the_audit_trail(observed: Observed) -> None:
+    assert observed.viewer.get("/v1/keys").status_code == 403
+
+    def noted() -> bool:
+        found = data(observed.admin, "/v1/audit", kind="request")
+        return any(act["subject"] == "GET /v1/keys" and act["outcome"] == "refused" for act in found)
+
+    wait_until(noted, "the refusal in the audit trail")
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_a_certificate_is_always_told_of_a_version_that_is_there(observed: Observed, version: str) -> None:
+    answer = observed.acme.get(f"/v1/adapters/of-acme/versions/{version}/certificate")
+    if version == "2":
+        assert answer.status_code == 404
+    else:
+        assert answer.status_code == 200
+        assert answer.json()["state"] in ("pending", "done", "skipped", "failed")

@@ -1,0 +1,224 @@
+"""Redis slow, gone, back, back older and emptied under a running server: what is still served, and what never is."""
+
+import contextlib
+import json
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
+from tests.support.fake_engine import first_token
+from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key, token_ids
+from tests.support.server_process import ServerProcess, serve_fake, wait_until
+from tests.support.valkey import Valkey, running_valkey
+
+LONG_GRACE = ("--redis-grace-s", "600")
+ENDLESS = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    server: ServerProcess
+    valkey: Valkey
+    admin: httpx.Client
+
+
+@contextlib.contextmanager
+def bench(folder: Path, *args: str, is_persistent: bool = False) -> Iterator[Bench]:
+    data_dir = folder / "data"
+    key = offline_admin_key(data_dir)
+    with (
+        running_valkey(folder, is_persistent=is_persistent) as valkey,
+        serve_fake(data_dir, "--redis-url", valkey.url, *args) as server,
+        client(server, key) as admin,
+    ):
+        yield Bench(server, valkey, admin)
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.mark.parametrize("how", ["gone", "slow"])
+class TestWithinTheGrace:
+    def test_known_keys_are_served_and_nothing_can_be_changed(self, tmp_path: Path, how: str) -> None:
+        with bench(tmp_path, *LONG_GRACE) as found:
+            add_adapter(found.admin, "skill", fake_adapter(tmp_path / "skill", 1))
+            known, unknown = (new_key(found.admin, "default", "operator") for _ in range(2))
+            with client(found.server, known["secret"]) as http, client(found.server, unknown["secret"]) as stranger:
+                assert complete(http, "skill").status_code == 200
+                end(found.valkey, how)
+                assert [complete(http, "skill").status_code for _ in range(5)] == [200] * 5
+                assert code_of(complete(stranger, "skill")) == (503, "service_unavailable")
+                for method, path, body in (
+                    ("POST", "/v1/keys", {"role": "infer", "tenant": "default"}),
+                    ("DELETE", f"/v1/keys/{known['id']}", None),
+                    ("PUT", "/v1/adapters/skill/aliases/next", {"version": 1}),
+                    ("DELETE", "/v1/adapters/skill", None),
+                    ("PATCH", "/v1/tenants/default", {"status": "suspended"}),
+                ):
+                    refused = found.admin.request(method, path, json=body)
+                    assert code_of(refused) == (503, "service_unavailable"), path
+                    assert int(refused.headers["retry-after"]) >= 1
+                assert found.admin.get("/v1/adapters/skill").json()["aliases"][0]["alias"] == "live"
+                assert complete(http, "skill").status_code == 200, "nothing was revoked, suspended or deleted unseen"
+                bring_back(found.valkey, how)
+                wait_until(lambda: complete(stranger, "skill").status_code == 200, "all are served again")
+                assert found.admin.delete(f"/v1/keys/{known['id']}").status_code == 204
+                assert complete(http, "skill").status_code == 401
+
+    def test_limits_are_counted_by_the_server_itself(self, tmp_path: Path, how: str) -> None:
+        with bench(tmp_path, *LONG_GRACE) as found:
+            key = new_key(found.admin, "default", "infer", limits={"requests_per_min": 4})
+            with client(found.server, key["secret"]) as http:
+                assert complete(http, "fake").status_code == 200
+                end(found.valkey, how)
+                statuses = [complete(http, "fake").status_code for _ in range(7)]
+                assert statuses[:4] == [200] * 4
+                assert 429 in statuses[4:6]
+
+
+class TestBeyondTheGrace:
+    def test_all_is_refused_but_what_runs_until_redis_is_back(self, tmp_path: Path) -> None:
+        with bench(tmp_path, "--redis-grace-s", "1") as found, contextlib.ExitStack() as stack:
+            key = new_key(found.admin, "default", "operator")["secret"]
+            http, beside = (stack.enter_context(client(found.server, key)) for _ in range(2))
+            with streaming(beside, ENDLESS) as events:
+                found.valkey.kill()
+                wait_until(lambda: complete(http, "fake").status_code == 503, "the grace is over")
+                refused = complete(http, "fake")
+                assert code_of(refused) == (503, "service_unavailable")
+                assert int(refused.headers["retry-after"]) >= 1
+                assert http.get("/v1/adapters").status_code == 200
+                assert found.admin.get("/health").status_code == 200
+                assert "choices" in next(events)
+                found.valkey.start()
+                wait_until(lambda: complete(http, "fake").status_code == 200, "Redis is back")
+                assert "choices" in next(events)
+
+    def test_without_a_grace_nothing_is_served(self, tmp_path: Path) -> None:
+        with bench(tmp_path, "--redis-grace-s", "0") as found:
+            assert complete(found.admin, "fake").status_code == 200
+            found.valkey.kill()
+            assert [complete(found.admin, "fake").status_code for _ in range(3)] == [503] * 3
+            found.valkey.start()
+            wait_until(lambda: complete(found.admin, "fake").status_code == 200, "Redis is back")
+
+
+class TestAnOlderRedis:
+    def test_does_not_bring_back_what_was_revoked_or_moved(self, tmp_path: Path) -> None:
+        """As after restoring Redis from a copy, or falling back to a replica that lags."""
+        with bench(tmp_path, *LONG_GRACE, is_persistent=True) as found, contextlib.ExitStack() as stack:
+            append_only, copy = found.valkey.socket_path.parent / "appendonlydir", tmp_path / "copy"
+            revoked, good = (new_key(found.admin, "default", "operator") for _ in range(2))
+            as_revoked, as_good = (stack.enter_context(client(found.server, key["secret"])) for key in (revoked, good))
+            digests = [
+                add_adapter(found.admin, "skill", fake_adapter(tmp_path / str(seed), seed))["result"]["digest"]
+                for seed in (1, 2)
+            ]
+            assert complete(as_revoked, "skill").status_code == 200
+            shutil.copytree(append_only, copy)
+            assert found.admin.delete(f"/v1/keys/{revoked['id']}").status_code == 204
+            assert as_good.put("/v1/adapters/skill/aliases/live", json={"version": 1}).status_code == 200
+            assert code_of(complete(as_revoked, "skill")) == (401, "invalid_api_key")
+            found.valkey.kill()
+            shutil.rmtree(append_only)
+            copy.rename(append_only)
+            found.valkey.start()
+            for _ in range(20):
+                assert complete(as_revoked, "skill").status_code == 401
+            wait_until(lambda: complete(as_good, "skill").status_code == 200, "Redis is back")
+            assert token_ids(complete(as_good, "skill")) == [first_token(digests[0])]
+            assert complete(as_revoked, "skill").status_code == 401
+            names = KeyNames(DEFAULT_PREFIX)
+            rev = found.valkey.command("HGET", names.document("key", revoked["id"]), "rev")
+            assert rev == "$1\r\n2\r\n", "Redis was told of the newer revision"
+
+    def test_a_server_that_starts_on_it_refuses_what_was_revoked(self, tmp_path: Path) -> None:
+        data_dir = tmp_path / "data"
+        admin_key = offline_admin_key(data_dir)
+        append_only, copy = data_dir / "kv" / "appendonlydir", tmp_path / "copy"
+        with serve_fake(data_dir) as server, client(server, admin_key) as admin:
+            revoked = new_key(admin, "default", "infer")
+            with client(server, revoked["secret"]) as http:
+                assert complete(http, "fake").status_code == 200
+            shutil.copytree(append_only, copy)
+            assert admin.delete(f"/v1/keys/{revoked['id']}").status_code == 204
+            server.signal(signal.SIGTERM)
+            server.wait()
+        shutil.rmtree(append_only)
+        copy.rename(append_only)
+        with serve_fake(data_dir) as server, client(server, revoked["secret"]) as http:
+            assert code_of(complete(http, "fake")) == (401, "invalid_api_key")
+
+
+class TestAnEmptiedRedis:
+    def test_everything_declared_and_the_usage_are_as_before(self, tmp_path: Path) -> None:
+        with bench(tmp_path, *LONG_GRACE) as found, contextlib.ExitStack() as stack:
+            good, revoked = (new_key(found.admin, "default", "operator") for _ in range(2))
+            as_good, as_revoked = (stack.enter_context(client(found.server, key["secret"])) for key in (good, revoked))
+            for seed in (1, 2):
+                digest = add_adapter(as_good, "skill", fake_adapter(tmp_path / str(seed), seed))["result"]["digest"]
+            for _ in range(7):
+                assert complete(as_good, "skill", 3).status_code == 200
+            assert complete(as_revoked, "skill", 5).status_code == 200
+            assert found.admin.delete(f"/v1/keys/{revoked['id']}").status_code == 204
+            shown, before = declared(as_good), usage_of(found.admin)
+            assert before == {good["id"]: (7, 14, 21), revoked["id"]: (1, 2, 5)}
+            for number in range(1, 4):
+                assert found.valkey.command("FLUSHALL") == "+OK\r\n"
+                assert usage_of(found.admin) == {**before, good["id"]: (6 + number, 12 + 2 * number, 18 + 3 * number)}
+                assert token_ids(complete(as_good, "skill", 3))[0] == first_token(digest)
+                assert complete(as_revoked, "skill").status_code == 401
+                assert declared(as_good) == shown
+
+
+def end(valkey: Valkey, how: str) -> None:
+    if how == "gone":
+        valkey.kill()
+    else:
+        valkey.process.send_signal(signal.SIGSTOP)
+
+
+def bring_back(valkey: Valkey, how: str) -> None:
+    if how == "gone":
+        valkey.start()
+    else:
+        valkey.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def streaming(http: httpx.Client, max_tokens: int) -> Iterator[Iterator[dict[str, Any]]]:
+    """A stream that has begun."""
+    body = {"model": "fake", "prompt": [1, 2], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        events = (json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {"))
+        next(events)
+        yield events
+
+
+def declared(http: httpx.Client) -> dict[str, Any]:
+    shown = http.get("/v1/adapters/skill").json()
+    return {name: shown[name] for name in ("versions", "aliases", "rev")} | {
+        "versions": [(version["n"], version["digest"]) for version in shown["versions"]]
+    }
+
+
+def usage_of(admin: httpx.Client) -> dict[str, tuple[int, int, int]]:
+    """Requests, prompt and output tokens by key, once every log was added up."""
+    found: dict[str, Any] = {"complete": False}
+
+    def is_complete() -> bool:
+        nonlocal found
+        found = admin.get("/v1/usage", params={"group_by": "key"}).json()
+        return found["complete"]
+
+    wait_until(is_complete, "the logs were added up")
+    counts = ("num_requests", "num_prompt_tokens", "num_output_tokens")
+    return {row["key_id"]: tuple(row[count] for count in counts) for row in found["data"]}

@@ -1,0 +1,164 @@
+"""Logging in to the console of a server with keys, as a browser does it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.management import client, new_key, offline_admin_key
+from tests.support.server_process import WAIT_S, ServerProcess, run_command, serve_fake, stop
+
+LINK = re.compile(r"(http://127\.0\.0\.1:\d+)/ui/#/login/([A-Za-z0-9_-]{43})")
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    server: ServerProcess
+    data_dir: Path
+    admin_key: str
+    admin: httpx.Client
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    data_dir = tmp_path_factory.mktemp("session") / "data"
+    key = offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server, client(server, key) as admin:
+        yield Keyed(server, data_dir, key, admin)
+        stop(server)
+
+
+@pytest.fixture
+def browser(keyed: Keyed) -> Iterator[httpx.Client]:
+    """Keeps cookies and says where its requests come from."""
+    with httpx.Client(base_url=keyed.server.url, headers={"origin": keyed.server.url}, timeout=WAIT_S) as http:
+        yield http
+
+
+def log_in(browser: httpx.Client, **body: str) -> str:
+    """The CSRF token."""
+    answered = browser.post("/v1/session", json=body)
+    assert answered.status_code == 200, answered.text
+    return answered.json()["csrf"]
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(keyed: Keyed, browser: httpx.Client) -> None:
+    answered = browser.post("/v1/session", json={"key": keyed.admin_key})
+    cookie = answered.headers["set-cookie"].lower()
+    port = keyed.server.url.rpartition(":")[2]
+    assert cookie.startswith(f"ls_session_{port}=")
+    for flag in ("httponly", "samesite=strict", "path=/", "max-age=43200"):
+        assert flag in cookie
+    assert "secure" not in cookie
+    assert keyed.admin_key not in answered.text
+    session = browser.get("/v1/session").json()
+    assert (session["open"], session["role"], session["tenant"]) == (False, "admin", "*")
+    assert session["csrf"] == answered.json()["csrf"]
+    assert session["expires_at"] is not None
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_nothing_is_changed_without_the_sessions_token(keyed: Keyed, browser: httpx.Client, method: str) -> None:
+    csrf = log_in(browser, key=keyed.admin_key)
+    path = {"POST": "/v1/keys", "PUT": "/v1/adapters/x/aliases/live"}.get(method, "/v1/adapters/x")
+    for headers in ({}, {"x-csrf-token": "wrong"}, {"x-csrf-token": csrf, "origin": "http://evil.example"}):
+        refused = browser.request(method, path, json={"role": "viewer"}, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    allowed = browser.request(method, path, json={"role": "viewer"}, headers={"x-csrf-token": csrf})
+    assert allowed.status_code != 403
+
+
+def test_another_page_cannot_log_a_person_in(keyed: Keyed, browser: httpx.Client) -> None:
+    refused = browser.post("/v1/session", json={"key": keyed.admin_key}, headers={"origin": "http://evil.example"})
+    assert refused.status_code == 403
+    assert "set-cookie" not in refused.headers
+
+
+def test_logging_out_needs_the_token_and_ends_the_session(keyed: Keyed, browser: httpx.Client) -> None:
+    csrf = log_in(browser, key=keyed.admin_key)
+    stolen = dict(browser.cookies)
+    assert browser.delete("/v1/session").status_code == 403
+    ended = browser.delete("/v1/session", headers={"x-csrf-token": csrf})
+    assert ended.status_code == 204
+    assert "max-age=0" in ended.headers["set-cookie"].lower()
+    with httpx.Client(base_url=keyed.server.url, cookies=stolen, timeout=WAIT_S) as thief:
+        assert thief.get("/v1/session").status_code == 401
+
+
+def test_a_session_ends_with_its_key(keyed: Keyed, browser: httpx.Client) -> None:
+    key = new_key(keyed.admin, "default", "viewer")
+    log_in(browser, key=key["secret"])
+    assert browser.get("/v1/live").status_code == 200
+    assert keyed.admin.delete(f"/v1/keys/{key['id']}").status_code == 204
+    assert browser.get("/v1/live").status_code == 401
+
+
+def test_a_link_from_the_data_directory_logs_in_once(keyed: Keyed, browser: httpx.Client) -> None:
+    refused = run_command("ui", "login", "--data-dir", str(keyed.data_dir))
+    assert refused.returncode == 1
+    assert "--print" in refused.stderr
+    printed = run_command("ui", "login", "--data-dir", str(keyed.data_dir), "--print")
+    assert printed.returncode == 0, printed.stderr
+    found = LINK.fullmatch(printed.stdout.strip())
+    assert found is not None
+    assert found[1] == keyed.server.url
+    log_in(browser, token=found[2])
+    assert browser.post("/v1/session", json={"token": found[2]}).status_code == 401
+
+
+def test_an_admin_makes_links_for_the_keys_it_sees(keyed: Keyed, browser: httpx.Client) -> None:
+    viewer = new_key(keyed.admin, "default", "viewer")
+    command = ("ui", "login", "--url", keyed.server.url, "--api-key", keyed.admin_key, "--print")
+    printed = run_command(*command, "--key-id", viewer["id"])
+    found = LINK.fullmatch(printed.stdout.strip())
+    assert found is not None, printed.stderr
+    log_in(browser, token=found[2])
+    assert browser.get("/v1/session").json()["role"] == "viewer"
+    for role in ("infer", "admin"):
+        other = new_key(keyed.admin, "default", role)
+        with client(keyed.server, new_key(keyed.admin, "shared", "admin")["secret"]) as elsewhere:
+            foreign = elsewhere.post("/v1/session/links", json={"key_id": other["id"]})
+            missing = elsewhere.post("/v1/session/links", json={"key_id": "abcdefgh"})
+            assert (foreign.status_code, missing.status_code) == (404, 404)
+    infer = new_key(keyed.admin, "default", "infer")
+    assert keyed.admin.post("/v1/session/links", json={"key_id": infer["id"]}).status_code == 403
+
+
+def test_logins_and_refusals_are_in_the_audit_trail(keyed: Keyed, browser: httpx.Client) -> None:
+    log_in(browser, key=keyed.admin_key)
+    assert browser.post("/v1/session", json={"key": "ls-aaaaaaaa_nope"}).status_code == 401
+    found = keyed.admin.get("/v1/audit", params={"kind": "session"}).json()["data"]
+    assert [(act["action"], act["outcome"]) for act in found[:2]] == [
+        ("session.refused", "refused"),
+        ("session.login", "done"),
+    ]
+    assert found[0]["detail"] == "127.0.0.1: invalid_api_key"
+    assert "nope" not in repr(found)
+
+
+def test_whoever_guesses_waits(tmp_path: Path) -> None:
+    """On a server of its own: the address is locked out for a minute afterwards."""
+    key = offline_admin_key(tmp_path / "data")
+    with serve_fake(tmp_path / "data") as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
+        codes = [http.post("/v1/session", json={"token": "guess"}).status_code for _ in range(12)]
+        assert codes == [401] * 10 + [429] * 2
+        locked = http.post("/v1/session", json={"key": key})
+        assert locked.status_code == 429
+        assert 0 < int(locked.headers["retry-after"]) <= 60
+        # A key in a header is no login.
+        assert http.get("/v1/live", headers={"authorization": f"Bearer {key}"}).status_code == 200
+
+
+def test_an_open_server_needs_no_login_whatever_cookie_is_left(tmp_path: Path) -> None:
+    with serve_fake(tmp_path / "data") as server:
+        port = server.url.rpartition(":")[2]
+        with httpx.Client(base_url=server.url, cookies={f"ls_session_{port}": "old"}, timeout=WAIT_S) as http:
+            session = http.get("/v1/session").json()
+            assert (session["open"], session["role"], session["csrf"]) == (True, "admin", "")
+            refused = http.post("/v1/session", json={"key": "ls-aaaaaaaa_nope"})
+            assert refused.status_code == 400
+        printed = run_command("ui", "login", "--url", server.url, "--print")
+        assert printed.stdout.strip() == f"{server.url}/ui/"

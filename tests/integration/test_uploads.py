@@ -1,0 +1,343 @@
+"""Upload sessions on a real store with real ingest processes: states, refusals, crashes."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loraserve.control.report import AdapterRejectedError, Report
+from loraserve.control.uploads import MAX_OPEN_UPLOADS, OFFSET_HEADER, report_of
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.errors import IncompleteBlobError
+from loraserve.store.upload_session import UploadFile, UploadSession, UploadState
+from tests.support.uploads import ALICE, BOB, UploadBench, announced, body
+from tests.unit.adapters.folders import config_of, lora_tensors, safetensors_bytes, tiny_layout
+from tests.zoo.artifacts import CONFIG, WEIGHTS, files
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> UploadBench:
+    return UploadBench(tmp_path)
+
+
+async def opened(bench: UploadBench, content: dict[str, bytes], *, complete: bool = True) -> UploadSession:
+    session = await bench.service.open(ALICE, "sql", announced(content))
+    if complete:
+        for name, data in content.items():
+            await bench.service.put_chunk(ALICE, session.id, name, 0, body(data))
+    return session
+
+
+async def settled(bench: UploadBench, upload_id: str) -> UploadSession:
+    await bench.service.commit(ALICE, "request", upload_id)
+    return await bench.service.get(ALICE, upload_id, wait_s=60)
+
+
+def refused(code: ErrorCode, match: str | None = None) -> pytest.RaisesExc[ServingError]:
+    return pytest.RaisesExc(ServingError, match=match, check=lambda error: error.code is code)
+
+
+def test_goes_from_open_to_ready_and_publishes_once(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        assert session.state is UploadState.OPEN
+        committed = await bench.service.commit(ALICE, "request", session.id)
+        assert committed.state is UploadState.VALIDATING
+        assert bench.publisher.documents == {}
+        done = await bench.service.get(ALICE, session.id, wait_s=60)
+        assert done.state is UploadState.READY
+        assert done.result is not None
+        assert (done.result.version, done.result.created) == (1, True)
+        assert bench.smoked == bench.certified == [done.result.digest]
+        report = report_of(done)
+        assert report is not None
+        assert report.accepted
+        again = await bench.service.commit(ALICE, "request", session.id)
+        assert again == done
+
+    asyncio.run(run())
+    assert len(bench.contents()) == 1
+    assert not any("uploads" in path for path in bench.remains())
+
+
+def test_the_same_content_again_is_the_same_version_and_stored_once(bench: UploadBench) -> None:
+    first = asyncio.run(bench.send(files()))
+    second = asyncio.run(bench.send(files()))
+    other_tenant = asyncio.run(bench.send(files(), principal=BOB))
+    assert first.result is not None
+    assert second.result is not None
+    assert other_tenant.result is not None
+    assert (second.result.version, second.result.created) == (1, False)
+    assert (other_tenant.result.version, other_tenant.result.created) == (1, True)
+    assert bench.contents() == [first.result.digest]
+
+
+def test_header_and_config_are_refused_before_the_rest_is_sent(bench: UploadBench) -> None:
+    """Of 20 MB, one chunk of 8 MiB is taken."""
+    layout = bench.layout = tiny_layout()
+    wrong = safetensors_bytes(lora_tensors(layout, ["q_proj"], rank=2))
+    header_size = int.from_bytes(wrong[:8], "little") + 8
+    large = wrong + bytes(20_000_000)
+
+    async def run() -> AdapterRejectedError:
+        content = {**files(), WEIGHTS: large}
+        session = await opened(bench, content, complete=False)
+        await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(content[CONFIG]))
+        with pytest.raises(AdapterRejectedError) as error:
+            await bench.service.put_chunk(ALICE, session.id, WEIGHTS, 0, body(large[: 8 << 20]))
+        with pytest.raises(AdapterRejectedError) as again:
+            await bench.service.put_chunk(ALICE, session.id, WEIGHTS, 8 << 20, body(b"more"))
+        assert again.value.report == error.value.report
+        stored = await bench.service.get(ALICE, session.id)
+        assert stored.state is UploadState.REJECTED
+        return error.value
+
+    assert header_size < 8 << 20
+    error = asyncio.run(run())
+    assert error.code is ErrorCode.ADAPTER_REJECTED
+    assert "bad_safetensors" in error.report.codes
+    assert bench.remains() == []
+
+
+def test_an_interrupted_upload_goes_on_where_it_ended(bench: UploadBench) -> None:
+    content = files()
+
+    async def broken(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+        raise ConnectionResetError
+
+    async def run() -> None:
+        session = await opened(bench, content, complete=False)
+        await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(content[CONFIG]))
+        await bench.service.put_chunk(ALICE, session.id, WEIGHTS, 0, body(content[WEIGHTS][:1000]))
+        with pytest.raises(ConnectionResetError):
+            await bench.service.put_chunk(ALICE, session.id, WEIGHTS, 1000, broken(b"lost"))
+        with pytest.raises(ServingError) as wrong_start:
+            await bench.service.put_chunk(ALICE, session.id, WEIGHTS, 500, body(b"x"))
+        assert wrong_start.value.code is ErrorCode.UPLOAD_OFFSET
+        offset = int(wrong_start.value.headers[OFFSET_HEADER])
+        assert offset == 1000
+        # As another server process would.
+        other = UploadBench(bench.data_dir)
+        end = await other.service.put_chunk(ALICE, session.id, WEIGHTS, offset, body(content[WEIGHTS][offset:]))
+        assert end == len(content[WEIGHTS])
+        assert (await settled(other, session.id)).state is UploadState.READY
+
+    asyncio.run(run())
+
+
+def test_a_foreign_upload_is_a_missing_one(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        messages = set()
+        for upload_id in (session.id, "0" * 32, "../" + session.id, "x" * 1000):
+            for call in (
+                bench.service.get(BOB, upload_id),
+                bench.service.commit(BOB, "request", upload_id),
+                bench.service.abort(BOB, upload_id),
+                bench.service.put_chunk(BOB, upload_id, CONFIG, 0, body(b"{}")),
+            ):
+                with pytest.raises(ServingError) as error:
+                    await call
+                assert error.value.code is ErrorCode.NOT_FOUND
+                messages.add(error.value.message.replace(upload_id, "ID"))
+        assert len({message for message in messages if message.endswith("'ID'.")}) == 1
+        assert await bench.service.list(BOB) == []
+        assert [found.id for found in await bench.service.list(ALICE)] == [session.id]
+
+    asyncio.run(run())
+
+
+def test_an_incomplete_upload_cannot_be_committed(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files(), complete=False)
+        with refused(ErrorCode.UPLOAD_STATE, "not complete"):
+            await bench.service.commit(ALICE, "request", session.id)
+        with refused(ErrorCode.INVALID_VALUE, "announced"):
+            await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b" " * 10_000))
+        with refused(ErrorCode.INVALID_VALUE, "not part of upload"):
+            await bench.service.put_chunk(ALICE, session.id, "README.md", 0, body(b"x"))
+
+    asyncio.run(run())
+
+
+def test_aborting_removes_what_was_sent(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        await bench.service.commit(ALICE, "request", session.id)
+        aborted = await bench.service.abort(ALICE, session.id)
+        assert aborted.state is UploadState.ABORTED
+        assert (await bench.service.abort(ALICE, session.id)).state is UploadState.ABORTED
+        with refused(ErrorCode.UPLOAD_STATE):
+            await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b"{}"))
+
+    asyncio.run(run())
+    assert bench.remains() == []
+    assert bench.publisher.documents == {}
+
+
+def test_quota_counts_uploads_that_are_under_way(bench: UploadBench) -> None:
+    content = files()
+    size = sum(map(len, content.values()))
+
+    async def run() -> None:
+        await opened(bench, content)
+        await opened(bench, content, complete=False)
+        assert bench.quota.asked == [("alice", "sql", size, 0), ("alice", "sql", size, size)]
+        bench.quota.error = ServingError(ErrorCode.INSUFFICIENT_QUOTA, "full")
+        with refused(ErrorCode.INSUFFICIENT_QUOTA):
+            await opened(bench, content)
+
+    asyncio.run(run())
+    assert len(bench.store.sessions()) == 2
+
+
+def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
+    async def run() -> None:
+        for _ in range(MAX_OPEN_UPLOADS):
+            await opened(bench, files(), complete=False)
+        with refused(ErrorCode.INSUFFICIENT_QUOTA, "64 uploads are open"):
+            await opened(bench, files(), complete=False)
+
+    asyncio.run(run())
+
+
+def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        bench.smoke_error = ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running.")
+        failed = await settled(bench, session.id)
+        assert (failed.state, failed.error) == (UploadState.FAILED, "The engine is not running. Commit again.")
+        assert bench.publisher.documents == {}
+        bench.smoke_error = None
+        assert (await settled(bench, session.id)).state is UploadState.READY
+        bench.smoke_error = AdapterRejectedError(Report(checks=[]))
+        changed = {**files(), CONFIG: json.dumps(config_of(lora_alpha=9)).encode()}
+        assert (await settled(bench, (await opened(bench, changed)).id)).state is UploadState.REJECTED
+
+    asyncio.run(run())
+
+
+def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        for error, text in [
+            (OSError(28, "No space left on device"), "No space left"),
+            (ZeroDivisionError(), "unexpected"),
+            (IncompleteBlobError("half"), "Half"),
+        ]:
+            bench.publisher.error = error
+            failed = await settled(bench, session.id)
+            assert failed.state is UploadState.FAILED
+            assert text in (failed.error or "")
+        bench.publisher.error = None
+        assert (await settled(bench, session.id)).state is UploadState.READY
+
+    asyncio.run(run())
+
+
+def test_announced_files_are_bounded(bench: UploadBench) -> None:
+    async def run() -> None:
+        for name, size in ((CONFIG, 65 * 1024), (WEIGHTS, 5 << 30)):
+            sizes = {CONFIG: 100, WEIGHTS: 1000, name: size}
+            with refused(ErrorCode.INVALID_VALUE, str(size)):
+                await bench.service.open(ALICE, "sql", [UploadFile(name=n, size_bytes=s) for n, s in sizes.items()])
+
+    asyncio.run(run())
+
+
+class KillOnPublish:
+    """Dies where a server would: its content is on the disk, no document names it."""
+
+    async def __call__(self, *args: object, **kwargs: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def server_that_dies(data_dir: Path, moment: str) -> None:
+    bench = UploadBench(data_dir)
+
+    async def run() -> None:
+        session = await opened(bench, files())
+        if moment == "validating":
+            await bench.service.commit(ALICE, "request", session.id)
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif moment == "loading":
+            bench.service._smoke = KillOnPublish()  # type: ignore[assignment]
+        elif moment == "publishing":
+            bench.publisher.publish = KillOnPublish()  # type: ignore[method-assign, assignment]
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+        await settled(bench, session.id)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("moment", ["open", "validating", "loading", "publishing"])
+def test_a_killed_server_leaves_an_upload_that_can_be_committed_again(moment: str, tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=server_that_dies, args=(tmp_path, moment))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    bench = UploadBench(tmp_path)
+
+    async def run() -> None:
+        await bench.service.start()
+        (session,) = await bench.service.list(ALICE)
+        assert session.state is UploadState.OPEN
+        done = await settled(bench, session.id)
+        assert done.state is UploadState.READY
+        assert done.result is not None
+        assert bench.contents() == [done.result.digest]
+
+    asyncio.run(run())
+    assert len(bench.publisher.documents) == 1
+
+
+def test_only_one_of_two_servers_works_on_a_commit(bench: UploadBench) -> None:
+    other = UploadBench(bench.data_dir)
+
+    async def run() -> None:
+        session = await opened(bench, files())
+        await asyncio.gather(
+            bench.service.commit(ALICE, "request", session.id), other.service.commit(ALICE, "request", session.id)
+        )
+        await other.service.expire()
+        done = await other.service.get(ALICE, session.id, wait_s=60)
+        assert done.state is UploadState.READY
+        await bench.service.close()
+        await other.service.close()
+
+    asyncio.run(run())
+    assert len(bench.smoked) + len(other.smoked) == 1
+
+
+def test_a_closing_server_leaves_its_commits_to_be_repeated(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        await bench.service.commit(ALICE, "request", session.id)
+        await bench.service.close()
+        assert (await bench.service.get(ALICE, session.id)).state is UploadState.VALIDATING
+        await bench.service.start()
+        assert (await bench.service.get(ALICE, session.id)).state is UploadState.OPEN
+        assert (await settled(bench, session.id)).state is UploadState.READY
+
+    asyncio.run(run())
+
+
+def test_uploads_that_nobody_finishes_expire(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        bench.store.update(session.id, lambda old: msgspec.structs.replace(old, expires_at=1.0))
+        await bench.service.expire()
+        assert (await bench.service.get(ALICE, session.id)).state is UploadState.EXPIRED
+        with refused(ErrorCode.UPLOAD_STATE):
+            await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b"{}"))
+
+    asyncio.run(run())
+    assert bench.remains() == []

@@ -1,0 +1,154 @@
+"""An `UploadService` on a real store, with a publisher that remembers instead of writing documents."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loraserve_adapters.base_layout import BaseLayout
+
+from loraserve.control.adapter_edits import Content, add_version, find_published
+from loraserve.control.ingest import Ingest, packed_folder
+from loraserve.control.principal import Principal, server_principal
+from loraserve.control.uploads import UploadService
+from loraserve.control.versions import Published
+from loraserve.store.blobs import BLOB_FILES, BlobStore
+from loraserve.store.records import AdapterDoc, Document, DocumentKind, adapter_id
+from loraserve.store.upload_session import UPLOAD_FILES, UploadFile, UploadSession
+from loraserve.store.uploads import UploadStore
+from tests.unit.adapters.folders import tiny_layout
+
+ALICE = server_principal("alice", "key-of-alice")
+BOB = server_principal("bob", "key-of-bob")
+
+
+class MemoryPublisher:
+    """As `VersionService`, but documents are lost with it."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, AdapterDoc] = {}
+        self.error: Exception | None = None
+
+    def check_name(self, name: str) -> None:
+        assert name
+
+    async def publish(
+        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+    ) -> Published:
+        if self.error is not None:
+            raise self.error
+        document_id = adapter_id(principal.acting_tenant, name)
+        doc = self.documents.get(document_id)
+        created = doc is None or find_published(doc, content) is None
+        doc = add_version(
+            doc, principal.acting_tenant, name, content, activate=activate, by=principal.actor, now=time.time()
+        )
+        self.documents[document_id] = doc
+        version = find_published(doc, content)
+        assert version is not None
+        document = Document(
+            kind=DocumentKind.ADAPTER,
+            id=document_id,
+            rev=1,
+            at=time.time(),
+            actor=principal.actor,
+            action="version.publish",
+            request_id=request_id,
+            doc=doc,
+        )
+        return Published(document, version, created)
+
+
+class OpenQuota:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int, int]] = []
+        self.error: Exception | None = None
+
+    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
+        self.asked.append((tenant, name, size_bytes, open_bytes))
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass
+class UploadBench:
+    """Everything an upload touches, below one data directory."""
+
+    data_dir: Path
+    layout: BaseLayout = field(default_factory=tiny_layout)
+    command: tuple[str, ...] | None = None
+    """Instead of the ingest process."""
+
+    def __post_init__(self) -> None:
+        self.store = UploadStore(self.data_dir)
+        self.blobs = BlobStore(self.data_dir)
+        self.packed_dir = packed_folder(self.data_dir)
+        self.publisher = MemoryPublisher()
+        self.quota = OpenQuota()
+        self.smoked: list[str] = []
+        self.smoke_error: Exception | None = None
+        self.certified: list[str] = []
+        self._ingest: Ingest | None = None
+        self._service: UploadService | None = None
+
+    @property
+    def ingest(self) -> Ingest:
+        if self._ingest is None:
+            options = {} if self.command is None else {"command": self.command}
+            self._ingest = Ingest(
+                packed_dir=self.packed_dir, layout=lambda: self.layout, base_names=["org/tiny"], **options
+            )
+        return self._ingest
+
+    @property
+    def service(self) -> UploadService:
+        if self._service is None:
+            self._service = UploadService(
+                self.store,
+                self.blobs,
+                self.ingest,
+                publisher=self.publisher,
+                quota=self.quota,
+                smoke=self._smoke,
+                certify=self.certified.append,
+            )
+        return self._service
+
+    async def _smoke(self, digest: str) -> None:
+        self.smoked.append(digest)
+        if self.smoke_error is not None:
+            raise self.smoke_error
+
+    async def send(self, files: dict[str, bytes], *, principal: Principal = ALICE, name: str = "sql") -> UploadSession:
+        """A whole upload, by chunks; returns the settled session. Raises what the service raises."""
+        session = await self.service.open(principal, name, announced(files))
+        for file in UPLOAD_FILES:
+            await self.service.put_chunk(principal, session.id, file, 0, body(files[file]))
+        await self.service.commit(principal, "request", session.id)
+        return await self.service.get(principal, session.id, wait_s=120)
+
+    def remains(self) -> list[str]:
+        """What is on disk beside the records of sessions: blobs, packed forms and parts."""
+        ignored = {"session.json", "lock", "claim"}
+        paths = [path for path in self.data_dir.rglob("*") if path.is_file() and path.name not in ignored]
+        return sorted(str(path.relative_to(self.data_dir)) for path in paths)
+
+    def contents(self) -> list[str]:
+        """Digests of complete blobs; fails on one that is not."""
+        digests = sorted(self.blobs.digests())
+        for digest in digests:
+            folder = self.blobs.folder(digest)
+            assert folder is not None
+            assert {path.name for path in folder.iterdir()} >= BLOB_FILES
+        return digests
+
+
+def announced(files: dict[str, bytes]) -> list[UploadFile]:
+    return [UploadFile(name=name, size_bytes=len(data)) for name, data in files.items()]
+
+
+async def body(data: bytes, block: int = 1 << 20) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), block):
+        await asyncio.sleep(0)
+        yield data[start : start + block]

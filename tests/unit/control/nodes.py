@@ -1,0 +1,300 @@
+"""Everything of the control plane that one server has, on a real Redis and a data directory, with a fake engine."""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.packed_file import packed_file_name
+
+from loraserve.control.adapter_access import AdapterAccess
+from loraserve.control.adapter_edits import Content
+from loraserve.control.adapters import AdapterService
+from loraserve.control.admission import Admission, AdmissionSettings, Admitted
+from loraserve.control.aliases import AliasService
+from loraserve.control.authenticator import Authenticator
+from loraserve.control.catalog import Catalog
+from loraserve.control.declarations import Declarations
+from loraserve.control.ingest import IngestError, packed_folder
+from loraserve.control.keys import KeyService
+from loraserve.control.outage import LocalLimits, Outage
+from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.pins import Pins
+from loraserve.control.principal import Principal, server_principal
+from loraserve.control.quota import Quota
+from loraserve.control.residency import Residency
+from loraserve.control.resolve import Resolver
+from loraserve.control.revocation import Revocation
+from loraserve.control.running import RunningRequests
+from loraserve.control.snapshots import Snapshots
+from loraserve.control.tenants import TenantService
+from loraserve.control.versions import VersionService
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.engine_client import AdapterLoadError
+from loraserve.store.blobs import BLOB_FILES, BlobStore
+from loraserve.store.documents import DocumentStore
+from loraserve.store.usage_log import UsageLine, UsageLog
+from tests.support.fake_engine_client import FakeEngine
+
+WAIT_S = 20.0
+ADMIN = server_principal("default", "cli")
+ACME = server_principal("acme", "cli")
+DONE = Outcome(Ending.FINISHED, "stop", 10, 4, 6, ttft_ms=1.0)
+
+
+class Clock:
+    """Unix or monotonic time that only a test moves."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TrackingEngine(FakeEngine):
+    """Knows what it was given, as the engine does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, str] = {}
+        """Packed path by digest."""
+        self.may_unload = asyncio.Event()
+        self.may_unload.set()
+
+    async def load(self, digest: str, packed_path: str) -> None:
+        await super().load(digest, packed_path)
+        if Path(packed_path).read_bytes() != PACKED:
+            raise AdapterLoadError("the packed file is damaged")
+        self.known[digest] = packed_path
+
+    async def unload(self, digest: str) -> None:
+        await self.may_unload.wait()
+        await super().unload(digest)
+        del self.known[digest]
+
+
+PACKED = bytes(7)
+
+
+class FakePacker:
+    """As `Ingest.pack`: writes a packed file that only `FakeEngine` takes."""
+
+    def __init__(self, packed_dir: Path, layout: BaseLayout) -> None:
+        self._packed_dir = packed_dir
+        self._layout = layout
+        self.packed: list[str] = []
+        self.error: IngestError | OSError | None = None
+
+    async def __call__(self, digest: str, blob: Path) -> Path:
+        assert blob.name == digest
+        if self.error is not None:
+            raise self.error
+        self.packed.append(digest)
+        path = self._packed_dir / packed_file_name(digest, self._layout)
+        path.write_bytes(PACKED)
+        return path
+
+
+@dataclass(slots=True)
+class Node:
+    documents: DocumentStore
+    blobs: BlobStore
+    live: LiveStore
+    outage: Outage
+    catalog: Catalog
+    declarations: Declarations
+    quota: Quota
+    tenants: TenantService
+    keys: KeyService
+    versions: VersionService
+    aliases: AliasService
+    adapters: AdapterService
+    running: RunningRequests
+    residency: Residency
+    snapshots: Snapshots
+    """Silent until a runtime is watched."""
+    authenticator: Authenticator
+    resolver: Resolver
+    admission: Admission
+    revocation: Revocation
+    pins: Pins
+    usage_log: UsageLog
+    engine: TrackingEngine
+    packer: FakePacker
+    clock: Clock
+    """Unix time."""
+    steady: Clock
+    """Monotonic time, of outages."""
+    data_dir: Path
+
+    async def admit(
+        self, principal: Principal, model: str = "tiny", *, reserve: int = 100, num_sequences: int = 1
+    ) -> Admitted:
+        target = await self.resolver.resolve(principal, model)
+        return await self.admission.admit(
+            principal,
+            target,
+            secrets.token_hex(8),
+            reserve_tokens=reserve,
+            num_sequences=num_sequences,
+        )
+
+    async def publish(self, name: str, text: str, principal: Principal = ACME, *, activate: bool = True) -> str:
+        """A version whose content is `text`; returns its digest."""
+        digest = self.put_blob(text)
+        await self.versions.publish(principal, "r", name, content(digest), activate=activate)
+        return digest
+
+    def put_blob(self, text: str) -> str:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        prepared = self.data_dir / "uploads" / secrets.token_hex(4)
+        prepared.mkdir(parents=True)
+        for name in BLOB_FILES:
+            (prepared / name).write_text(text)
+        self.blobs.publish(prepared, digest)
+        return digest
+
+    def usage_lines(self) -> list[UsageLine]:
+        files = sorted((self.data_dir / "usage").glob("*/*.jsonl"))
+        return [msgspec.json.decode(line, type=UsageLine) for file in files for line in file.read_bytes().splitlines()]
+
+
+NUMBERS = itertools.count(1)
+
+
+def content(digest: str, upload_id: str | None = None, size_bytes: int = 100) -> Content:
+    return Content(digest, upload_id or f"u{next(NUMBERS)}", size_bytes, 8, ["q_proj"])
+
+
+@contextlib.asynccontextmanager
+async def running_node(
+    data_dir: Path,
+    url: str,
+    *,
+    follow: bool = True,
+    synchronise: bool = True,
+    flag_keys: tuple[str, ...] = (),
+    grace_s: float = 60.0,
+    max_loaded: int = 100,
+    settings: AdmissionSettings | None = None,
+) -> AsyncIterator[Node]:
+    """follow: the catalog and the revocation run by themselves."""
+    data_dir.mkdir(exist_ok=True)
+    clock, steady = Clock(1_000_000.0), Clock(1000.0)
+    engine = TrackingEngine()
+    packed_dir = packed_folder(data_dir)
+    packer = FakePacker(packed_dir, engine.model.layout)
+    documents, blobs = DocumentStore(data_dir), BlobStore(data_dir)
+    # What is slow on a busy machine is no outage here; what is killed is noticed at once all the same.
+    live = LiveStore(url, timeout_s=WAIT_S)
+    outage = Outage(grace_s, clock=steady)
+    catalog = Catalog(documents, live, outage)
+    await catalog.load()
+    declarations = Declarations(documents, live, catalog, clock=clock)
+    quota = Quota(catalog, live)
+    access = AdapterAccess(catalog, declarations)
+    running = RunningRequests()
+    residency = Residency(
+        engine,
+        blobs,
+        catalog,
+        packed_dir=packed_dir,
+        max_loaded=max_loaded,
+        packer=packer,
+        clock=clock,
+    )
+    process = f"p-{secrets.token_hex(4)}"
+    snapshots = Snapshots(live, running, residency, process=process, engine=f"engine-of-{process}", clock=clock)
+    authenticator = Authenticator(catalog, flag_keys, clock=clock)
+    resolver = Resolver(catalog, ["tiny"])
+    usage_log = UsageLog(data_dir, f"test-{secrets.token_hex(4)}")
+    admission = Admission(
+        catalog,
+        live,
+        authenticator,
+        resolver,
+        running,
+        usage_log,
+        outage,
+        engine,
+        settings or AdmissionSettings(process=process),
+        local=LocalLimits(clock=steady),
+        clock=clock,
+    )
+    node = Node(
+        documents=documents,
+        blobs=blobs,
+        live=live,
+        outage=outage,
+        catalog=catalog,
+        declarations=declarations,
+        quota=quota,
+        tenants=TenantService(catalog, declarations, quota),
+        keys=KeyService(catalog, declarations, clock=clock),
+        versions=VersionService(access, declarations, quota, base_names=["tiny"], clock=clock),
+        aliases=AliasService(access, clock=clock),
+        adapters=AdapterService(access, quota, running, residency, others=snapshots, clock=clock),
+        running=running,
+        residency=residency,
+        snapshots=snapshots,
+        authenticator=authenticator,
+        resolver=resolver,
+        admission=admission,
+        revocation=Revocation(catalog, authenticator, running, clock=clock),
+        pins=Pins(catalog, residency, engine, clock=clock),
+        usage_log=usage_log,
+        engine=engine,
+        packer=packer,
+        clock=clock,
+        steady=steady,
+        data_dir=data_dir,
+    )
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        if synchronise:
+            await catalog.synchronise()
+        if follow:
+            tasks = [asyncio.create_task(catalog.run()), asyncio.create_task(node.revocation.run())]
+        yield node
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await residency.close()
+        await admission.close()
+        await declarations.close()
+        await catalog.close()
+        await live.close()
+        usage_log.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+async def with_tenants(node: Node) -> Node:
+    await node.tenants.ensure_builtin()
+    await node.tenants.create(ADMIN, "r", "acme")
+    await node.tenants.create(ADMIN, "r", "globex")
+    return node
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Fails when it does not come true in a long time."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(bounded())

@@ -1,0 +1,141 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.adapters import AdapterPatch
+from loraserve.control.keys import KeyPatch
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import DocumentKind, Role, Status, TenantDoc
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+
+def test_revisions_are_gapless_and_say_who_did_what(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            await node.adapters.patch(ACME, "r2", "sql", AdapterPatch(description="SQL"))
+            history = node.documents.history(DocumentKind.ADAPTER, "acme/sql")
+            assert [(found.rev, found.action, found.actor) for found in history] == [
+                (2, "adapter.change", "cli"),
+                (1, "version.publish", "cli"),
+            ]
+            assert history[0].request_id == "r2"
+
+    run(scenario)
+
+
+def test_a_change_that_changes_nothing_commits_nothing(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            first = await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="SQL"))
+            again = await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="SQL"))
+            assert (first.rev, again.rev) == (2, 2)
+
+    run(scenario)
+
+
+def test_an_if_match_of_an_old_revision_is_refused(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="a"), expected_rev=1)
+            with pytest.raises(ServingError) as refused:
+                await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="b"), expected_rev=1)
+            assert refused.value.code is ErrorCode.PRECONDITION_FAILED
+            assert "revision 2" in refused.value.message
+
+    run(scenario)
+
+
+def test_of_two_servers_that_create_the_same_document_one_wins(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
+            results = await asyncio.gather(
+                *(
+                    node.declarations.edit(
+                        TenantDoc,
+                        "acme",
+                        lambda _, salt=salt: TenantDoc(kv_salt=salt),
+                        actor="cli",
+                        action="tenant.create",
+                        request_id="r",
+                        create_only=True,
+                    )
+                    for node, salt in ((one, "1"), (two, "2"))
+                ),
+                return_exceptions=True,
+            )
+            errors = [result for result in results if isinstance(result, ServingError)]
+            assert [error.code for error in errors] == [ErrorCode.PRECONDITION_FAILED]
+
+    run(scenario)
+
+
+def test_concurrent_edits_of_two_servers_are_all_kept(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
+            await with_tenants(one)
+            await one.publish("sql", "one")
+            edits = [
+                node.aliases.put(ACME, "r", "sql", f"{name}{number}", 1)
+                for number in range(3)
+                for name, node in (("a", one), ("b", two))
+            ]
+            await asyncio.gather(*edits)
+            found = one.documents.get(DocumentKind.ADAPTER, "acme/sql")
+            assert found is not None
+            assert found.rev == 7
+            assert set(found.doc.aliases) == {"live", "a0", "a1", "a2", "b0", "b1", "b2"}
+
+    run(scenario)
+
+
+def test_nothing_is_changed_while_redis_is_gone(valkey: Valkey, tmp_path: Path) -> None:
+    """A revocation then fails, instead of holding on this server only."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            valkey.kill()
+            with pytest.raises(ServingError) as refused:
+                await node.keys.revoke(ACME, "r", issued.document.id)
+            assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+            assert refused.value.retry_after_s is not None
+            found = node.documents.get(DocumentKind.KEY, issued.document.id)
+            assert found is not None
+            assert found.rev == 1
+            # Reading goes on.
+            assert node.keys.get(ACME, issued.document.id).doc.status is Status.ACTIVE
+
+    run(scenario)
+
+
+def test_a_caller_that_is_cancelled_leaves_a_whole_commit_or_none(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            task = asyncio.create_task(node.keys.patch(ACME, "r", issued.document.id, KeyPatch(name="new")))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            async with asyncio.timeout(20):
+                while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
+                    await asyncio.sleep(0.005)
+            found = node.documents.get(DocumentKind.KEY, issued.document.id)
+            assert found is not None
+            assert (found.rev, found.doc.name) == (2, "new")
+
+    run(scenario)

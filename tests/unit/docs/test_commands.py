@@ -1,0 +1,89 @@
+"""Every `loraserve …` in a document or a deploy file can be typed as it stands: command, flags, values, arguments."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from loraserve.cli.main import COMMANDS, main
+from loraserve.cli.serve import spread_values
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *(path for path in (ROOT / "deploy").iterdir())])
+COMMAND = re.compile(rf"\bloraserve ((?:{'|'.join(COMMANDS)})\b[^\n`]*)")
+ENDS = ("&&", "||", "|", ">", "2>", ";", "#")
+LEAST = 60
+"""Fewer found would mean that this test looks in the wrong way."""
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """As words, without `loraserve`."""
+    for match in COMMAND.finditer(text.replace("\\\n", " ")):
+        words = shlex.split(match[1].strip(), comments=True)
+        end = next((index for index, word in enumerate(words) if word in ENDS), len(words))
+        # "then `loraserve serve`," in running text
+        yield [word.rstrip(",") for word in words[:end]]
+
+
+def found() -> list[tuple[str, list[str]]]:
+    return [(path.name, words) for path in FILES for words in commands_of(path.read_text())]
+
+
+def check(words: list[str]) -> None:
+    """Raises `click.UsageError`."""
+    command: click.Command = main
+    context = click.Context(main)
+    while isinstance(command, click.Group) and words:
+        name, words = words[0], words[1:]
+        named = command.get_command(context, name)
+        if named is None:
+            raise click.UsageError(f"no command {name!r}")
+        command, context = named, click.Context(named, context, name)
+    if command.name == "serve":
+        words = spread_values(words)
+    try:
+        values, left, _ = command.make_parser(context).parse_args([*words])
+    except click.BadOptionUsage as error:
+        if error.option_name != words[-1]:
+            raise
+        # Only its name is mentioned.
+        values, left, _ = command.make_parser(context).parse_args(words[:-1])
+    if left:
+        raise click.UsageError(f"too many arguments: {left}")
+    for parameter in command.params:
+        value = values.get(parameter.name or "")
+        is_path = isinstance(parameter.type, click.Path)
+        if not is_path and isinstance(value, str):
+            parameter.type_cast_value(context, value)
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), found(), ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_a_documented_command_exists_as_it_is_written(file: str, words: list[str]) -> None:
+    check(words)
+
+
+def test_commands_are_found_in_all_documents_and_deploy_files() -> None:
+    names = [name for name, _ in found()]
+    assert len(names) >= LEAST
+    assert {"README.md", "adapters.md", "tenancy.md", "operations.md", "compose.yaml", "loraserve.service"} <= {*names}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loraserve adapter upload sql folder",
+        "loraserve keys create --role admin --tennant x",
+        "loraserve keys create --role king",
+        "loraserve adapter rollback sql extra",
+        "loraserve serve model --redis-grace soon",
+    ],
+)
+def test_a_command_that_does_not_exist_would_be_found(line: str) -> None:
+    (words,) = commands_of(line)
+    with pytest.raises(click.UsageError):
+        check(words)

@@ -1,0 +1,27 @@
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from loraserve.serving.engine_process import nothing_collected
+
+
+@pytest.fixture(autouse=True)
+def collector_as_before() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+def test_what_is_imported_is_never_looked_at_by_the_garbage_collector() -> None:
+    with nothing_collected():
+        assert not gc.isenabled()
+        imported = [[]]
+    assert gc.isenabled()
+    assert all(found is not imported for found in gc.get_objects())
+
+
+def test_the_garbage_collector_runs_again_after_a_failed_import() -> None:
+    with pytest.raises(ImportError), nothing_collected():
+        raise ImportError("torch is broken")
+    assert gc.isenabled()
