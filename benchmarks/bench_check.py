@@ -1,39 +1,58 @@
 """Flags ratios that fell since the committed result by more than the repeats spread. `make bench-check` runs it.
 
-Ratios of one run, never times: the machine may be another one. Exits with 1 if any ratio fell.
+Ratios of one run, never times: the machine may be another one. Measures what the committed result has gates for, as far
+as it is installed here. Exits with 1 if any ratio fell.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-from bench_rivals import OUT, RESULT
-from goals import Change, changes
+from bench_rivals import RESULT
+from goals import GATED, Change, changes, ratios
+from results_file import read_runs
+from work import OUT
+
+NEEDS = {"vllm": "--vllm-python", "llama": "--llama-cpp"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fresh", type=Path, help="A result measured before; else measured now, passing options on.")
     args, options = parser.parse_known_args()
-    if args.fresh is None:
-        args.fresh = OUT / "check.json"
-        script = Path(__file__).with_name("bench_rivals.py")
-        command = [sys.executable, str(script), "--repeats", "3", "--json", str(args.fresh), *options]
-        subprocess.run(command, check=True)
-    committed, fresh = (json.loads(path.read_text()) for path in (RESULT, args.fresh))
-    found = changes(committed["runs"], fresh["runs"])
-    print(f"{'':60}{'committed':>10}{'now':>8}{'loss':>8}{'noise':>8}")
+    committed = read_runs(RESULT)
+    fresh = read_runs(args.fresh or _measured(options, [ratio.goal.key for ratio in ratios(committed)]))
+    found = changes(committed, fresh)
+    print(f"{'':62}{'committed':>10}{'now':>8}{'loss':>8}{'noise':>8}")
     for change in found:
         print(_line(change))
+    compared = {change.fresh.goal for change in found}
+    for ratio in ratios(committed):
+        if ratio.goal not in compared and ratio.goal in GATED:
+            print(f"not measured: {ratio.goal.work} / {ratio.goal.against}")
     sys.exit(any(change.is_loss for change in found))
+
+
+def _measured(options: list[str], committed: list[str]) -> Path:
+    """Three repeats of the committed goals, unless the options say otherwise."""
+    path = OUT / "check.json"
+    path.unlink(missing_ok=True)
+    keys = [goal.key for goal in GATED if goal.key in committed and _is_installed(goal.key, options)]
+    command = [sys.executable, str(Path(__file__).with_name("bench_rivals.py")), "--repeats", "3", "--json", str(path)]
+    only = [] if "--only" in options else ["--only", *keys]
+    subprocess.run([*command, *only, *options], check=True)
+    return path
+
+
+def _is_installed(key: str, options: list[str]) -> bool:
+    return all(option in options for name, option in NEEDS.items() if key.startswith(name))
 
 
 def _line(change: Change) -> str:
     goal = change.fresh.goal
     figures = f"{change.committed.median:10.3f}{change.fresh.median:8.3f}{change.loss:8.1%}{change.noise:8.1%}"
-    return f"{f'{goal.work} / {goal.against}':60}{figures}{'  LOSS' if change.is_loss else ''}"
+    return f"{f'{goal.work} / {goal.against}':62}{figures}{'  LOSS' if change.is_loss else ''}"
 
 
 if __name__ == "__main__":

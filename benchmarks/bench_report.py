@@ -1,29 +1,34 @@
-"""Writes the tables of `benchmarks/results/cpu.json` into the documents, between their markers, and the plot.
+"""Writes the tables of `benchmarks/results/cpu.json` into the documents, between their markers, and the plots.
 
 `make bench` runs it after measuring.
 """
 
-import json
 import statistics
 from pathlib import Path
 
 from bench_rivals import RESULT
-from goals import Ratio, Runs, ratios
+from goals import GATED, Ratio, ratios
+from report_plots import rivals_plot, throughput_plot
+from results_file import Figures, Run, newest, read_runs
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
-PLOT = ROOT / "docs" / "throughput.svg"
+IMAGES = ROOT / "docs" / "images"
 
 
 def main() -> None:
-    result = json.loads(RESULT.read_text())
-    runs: Runs = result["runs"]
-    PLOT.write_text(plot({name: statistics.median(values) for name, values in throughputs(runs).items()}))
-    fill(DOCUMENT, "machine", machine_line(result))
-    fill(DOCUMENT, "goals", goals_table(ratios(runs)))
+    runs = read_runs(RESULT)
+    found = ratios(runs)
+    gated = [ratio for ratio in found if ratio.goal in GATED]
+    IMAGES.mkdir(exist_ok=True)
+    (IMAGES / "throughput.svg").write_text(throughput_plot(newest_figures(runs)))
+    (IMAGES / "rivals.svg").write_text(rivals_plot(found))
+    fill(DOCUMENT, "runs", runs_table(runs))
+    fill(DOCUMENT, "goals", goals_table(gated))
+    fill(DOCUMENT, "comparisons", comparisons_table([ratio for ratio in found if ratio not in gated]))
     fill(DOCUMENT, "figures", figures_table(runs))
-    fill(README, "goals", goals_table(ratios(runs)))
+    fill(README, "goals", goals_table(gated, names_run=False))
 
 
 def fill(path: Path, name: str, text: str) -> None:
@@ -34,69 +39,61 @@ def fill(path: Path, name: str, text: str) -> None:
         path.write_text(f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}")
 
 
-def goals_table(found: list[Ratio]) -> str:
-    lines = [
-        "| work | against | ratio | runs | gate | stretch | byte floor | met |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def figure_names(runs: list[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in reversed(runs) for name in run.figures))
+
+
+def newest_figures(runs: list[Run]) -> Figures:
+    return {name: run.figures[name] for name in figure_names(runs) if (run := newest(runs, [name]))}
+
+
+def goals_table(found: list[Ratio], *, names_run: bool = True) -> str:
+    header, rows = ["work", "against", "ratio", "repeats", "gate", "stretch", "byte floor", "met"], []
     for ratio in found:
         goal = ratio.goal
-        sign, digits = ("≤" if goal.smaller_is_better else "≥"), (2 if ratio.median < 2 else 1)
-        lowest, highest = min(ratio.repeats), max(ratio.repeats)
-        cells = [
-            goal.work,
-            goal.against,
-            f"**{ratio.median:.{digits}f}**",
-            f"{lowest:.{digits}f} … {highest:.{digits}f}",
-            f"{sign} {goal.gate:g}",
-            f"{sign} {goal.stretch:g}",
-            "" if goal.floor is None else f"{goal.floor:g}",
-            ratio.verdict,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        sign = "≤" if goal.smaller_is_better else "≥"
+        limits = [f"{sign} {goal.gate:g}", f"{sign} {goal.stretch:g}", "" if goal.floor is None else f"{goal.floor:g}"]
+        rows.append([*_ratio_cells(ratio), *limits, ratio.verdict, *([ratio.run.id] if names_run else [])])
+    return _table([*header, *(["run"] if names_run else [])], rows)
 
 
-def figures_table(runs: Runs) -> str:
-    lines = ["| arm | median | least … most |", "|---|---|---|"]
-    for name, values in runs.items():
+def comparisons_table(found: list[Ratio]) -> str:
+    rows = [[*_ratio_cells(ratio), ratio.run.id] for ratio in found]
+    return _table(["work", "against", "ratio", "repeats", "run"], rows) if rows else "None measured."
+
+
+def _ratio_cells(ratio: Ratio) -> list[str]:
+    digits = 2 if ratio.median < 2 else 1
+    spread = f"{min(ratio.repeats):.{digits}f} … {max(ratio.repeats):.{digits}f}"
+    return [ratio.goal.work, ratio.goal.against, f"**{ratio.median:.{digits}f}**", spread]
+
+
+def figures_table(runs: list[Run]) -> str:
+    rows = []
+    for name in figure_names(runs):
+        run = newest(runs, [name])
+        assert run is not None
+        values = run.figures[name]
         unit, digits = ("", 2) if " ms, " in name else (" tok/s", 0)
         spread = f"{min(values):.{digits}f} … {max(values):.{digits}f}"
-        lines.append(f"| {name} | {statistics.median(values):.{digits}f}{unit} | {spread} |")
-    return "\n".join(lines)
+        rows.append([name, f"{statistics.median(values):.{digits}f}{unit}", spread, run.id])
+    return _table(["arm", "median", "least … most", "run"], rows)
 
 
-def machine_line(result: dict) -> str:
-    machine, work = result["machine"], result["work"]
-    libraries = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores ({machine['capability']}), Python {machine['python']}, commit "
-        f"{machine['commit']}; {libraries}. {work['repeats']} repeats of {work['num_requests']} requests."
-    )
+def runs_table(runs: list[Run]) -> str:
+    """Newest first."""
+    rows = []
+    for run in reversed(runs):
+        machine = run.machine
+        cores = f"{machine.cpu}, {machine.cores} cores ({machine.capability})"
+        libraries = ", ".join(f"{name} {number}" for name, number in {"Python": machine.python, **run.versions}.items())
+        rows.append([run.id, run.date, f"{run.repeats} × {run.num_requests}", cores, f"`{machine.commit}`", libraries])
+    return _table(["run", "date", "repeats × requests", "machine", "commit", "with"], rows)
 
 
-def throughputs(runs: Runs) -> Runs:
-    return {name: values for name, values in runs.items() if " ms, " not in name}
-
-
-def plot(medians: dict[str, float], width: int = 760, row: int = 24) -> str:
-    """A bar per arm, ours darker; readable on light and dark pages."""
-    left, most = 250, max(medians.values())
-    bars = []
-    for i, (name, value) in enumerate(medians.items()):
-        y, length = i * row, value / most * (width - left - 70)
-        color = "#2563eb" if name.startswith(("HTTP", "in process")) else "#9ca3af"
-        bars.append(
-            f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{name}</text>'
-            f'<rect x="{left}" y="{y + 4}" width="{length:.1f}" height="{row - 8}" rx="2" fill="{color}"/>'
-            f'<text x="{left + length + 6:.1f}" y="{y + 16}">{value:.0f}</text>'
-        )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{len(medians) * row}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="#6b7280">\n<title>Output tokens per second</title>\n'
-        + "\n".join(bars)
-        + "\n</svg>\n"
-    )
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -3,47 +3,70 @@
 import statistics
 from dataclasses import dataclass
 
+from results_file import Pair, Run, newest
+
 MIN_NOISE = 0.02
 """Three repeats may agree by chance."""
-
-Runs = dict[str, list[float]]
-"""Figure → its value in every repeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
+    key: str
+    """What `bench_rivals.py --only` calls it."""
     work: str
     against: str
     figure: str
     reference: str
-    gate: float
-    stretch: float
+    gate: float | None = None
+    """What must be reached; None = reported only, as is stretch."""
+    stretch: float | None = None
     floor: float | None = None
     """What the bytes that must be read allow; None = no such limit."""
     smaller_is_better: bool = False
 
+    @property
+    def pair(self) -> Pair:
+        return self.figure, self.reference
 
-GOALS = [
-    Goal("16 adapters, HTTP", "PEFT, static batches", "HTTP, 16 adapters", "PEFT, 16 adapters", 4.0, 5.5),
-    Goal("16 adapters, HTTP", "vLLM, HTTP", "HTTP, 16 adapters", "vLLM, 16 adapters", 8.0, 11.0),
-    Goal("base, HTTP", "vLLM, HTTP", "HTTP, base", "vLLM, base", 2.2, 3.0),
+    @property
+    def is_against_rival(self) -> bool:
+        """In throughput, and not against ourselves."""
+        return " ms, " not in self.reference and "HTTP, " not in self.reference
+
+
+HTTP_16, HTTP_BASE = "HTTP, 16 adapters", "HTTP, base"
+QWEN_16, QWEN_BASE = "Qwen3 fp32: HTTP, 16 adapters", "Qwen3 fp32: HTTP, base"
+PREFIXES = "2k prefixes: HTTP, 4 adapters"
+
+GATED = [
+    Goal("peft", "16 adapters, HTTP", "PEFT, static batches", HTTP_16, "PEFT, 16 adapters", 4.0, 5.5),
+    Goal("vllm", "16 adapters, HTTP", "vLLM, HTTP", HTTP_16, "vLLM, 16 adapters", 8.0, 11.0),
+    Goal("vllm-base", "base, HTTP", "vLLM, HTTP", HTTP_BASE, "vLLM, base", 2.2, 3.0),
     Goal(
-        "base, HTTP", "transformers `generate`, static batches", "HTTP, base", "transformers generate, base", 1.4, 1.7
+        "transformers",
+        "base, HTTP",
+        "transformers `generate`, static batches",
+        HTTP_BASE,
+        "transformers generate, base",
+        1.4,
+        1.7,
     ),
-    Goal("16 adapters", "own base", "HTTP, 16 adapters", "HTTP, base", 0.50, 0.60, floor=0.65),
-    Goal("Zipf mix of 16 adapters", "own base", "HTTP, Zipf mix", "HTTP, base", 0.62, 0.72, floor=0.79),
-    Goal("base on an engine with LoRA", "without", "HTTP, base on the LoRA engine", "HTTP, base", 0.98, 1.0, floor=1.0),
+    Goal("own-base", "16 adapters", "own base", HTTP_16, HTTP_BASE, 0.50, 0.60, floor=0.65),
+    Goal("zipf", "Zipf mix of 16 adapters", "own base", "HTTP, Zipf mix", HTTP_BASE, 0.62, 0.72, floor=0.79),
     Goal(
-        "16 adapters in use of 2,000",
-        "of 16",
-        "HTTP, 16 adapters of 2,000",
-        "HTTP, 16 adapters",
-        0.97,
-        0.99,
+        "lora-engine",
+        "base on an engine with LoRA",
+        "without",
+        "HTTP, base on the LoRA engine",
+        HTTP_BASE,
+        0.98,
+        1.0,
         floor=1.0,
     ),
+    Goal("registered", "16 adapters of 2,000", "of 16", "HTTP, 16 adapters of 2,000", HTTP_16, 0.97, 0.99, floor=1.0),
     *(
         Goal(
+            f"decode-{key}",
             f"decode step of 16, {mix}",
             "reading its bytes",
             f"decode step ms, {mix}",
@@ -53,9 +76,10 @@ GOALS = [
             floor=1.0,
             smaller_is_better=True,
         )
-        for mix in ("base", "16 adapters")
+        for key, mix in (("base", "base"), ("adapters", "16 adapters"))
     ),
     Goal(
+        "ttft",
         "TTFT of 1,024 tokens, cached",
         "uncached",
         "TTFT ms, 1,024 tokens cached",
@@ -66,14 +90,59 @@ GOALS = [
         smaller_is_better=True,
     ),
 ]
+"""What we hold ourselves to."""
+
+REPORTED = [
+    Goal(
+        "engine-peft", "16 adapters, in process", "PEFT, static batches", "in process, 16 adapters", "PEFT, 16 adapters"
+    ),
+    Goal(
+        "engine-transformers",
+        "base, in process",
+        "transformers `generate`, static batches",
+        "in process, base",
+        "transformers generate, base",
+    ),
+    Goal(
+        "continuous",
+        "base, HTTP",
+        "transformers `generate_batch`",
+        HTTP_BASE,
+        "transformers continuous, base",
+    ),
+    Goal("llama-cpp", "16 adapters, HTTP", "llama.cpp, grouped by adapter", HTTP_16, "llama.cpp, 16 adapters"),
+    Goal("llama-cpp-base", "base, HTTP", "llama.cpp", HTTP_BASE, "llama.cpp, base"),
+    Goal("qwen-peft", "Qwen3 fp32, 16 adapters", "PEFT", QWEN_16, "Qwen3 fp32: PEFT, 16 adapters"),
+    Goal("qwen-vllm", "Qwen3 fp32, 16 adapters", "vLLM", QWEN_16, "Qwen3 fp32: vLLM, 16 adapters"),
+    Goal("qwen-vllm-base", "Qwen3 fp32, base", "vLLM", QWEN_BASE, "Qwen3 fp32: vLLM, base"),
+    Goal(
+        "qwen-transformers",
+        "Qwen3 fp32, base",
+        "transformers `generate`",
+        QWEN_BASE,
+        "Qwen3 fp32: transformers generate, base",
+    ),
+    Goal("qwen-own-base", "Qwen3 fp32, 16 adapters", "own base", QWEN_16, QWEN_BASE),
+    Goal("prefix-peft", "2k prefixes, 4 adapters", "PEFT", PREFIXES, "2k prefixes: PEFT, 4 adapters"),
+    Goal("prefix-vllm", "2k prefixes, 4 adapters", "vLLM", PREFIXES, "2k prefixes: vLLM, 4 adapters"),
+    Goal("prefix-cache", "2k prefixes, 4 adapters", "without our cache", PREFIXES, f"{PREFIXES}, no cache"),
+]
+"""Other comparisons of interest."""
+
+GOALS = GATED + REPORTED
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of one goal in one result."""
+    """Of one goal, in the newest run that measured both of its figures."""
 
     goal: Goal
-    repeats: list[float]
+    run: Run
+
+    @property
+    def repeats(self) -> list[float]:
+        figures = self.run.figures
+        return [a / b for a, b in zip(figures[self.goal.figure], figures[self.goal.reference], strict=True)]
 
     @property
     def median(self) -> float:
@@ -86,6 +155,8 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
+        if self.goal.gate is None or self.goal.stretch is None:
+            return ""
         if self._reaches(self.goal.stretch):
             return "stretch"
         return "yes" if self._reaches(self.goal.gate) else "no"
@@ -94,13 +165,10 @@ class Ratio:
         return self.median <= limit if self.goal.smaller_is_better else self.median >= limit
 
 
-def ratios(runs: Runs) -> list[Ratio]:
-    """Of all goals whose two figures were measured."""
-    return [
-        Ratio(goal, [a / b for a, b in zip(runs[goal.figure], runs[goal.reference], strict=True)])
-        for goal in GOALS
-        if goal.figure in runs and goal.reference in runs
-    ]
+def ratios(runs: list[Run]) -> list[Ratio]:
+    """Of all goals whose two figures some run measured."""
+    found = [(goal, newest(runs, goal.pair)) for goal in GOALS]
+    return [Ratio(goal, run) for goal, run in found if run is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +193,7 @@ class Change:
         return self.loss > self.noise
 
 
-def changes(committed: Runs, fresh: Runs) -> list[Change]:
+def changes(committed: list[Run], fresh: list[Run]) -> list[Change]:
     """Of the ratios in both results."""
     before = {ratio.goal: ratio for ratio in ratios(committed)}
     return [Change(before[ratio.goal], ratio) for ratio in ratios(fresh) if ratio.goal in before]

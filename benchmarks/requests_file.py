@@ -20,18 +20,26 @@ class Request:
 
 
 def draw_requests(
-    models: list[str], *, vocab_size: int, prompt_mean: int = 128, output_mean: int = 64, spread: float = 0.5
+    models: list[str],
+    *,
+    vocab_size: int,
+    prompt_mean: int = 128,
+    output_mean: int = 64,
+    spread: float = 0.5,
+    prefix_tokens: int = 0,
 ) -> list[Request]:
-    """One request per model, lengths uniform in mean * (1 ± spread)."""
+    """One request per model, lengths uniform in mean * (1 ± spread); before it, so many tokens that its model's
+    requests share."""
     rng = Random(0)
 
     def length(mean: int) -> int:
         return rng.randint(round(mean * (1 - spread)), round(mean * (1 + spread)))
 
-    return [
-        Request(model, [rng.randrange(vocab_size) for _ in range(length(prompt_mean))], length(output_mean))
-        for model in models
-    ]
+    def tokens(rng: Random, count: int) -> list[int]:
+        return [rng.randrange(vocab_size) for _ in range(count)]
+
+    prefixes = {model: tokens(Random(model), prefix_tokens) for model in set(models)}
+    return [Request(model, prefixes[model] + tokens(rng, length(prompt_mean)), length(output_mean)) for model in models]
 
 
 def in_turn(names: list[str], count: int) -> list[str]:

@@ -1,33 +1,76 @@
 """`loraserve bench`: the options. The load test itself is in `loadtest/`."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.core import ParameterSource
 
-from loraserve.cli.loadtest.plan import Distribution
-from loraserve.cli.loadtest.settings import BenchSettings
+from loraserve.cli.loadtest.lengths import LengthLaw
+from loraserve.cli.loadtest.popularity import Distribution
+from loraserve.cli.loadtest.server_kind import ServerKind
+from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
+
+NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+SPREAD_HELP = "uniform: mean ± spread; normal: deviation."
+
+
+def _values(choices: type[StrEnum]) -> list[str]:
+    return [choice.value for choice in choices]
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", help="Server, without /v1.")
+@click.argument("url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL")
 @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
-@click.option("--adapters", default="all", help="Models to ask, a,b,c; or all adapters; or base.")
-@click.option("--distribution", type=click.Choice([name.value for name in Distribution]), default="round-robin")
+@click.option(
+    "--server", type=click.Choice(["auto", *_values(ServerKind)]), default="auto", help="Which fields it takes."
+)
+@click.option("--adapters", default="all", help="Models to ask: a,b,c; @FILE, a name per line; all adapters; or base.")
+@click.option("--num-adapters", type=click.IntRange(1), help="Only the first of them.")
+@click.option("--distribution", type=click.Choice(_values(Distribution)), default=Distribution.ROUND_ROBIN.value)
 @click.option("--zipf-s", type=click.FloatRange(0), default=1.0, help="Skew of --distribution zipf.")
-@click.option("--num-requests", type=click.IntRange(1), default=100)
+@click.option(
+    "--power-alpha",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    help="S-LoRA's alpha of --distribution power: 1 = uniform, less = skewed.",
+)
+@click.option("--num-requests", type=click.IntRange(1), help="[default: 100]")
 @click.option("--concurrency", type=click.IntRange(1), help="Closed loop: requests kept running. [default: 16]")
 @click.option("--request-rate", type=click.FloatRange(0, min_open=True), help="Open loop: requests per second.")
-@click.option("--burstiness", type=click.FloatRange(0, min_open=True), default=1.0, help="1 = Poisson, < 1 = bursts.")
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, help="Mean prompt length.")
-@click.option("--prompt-spread", type=click.IntRange(0), default=0, help="Lengths are uniform in mean ± spread.")
-@click.option("--output-tokens", type=click.IntRange(1), default=64, help="Mean output length.")
-@click.option("--output-spread", type=click.IntRange(0), default=0, help="Lengths are uniform in mean ± spread.")
+@click.option(
+    "--cv",
+    type=click.FloatRange(0),
+    default=1.0,
+    help="Coefficient of variation of the gaps in an open loop: 0 = even, 1 = Poisson, more = bursts.",
+)
+@click.option("--duration", type=click.FloatRange(0, min_open=True), help="Seconds of an open loop.")
+@click.option(
+    "--trace",
+    type=click.Choice(["slora"]),
+    help="S-LoRA's synthetic traces: power law, 2 requests a second for 300 s, lengths of 8 to 512; other options win.",
+)
+@click.option(
+    "--lengths", type=click.Choice(_values(LengthLaw)), default=LengthLaw.UNIFORM.value, help="Law of lengths."
+)
+@click.option("--prompt-tokens", type=click.IntRange(1), help="Mean prompt length. [default: 128, sharegpt 161]")
+@click.option("--prompt-spread", type=click.IntRange(0), default=0, help=SPREAD_HELP)
+@click.option("--output-tokens", type=click.IntRange(1), help="Mean output length. [default: 64, sharegpt 338]")
+@click.option("--output-spread", type=click.IntRange(0), default=0, help=SPREAD_HELP)
+@click.option("--prefixes", type=click.IntRange(0), default=0, help="Shared prefixes of each model.")
+@click.option(
+    "--prefix-tokens",
+    type=click.IntRange(1),
+    default=1024,
+    help="Of a shared prefix; the prompt comes after.",
+)
 @click.option("--text", is_flag=True, help="Prompts of words, about one per token, instead of token ids.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions; implies --text.")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Generate exactly the output length.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0)
+@click.option("--cold", is_flag=True, help="Warm up with the base only; report each adapter's first use by itself.")
 @click.option("--warm-up", type=click.IntRange(0), help="Requests before measuring. [default: one per model]")
 @click.option("--seed", type=int, default=0, help="Of adapters, lengths, prompts and times.")
 @click.option(
@@ -36,18 +79,38 @@ from loraserve.cli.loadtest.settings import BenchSettings
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON lines of model, prompt_token_ids and num_output_tokens to send, in place of drawn requests.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here.")
-def bench(**options: Any) -> None:
-    """Measure a running server: TTFT, inter-token latency and throughput, per adapter and in total.
+@click.option("--json", "json_file", type=NEW_FILE, help="Write the report here.")
+@click.option("--plot", "plot_file", type=NEW_FILE, help="Write an SVG of TTFT, ITL and adapters here.")
+@click.pass_context
+def bench(context: click.Context, trace: str | None, **options: Any) -> None:
+    """Measure a running server, ours or another with OpenAI's API: TTFT, inter-token latency and throughput, per
+    adapter and in total.
 
     Keeps --concurrency requests running, or sends --request-rate requests a second whatever the server does.
-    Exits with 1 if a request failed or got another number of tokens than it asked for.
+    Token counts are the server's. Exits with 1 if a request failed or got another number of tokens than it asked for.
     """
-    if options["concurrency"] and options["request_rate"]:
-        raise click.UsageError("--concurrency is a closed loop, --request-rate an open one: choose one")
-    if options["requests_file"] and (options["text"] or options["chat"]):
-        raise click.UsageError("--requests holds token ids, which --text and --chat exclude")
+    if trace:
+        sources = {name: context.get_parameter_source(name) for name in SLORA_TRACE}
+        options |= {name: SLORA_TRACE[name] for name, source in sources.items() if source is ParameterSource.DEFAULT}
+    _check(options)
     settings = BenchSettings(**options)
     from loraserve.cli.loadtest.session import run_session
 
     sys.exit(run_session(settings))
+
+
+def _check(options: dict[str, Any]) -> None:
+    if options["concurrency"] and options["request_rate"]:
+        raise click.UsageError("--concurrency is a closed loop, --request-rate an open one: choose one")
+    if options["duration"] and not options["request_rate"]:
+        raise click.UsageError("--duration is of an open loop: add --request-rate")
+    if options["duration"] and options["num_requests"]:
+        raise click.UsageError("--duration and --request-rate give the number of requests: leave out --num-requests")
+    if options["requests_file"] and (options["text"] or options["chat"]):
+        raise click.UsageError("--requests holds token ids, which --text and --chat exclude")
+    for name in ("prompt", "output"):
+        mean, spread = options[f"{name}_tokens"], options[f"{name}_spread"]
+        if spread and options["lengths"] == LengthLaw.SHAREGPT:
+            raise click.UsageError(f"--{name}-spread: --lengths sharegpt has a spread of its own")
+        if options["lengths"] == LengthLaw.UNIFORM and mean and spread >= mean:
+            raise click.UsageError(f"--{name}-spread {spread} must be below --{name}-tokens {mean}")

@@ -1,21 +1,14 @@
-"""Sends one request of a load test and measures its stream.
+"""Sends one request of a load test and measures its stream."""
 
-The generator shares the machine's cores with the server, so chunks are timed and counted as bytes; only the last one,
-with the usage, is parsed.
-"""
-
-import json
 import time
 from dataclasses import dataclass, field
 
 import httpx
 
+from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
 from loraserve.cli.loadtest.plan import PlannedRequest
-
-EVENT = b"data: "
-USAGE = b'"usage":'
-EMPTY_EVENTS = (b'"role":', b'"delta":{}', b'"choices":[],', b"data: [DONE]")
-"""What marks an event without output: the opening and the end of a chat, the usage, the end of the stream."""
+from loraserve.cli.loadtest.server_kind import ServerKind
+from loraserve.cli.loadtest.stream import TAIL_BYTES, has_token, last_events
 
 
 @dataclass(slots=True)
@@ -31,8 +24,10 @@ class RequestResult:
     gaps_s: list[float] = field(default_factory=list)
     """Between chunks with tokens."""
     prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt, found in the server's prefix cache; None if it does not say."""
     output_tokens: int = 0
-    error: str | None = None
+    failure: Failure | None = None
 
     @property
     def tpot_s(self) -> float | None:
@@ -46,19 +41,24 @@ class RequestResult:
 class RequestStyle:
     """What all requests of a test have in common."""
 
+    kind: ServerKind = ServerKind.LORASERVE
     chat: bool = False
     ignore_eos: bool = True
+    """Only where the server can."""
     temperature: float = 0.0
 
     @property
     def path(self) -> str:
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
+    @property
+    def forces_length(self) -> bool:
+        return self.ignore_eos and self.kind.can_ignore_eos
+
     def body(self, request: PlannedRequest) -> dict[str, object]:
         prompt = (
             {"messages": [{"role": "user", "content": request.prompt}]} if self.chat else {"prompt": request.prompt}
         )
-        extras = {"ignore_eos": True, "min_tokens": request.max_tokens} if self.ignore_eos else {}
         return {
             "model": request.model,
             "max_tokens": request.max_tokens,
@@ -66,8 +66,15 @@ class RequestStyle:
             "stream": True,
             "stream_options": {"include_usage": True},
             **prompt,
-            **extras,
+            **self._length_fields(request),
         }
+
+    def _length_fields(self, request: PlannedRequest) -> dict[str, object]:
+        if not self.forces_length:
+            return {}
+        if self.kind is ServerKind.LORAX:
+            return {"ignore_eos_token": True}
+        return {"ignore_eos": True, "min_tokens": request.max_tokens}
 
 
 async def send(
@@ -78,14 +85,13 @@ async def send(
     try:
         async with client.stream("POST", style.path, json=style.body(request)) as response:
             if response.status_code != 200:
-                body = await response.aread()
-                result.error = f"HTTP {response.status_code}: {_error_message(body)}"
+                result.failure = from_status(response.status_code, await response.aread())
                 return result
             await _measure(response, result)
     except httpx.HTTPError as error:
-        result.error = f"{type(error).__name__}: {error}"
+        result.failure = from_exception(error)
         return result
-    result.error = _mismatch(result, request, style)
+    result.failure = result.failure or _mismatch(result, request, style)
     return result
 
 
@@ -94,9 +100,9 @@ async def _measure(response: httpx.Response, result: RequestResult) -> None:
     tail = b""
     async for chunk in response.aiter_raw():
         now_s = time.perf_counter()
-        # Two chunks back are enough: usage and the end mark are the last two events, however they are cut.
-        tail = tail[-8192:] + chunk
-        if not _has_token(chunk):
+        # Usage and the end mark are the last two events, however they are cut.
+        tail = tail[-TAIL_BYTES:] + chunk
+        if not has_token(chunk):
             continue
         if last_s is None:
             result.ttft_s = now_s - result.sent_s
@@ -104,41 +110,22 @@ async def _measure(response: httpx.Response, result: RequestResult) -> None:
             result.gaps_s.append(now_s - last_s)
         last_s = now_s
     result.e2e_s = (last_s or time.perf_counter()) - result.sent_s
-    _read_tail(tail, result)
+    for event in last_events(tail):
+        if event.error:
+            result.failure = from_event(event.error)
+        elif event.usage:
+            result.prompt_tokens, result.output_tokens = event.usage.prompt_tokens, event.usage.completion_tokens or 0
+            details = event.usage.prompt_tokens_details
+            result.cached_tokens = details.cached_tokens if details else None
 
 
-def _has_token(chunk: bytes) -> bool:
-    """Whether any event carries output. Counts, because one chunk may hold several events."""
-    return chunk.count(EVENT) > sum(chunk.count(mark) for mark in EMPTY_EVENTS)
-
-
-def _read_tail(tail: bytes, result: RequestResult) -> None:
-    events = [event for event in tail.split(b"\n\n") if event.startswith(EVENT)]
-    for event in events:
-        if event.startswith(b'data: {"error"'):
-            result.error = _error_message(event.removeprefix(EVENT))
-        elif USAGE in event:
-            usage = json.loads(event.removeprefix(EVENT)).get("usage")
-            if usage:
-                result.prompt_tokens = usage["prompt_tokens"]
-                result.output_tokens = usage["completion_tokens"]
-
-
-def _mismatch(result: RequestResult, request: PlannedRequest, style: RequestStyle) -> str | None:
+def _mismatch(result: RequestResult, request: PlannedRequest, style: RequestStyle) -> Failure | None:
     """A server that generates less than asked for would look fast."""
-    if result.error:
-        return result.error
     if result.output_tokens == 0:
-        return "the stream ended without usage"
-    if style.ignore_eos and result.output_tokens != request.max_tokens:
-        return f"{result.output_tokens} tokens came, {request.max_tokens} were asked for"
+        return Failure("no usage", "the stream ended without usage")
+    if style.forces_length and result.output_tokens != request.max_tokens:
+        return Failure("tokens", f"{result.output_tokens} tokens came, {request.max_tokens} were asked for")
     if isinstance(request.prompt, list) and not style.chat and result.prompt_tokens != request.prompt_tokens:
-        return f"{result.prompt_tokens} prompt tokens were counted, {request.prompt_tokens} were sent"
+        sent = f"{result.prompt_tokens} prompt tokens were counted, {request.prompt_tokens} were sent"
+        return Failure("tokens", sent)
     return None
-
-
-def _error_message(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return body[:200].decode(errors="replace")

@@ -1,37 +1,23 @@
-"""What a load test sends: every request with its adapter, lengths and time, drawn from one seed or read from a file
-before it starts.
-"""
+"""What a load test sends: every request with its adapter, lengths and time, drawn from one seed before it starts."""
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import accumulate
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 
-import msgspec
+from loraserve.cli.loadtest.arrivals import arrival_times_s
+from loraserve.cli.loadtest.lengths import Lengths
+from loraserve.cli.loadtest.popularity import Distribution, choose_models
 
 TOKEN_IDS = range(10, 250)
 """Ordinary tokens in every vocabulary; which ones does not change the work."""
 WORDS = "the a red fox one two and runs over high low into green old river far stone".split()
 
 
-class Distribution(StrEnum):
-    """How requests spread over adapters."""
-
-    ROUND_ROBIN = "round-robin"
-    UNIFORM = "uniform"
-    ZIPF = "zipf"
-
-
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Uniform over mean - spread … mean + spread, at least 1."""
+class SharedPrefixes:
+    """Every model has `count` prefixes of its own; each of its requests begins with one, drawn uniformly."""
 
-    mean: int
-    spread: int = 0
-
-    def draw(self, random: Random) -> int:
-        return max(1, random.randint(self.mean - self.spread, self.mean + self.spread))
+    count: int
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +26,18 @@ class Workload:
     """Adapters and base, by the name requests give; for Zipf the most popular first."""
     num_requests: int
     prompt_tokens: Lengths
+    """Beside a shared prefix."""
     output_tokens: Lengths
+    prefixes: SharedPrefixes | None = None
     distribution: Distribution = Distribution.ROUND_ROBIN
     zipf_s: float = 1.0
-    """The k-th model is asked in proportion to k ** -zipf_s."""
+    power_alpha: float = 1.0
     text_prompts: bool = False
     """Words, one per token asked for, in place of token ids."""
     request_rate: float | None = None
     """Requests per second, whatever the server does; None = closed loop."""
-    burstiness: float = 1.0
-    """Of the gaps between requests: 1 = Poisson, below 1 = bursts, above 1 = more even."""
+    cv: float = 1.0
+    """Coefficient of variation of the gaps between requests."""
     seed: int = 0
 
 
@@ -63,68 +51,38 @@ class PlannedRequest:
     """After the start; 0 in a closed loop."""
 
 
-class RecordedRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A line of a requests file, so that servers and libraries can answer literally the same requests."""
-
-    model: str
-    prompt_token_ids: list[int]
-    num_output_tokens: int
-
-
-def read_recorded(path: Path) -> list[RecordedRequest]:
-    """Raises `msgspec.DecodeError` for lines that are no requests."""
-    return msgspec.json.Decoder(RecordedRequest).decode_lines(path.read_bytes())
-
-
-def replay(recorded: list[RecordedRequest], workload: Workload) -> list[PlannedRequest]:
-    """All recorded requests in order, at the workload's times."""
-    times_s = _times_s(replace(workload, num_requests=len(recorded)), Random(workload.seed))
-    return [
-        PlannedRequest(
-            model=request.model,
-            prompt=request.prompt_token_ids,
-            prompt_tokens=len(request.prompt_token_ids),
-            max_tokens=request.num_output_tokens,
-            at_s=at_s,
-        )
-        for request, at_s in zip(recorded, times_s, strict=True)
-    ]
-
-
 def plan(workload: Workload) -> list[PlannedRequest]:
-    random = Random(workload.seed)
-    models = _models(workload, random)
-    times_s = _times_s(workload, random)
+    random, count = Random(workload.seed), workload.num_requests
+    models = choose_models(
+        workload.models,
+        count,
+        workload.distribution,
+        random,
+        zipf_s=workload.zipf_s,
+        power_alpha=workload.power_alpha,
+    )
+    times_s = arrival_times_s(count, workload.request_rate, workload.cv, random)
     return [_request(workload, random, model, at_s) for model, at_s in zip(models, times_s, strict=True)]
 
 
 def _request(workload: Workload, random: Random, model: str, at_s: float) -> PlannedRequest:
-    prompt_tokens = workload.prompt_tokens.draw(random)
-    prompt = random.choices(WORDS if workload.text_prompts else TOKEN_IDS, k=prompt_tokens)
+    own = _tokens(workload, random, workload.prompt_tokens.draw(random))
+    tokens = _prefix(workload, random, model) + own
     return PlannedRequest(
         model=model,
-        prompt=" ".join(map(str, prompt)) if workload.text_prompts else [int(token) for token in prompt],
-        prompt_tokens=prompt_tokens,
+        prompt=" ".join(map(str, tokens)) if workload.text_prompts else [int(token) for token in tokens],
+        prompt_tokens=len(tokens),
         max_tokens=workload.output_tokens.draw(random),
         at_s=at_s,
     )
 
 
-def _models(workload: Workload, random: Random) -> list[str]:
-    models, count = workload.models, workload.num_requests
-    match workload.distribution:
-        case Distribution.ROUND_ROBIN:
-            return [models[i % len(models)] for i in range(count)]
-        case Distribution.UNIFORM:
-            return random.choices(models, k=count)
-        case Distribution.ZIPF:
-            weights = [(i + 1) ** -workload.zipf_s for i in range(len(models))]
-            return random.choices(models, weights, k=count)
+def _prefix(workload: Workload, random: Random, model: str) -> list[int | str]:
+    if workload.prefixes is None:
+        return []
+    which = random.randrange(workload.prefixes.count)
+    return _tokens(workload, Random(f"{workload.seed}/{model}/{which}"), workload.prefixes.num_tokens)
 
 
-def _times_s(workload: Workload, random: Random) -> list[float]:
-    if workload.request_rate is None:
-        return [0.0] * workload.num_requests
-    shape = workload.burstiness
-    scale = 1 / (workload.request_rate * shape)
-    return list(accumulate(random.gammavariate(shape, scale) for _ in range(workload.num_requests)))
+def _tokens(workload: Workload, random: Random, count: int) -> list[int | str]:
+    return [*random.choices(WORDS if workload.text_prompts else TOKEN_IDS, k=count)]

@@ -25,9 +25,11 @@ class BenchRun:
 
 
 def http_client(url: str, api_key: str | None) -> httpx.AsyncClient:
+    """The URL with or without /v1."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    base_url = url.rstrip("/").removesuffix("/v1")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, limits=limits, timeout=TIMEOUT_S)
+    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=TIMEOUT_S)
 
 
 async def run(

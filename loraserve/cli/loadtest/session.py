@@ -1,7 +1,8 @@
-"""One load test from start to report: find the models, warm up, measure, print."""
+"""One load test from start to report: find the server's models, warm up, measure, print."""
 
 import asyncio
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -10,34 +11,48 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loraserve.cli.loadtest.client import RequestStyle
-from loraserve.cli.loadtest.plan import PlannedRequest, RecordedRequest, Workload, plan, read_recorded, replay
-from loraserve.cli.loadtest.report import Report, print_report, report
+from loraserve.cli.loadtest.client import RequestResult, RequestStyle
+from loraserve.cli.loadtest.plan import PlannedRequest, Workload, plan
+from loraserve.cli.loadtest.plot import plot
+from loraserve.cli.loadtest.recorded import RecordedRequest, read_recorded, replay
+from loraserve.cli.loadtest.report import Report, report
 from loraserve.cli.loadtest.runner import BenchRun, http_client, run
 from loraserve.cli.loadtest.settings import BenchSettings
+from loraserve.cli.loadtest.tables import print_report
+from loraserve.cli.loadtest.target import Target, find_target, wanted_models
 
 REFRESH_PER_S = 2
 """Of the progress bar: the generator leaves the cores to the server."""
+NOT_IN_REPORT = ("api_key", "json_file", "plot_file")
 
 
 def run_session(settings: BenchSettings) -> int:
     """Returns the exit code."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        found = runner.run(_session(settings))
+        measured, found = runner.run(_session(settings))
     print_report(Console(), found)
     if settings.json_file:
         settings.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if settings.plot_file:
+        settings.plot_file.write_text(plot(measured.results, cold=settings.cold))
     return 1 if found.errors else 0
 
 
-async def _session(settings: BenchSettings) -> Report:
+async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
+    recorded = _recorded(settings)
     async with http_client(settings.url, settings.api_key) as client:
-        recorded = _recorded(settings)
-        models = sorted({request.model for request in recorded}) or await _models(client, settings.adapters)
-        measured = await _measure(client, settings, models, recorded)
-    shown = {name: value for name, value in asdict(settings).items() if name not in ("api_key", "json_file")}
-    shown["requests_file"] = str(settings.requests_file) if settings.requests_file else None
-    return report(measured, {**shown, "models": models})
+        target = await find_target(client, settings.server_kind)
+        settings = _fitted(settings, target)
+        models = sorted({request.model for request in recorded}) or wanted_models(
+            target, settings.adapters, settings.num_adapters
+        )
+        measured = await _measure(client, settings, target, models, recorded)
+    shown = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(settings).items()
+        if name not in NOT_IN_REPORT
+    }
+    return measured, report(measured, {**shown, "server": target.kind.value, "models": models}, cold=settings.cold)
 
 
 def _recorded(settings: BenchSettings) -> list[RecordedRequest]:
@@ -52,43 +67,63 @@ def _recorded(settings: BenchSettings) -> list[RecordedRequest]:
     return recorded
 
 
+def _fitted(settings: BenchSettings, target: Target) -> BenchSettings:
+    """What this server can be asked, with a word about what it cannot."""
+    notes = Console(stderr=True)
+    if settings.ignore_eos and not target.kind.can_ignore_eos:
+        notes.print("this server is not known to ignore the end of text: outputs may be shorter than asked for")
+    if target.kind.takes_token_ids or settings.text or settings.chat:
+        return settings
+    if settings.requests_file:
+        raise click.ClickException(f"--requests holds token ids, which {target.kind} does not take")
+    notes.print(f"{target.kind} takes no token ids: prompts are words")
+    return replace(settings, text=True)
+
+
 async def _measure(
-    client: httpx.AsyncClient, settings: BenchSettings, models: list[str], recorded: list[RecordedRequest]
+    client: httpx.AsyncClient,
+    settings: BenchSettings,
+    target: Target,
+    models: list[str],
+    recorded: list[RecordedRequest],
 ) -> BenchRun:
-    style = RequestStyle(settings.chat, settings.ignore_eos, settings.temperature)
+    style = RequestStyle(target.kind, settings.chat, settings.ignore_eos, settings.temperature)
     workload = settings.workload(models)
+    warm_up = _warm_up(settings, target, workload)
     with _progress() as bars:
 
         async def send_all(name: str, requests: list[PlannedRequest], at_once: int | None) -> BenchRun:
-            bar = bars.add_task(name, total=len(requests))
-            return await run(client, style, requests, at_once, lambda _: bars.advance(bar))
+            bar = bars.add_task(name, total=len(requests), failed="")
+            num_failed = 0
 
-        await send_all("warm-up", _warm_up(settings, workload), settings.running_at_once or 1)
+            def on_result(result: RequestResult) -> None:
+                nonlocal num_failed
+                num_failed += result.failure is not None
+                bars.update(bar, advance=1, failed=f"{num_failed} failed" if num_failed else "")
+
+            return await run(client, style, requests, at_once, on_result)
+
+        await send_all("warm-up", warm_up, settings.running_at_once or 1)
         requests = replay(recorded, workload) if recorded else plan(workload)
         return await send_all("requests", requests, settings.running_at_once)
 
 
-def _warm_up(settings: BenchSettings, workload: Workload) -> list[PlannedRequest]:
-    """Other prompts than the measured ones, so that no prefix is found."""
-    count = len(workload.models) if settings.warm_up is None else settings.warm_up
+def _warm_up(settings: BenchSettings, target: Target, workload: Workload) -> list[PlannedRequest]:
+    """Other prompts than the measured ones, so that no prefix is found; a cold test leaves its adapters alone."""
+    if settings.cold:
+        base = target.base if target.base not in workload.models else None
+        count = settings.warm_up if settings.warm_up is not None else int(base is not None)
+        if count and base is None:
+            raise click.ClickException(
+                "--cold warms up with a base model that is not measured, and there is none: add --warm-up 0"
+            )
+        workload = replace(workload, models=[base or ""])
+    else:
+        count = len(workload.models) if settings.warm_up is None else settings.warm_up
     return plan(replace(workload, num_requests=count, request_rate=None, seed=-1 - workload.seed))
-
-
-async def _models(client: httpx.AsyncClient, adapters: str) -> list[str]:
-    """Names to ask for. The base is the model without a parent; without adapters it is all there is."""
-    if adapters not in ("all", "base"):
-        return [name.strip() for name in adapters.split(",") if name.strip()]
-    try:
-        response = await client.get("/v1/models")
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise click.ClickException(f"{client.base_url} does not list its models: {error}") from error
-    cards = response.json()["data"]
-    base = [card["id"] for card in cards if not card.get("parent")][:1]
-    with_parent = [card["id"] for card in cards if card.get("parent")]
-    return base if adapters == "base" else with_parent or base
 
 
 def _progress() -> Progress:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    return Progress(*columns, console=Console(stderr=True), refresh_per_second=REFRESH_PER_S)
+    failed = TextColumn("{task.fields[failed]}", style="red")
+    return Progress(*columns, failed, console=Console(stderr=True), refresh_per_second=REFRESH_PER_S)

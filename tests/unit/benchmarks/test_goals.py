@@ -1,14 +1,23 @@
 import pytest
+from goals import GATED, GOALS, Change, Goal, Ratio, changes, ratios
+from results_file import Machine, Run
 
-from benchmarks.goals import GOALS, Change, Goal, Ratio, Runs, changes, ratios
-
-THROUGHPUT = Goal("ours", "theirs", "ours", "theirs", gate=2.0, stretch=3.0)
-LATENCY = Goal("cached", "uncached", "cached", "uncached", gate=0.10, stretch=0.05, smaller_is_better=True)
-BASE = next(goal for goal in GOALS if goal.reference == "vLLM, base")
+THROUGHPUT = Goal("ours", "ours", "theirs", "ours", "theirs", gate=2.0, stretch=3.0)
+LATENCY = Goal("ttft", "cached", "uncached", "ours", "theirs", gate=0.10, stretch=0.05, smaller_is_better=True)
+BASE = next(goal for goal in GOALS if goal.key == "vllm-base")
 
 
-def runs(ours: list[float], theirs: list[float]) -> Runs:
-    return {BASE.figure: ours, BASE.reference: theirs}
+def run(ours: list[float], theirs: list[float], names: tuple[str, str] = ("ours", "theirs"), run_id: str = "1") -> Run:
+    machine = Machine("cpu", 2, "AVX2", "3.11", "abc")
+    return Run(run_id, "2026-01-01", 64, len(ours), machine, {}, dict(zip(names, (ours, theirs), strict=True)))
+
+
+def base_run(ours: list[float], theirs: list[float], run_id: str = "1") -> Run:
+    return run(ours, theirs, BASE.pair, run_id)
+
+
+def ratio(goal: Goal, median: float) -> Ratio:
+    return Ratio(goal, run([median], [1.0]))
 
 
 @pytest.mark.parametrize(
@@ -20,33 +29,56 @@ def runs(ours: list[float], theirs: list[float]) -> Runs:
         (LATENCY, 0.11, "no"),
         (LATENCY, 0.10, "yes"),
         (LATENCY, 0.05, "stretch"),
+        (Goal("x", "ours", "theirs", "ours", "theirs"), 2.0, ""),
     ],
 )
 def test_a_goal_is_met_at_its_limit(goal: Goal, median: float, verdict: str) -> None:
-    assert Ratio(goal, [median]).verdict == verdict
+    assert ratio(goal, median).verdict == verdict
+
+
+def test_goals_have_keys_and_gates_of_their_own() -> None:
+    assert len({goal.key for goal in GOALS}) == len({goal.pair for goal in GOALS}) == len(GOALS)
+    assert all(goal.gate is not None and goal.stretch is not None for goal in GATED)
+
+
+def test_rivals_are_others_throughputs() -> None:
+    own = {goal.key for goal in GOALS if not goal.is_against_rival}
+    assert {"own-base", "registered", "ttft", "decode-base", "qwen-own-base", "prefix-cache"} <= own
+    assert {"peft", "vllm-base", "llama-cpp", "qwen-vllm", "prefix-peft"}.isdisjoint(own)
 
 
 def test_a_ratio_is_taken_within_each_repeat() -> None:
     # The machine halved its speed in the second repeat; the ratio did not change.
-    (ratio,) = ratios(runs([100.0, 50.0, 90.0], [50.0, 25.0, 30.0]))
-    assert ratio.repeats == [2.0, 2.0, 3.0]
-    assert ratio.median == 2.0
-    assert ratio.noise == 0.5
+    (found,) = ratios([base_run([100.0, 50.0, 90.0], [50.0, 25.0, 30.0])])
+    assert found.repeats == [2.0, 2.0, 3.0]
+    assert found.median == 2.0
+    assert found.noise == 0.5
+
+
+def test_a_ratio_is_of_the_newest_run_with_both_figures() -> None:
+    newest_has_one = Run("3", "2026-01-01", 64, 1, base_run([], []).machine, {}, {BASE.figure: [9.0]})
+    (found,) = ratios([base_run([1.0], [1.0], "1"), base_run([4.0], [2.0], "2"), newest_has_one])
+    assert (found.median, found.run.id) == (2.0, "2")
 
 
 def test_goals_without_both_figures_are_left_out() -> None:
-    assert ratios({BASE.figure: [1.0]}) == []
+    assert ratios([run([1.0], [1.0])]) == []
 
 
 def test_only_a_loss_beyond_the_noise_is_one() -> None:
-    committed = runs([99.0, 100.0, 101.0], [50.0] * 3)
-    (within,) = changes(committed, runs([98.5] * 3, [50.0] * 3))
-    (beyond,) = changes(committed, runs([90.0] * 3, [50.0] * 3))
+    committed = [base_run([99.0, 100.0, 101.0], [50.0] * 3)]
+    (within,) = changes(committed, [base_run([98.5] * 3, [50.0] * 3)])
+    (beyond,) = changes(committed, [base_run([90.0] * 3, [50.0] * 3)])
     assert not within.is_loss
     assert beyond.is_loss
     assert beyond.loss == pytest.approx(0.1)
 
 
+def test_a_slower_machine_is_no_loss() -> None:
+    (found,) = changes([base_run([100.0], [50.0])], [base_run([10.0], [5.0])])
+    assert found.loss == 0
+
+
 def test_a_longer_latency_is_a_loss() -> None:
-    assert Change(Ratio(LATENCY, [0.05]), Ratio(LATENCY, [0.06])).is_loss
-    assert not Change(Ratio(LATENCY, [0.05]), Ratio(LATENCY, [0.04])).is_loss
+    assert Change(ratio(LATENCY, 0.05), ratio(LATENCY, 0.06)).is_loss
+    assert not Change(ratio(LATENCY, 0.05), ratio(LATENCY, 0.04)).is_loss

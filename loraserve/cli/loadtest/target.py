@@ -1,0 +1,103 @@
+"""What server is measured: which fields beyond OpenAI's it takes, and which models it has."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import msgspec
+import rich_click as click
+
+from loraserve.cli.loadtest.server_kind import ServerKind
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    id: str
+    owned_by: str = ""
+    parent: str | None = None
+    """Of an adapter: its base."""
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[ModelCard]
+
+
+class LoraxInfo(msgspec.Struct, frozen=True):
+    """Of LoRAX's /info, what tells it from other servers with such a route."""
+
+    model_id: str
+    max_batch_total_tokens: int
+    eager_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    kind: ServerKind
+    base: str | None = None
+    adapters: list[str] = field(default_factory=list)
+    """Those it lists. LoRAX lists none: it loads what a request names."""
+
+
+async def find_target(client: httpx.AsyncClient, wanted: ServerKind | None) -> Target:
+    """wanted None = detect. A server that lists nothing is taken for one with OpenAI's fields only."""
+    listed = _model_list(await _get(client, "/v1/models"))
+    if listed is not None:
+        bases = [card for card in listed.data if not card.parent]
+        owner = bases[0].owned_by if bases else ""
+        known = {"loraserve": ServerKind.LORASERVE, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
+        kind = wanted or known.get(owner, ServerKind.OPENAI)
+        return Target(kind, bases[0].id if bases else None, [card.id for card in listed.data if card.parent])
+    info = _lorax_info(await _get(client, "/info"))
+    if info is not None:
+        return Target(wanted or ServerKind.LORAX, info.model_id)
+    return Target(wanted or ServerKind.OPENAI)
+
+
+def wanted_models(target: Target, adapters: str, num_adapters: int | None) -> list[str]:
+    """`adapters` as the option says it: all, base, names, or @ and a file with a name per line."""
+    match adapters:
+        case "base":
+            names = [target.base] if target.base else []
+        case "all":
+            names = target.adapters or ([target.base] if target.base else [])
+        case _ if adapters.startswith("@"):
+            names = _names_in(Path(adapters[1:]))
+        case _:
+            names = [name.strip() for name in adapters.split(",") if name.strip()]
+    if not names:
+        raise click.ClickException("the server lists no models: name them with --adapters a,b,c or --adapters @FILE")
+    if num_adapters is not None and num_adapters > len(names):
+        raise click.ClickException(f"--num-adapters {num_adapters}: there are {len(names)}")
+    return names[:num_adapters]
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise click.ClickException(f"--adapters @{path}: {error.strerror}") from error
+
+
+async def _get(client: httpx.AsyncClient, path: str) -> bytes | None:
+    """None if there is no such route. Raises if nobody answers or the key is wrong."""
+    try:
+        response = await client.get(path)
+        if response.status_code == 404:
+            return None
+        response.raise_for_status()
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"{client.base_url} does not answer {path}: {error}") from error
+    return response.content
+
+
+def _model_list(body: bytes | None) -> ModelList | None:
+    try:
+        return None if body is None else msgspec.json.decode(body, type=ModelList)
+    except msgspec.DecodeError:
+        return None
+
+
+def _lorax_info(body: bytes | None) -> LoraxInfo | None:
+    try:
+        return None if body is None else msgspec.json.decode(body, type=LoraxInfo)
+    except msgspec.DecodeError:
+        return None

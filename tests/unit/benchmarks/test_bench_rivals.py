@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+from arm_list import Rivals, all_arms
+from arms import Arm
+from bench_rivals import selected
+from goals import GOALS
+
+ALL = Rivals(Path("vllm/bin/python"), Path("node_modules"))
+
+
+@pytest.fixture
+def arms(tmp_path: Path) -> list[Arm]:
+    return all_arms(tmp_path, ALL, num_requests=16)
+
+
+def names(arms: list[Arm]) -> list[str]:
+    return [arm.name for arm in arms]
+
+
+def test_every_goal_has_its_arms(arms: list[Arm]) -> None:
+    figures = {figure for arm in arms for figure in arm.figures}
+    assert {figure for goal in GOALS for figure in goal.pair} <= figures
+
+
+def test_everything_runs_unless_something_is_named(arms: list[Arm]) -> None:
+    assert selected([], arms) == arms
+
+
+def test_goals_and_arms_can_be_named_together(arms: list[Arm]) -> None:
+    found = names(selected(["own-base", "zipf", "PEFT, 16 adapters"], arms))
+    assert found == ["PEFT, 16 adapters", "HTTP, 16 adapters", "HTTP, Zipf mix", "HTTP, base"]
+
+
+def test_an_arm_of_two_figures_runs_once(arms: list[Arm]) -> None:
+    assert names(selected(["ttft"], arms)) == ["TTFT"]
+
+
+def test_what_is_unknown_or_not_installed_is_refused(tmp_path: Path, arms: list[Arm]) -> None:
+    with pytest.raises(SystemExit, match="no such goal or arm"):
+        selected(["peft", "nothing"], arms)
+    with pytest.raises(SystemExit, match="--vllm-python"):
+        selected(["vllm"], all_arms(tmp_path, Rivals(), num_requests=16))

@@ -1,0 +1,36 @@
+import httpx
+import pytest
+
+from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
+
+NOT_FOUND = b'{"error":{"message":"no such model","type":"NotFoundError","code":"model_not_found","param":null}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "failure"),
+    [
+        (404, NOT_FOUND, Failure("HTTP 404 model_not_found", "no such model")),
+        # vLLM's code is the status; its type says more.
+        (
+            404,
+            b'{"error":{"message":"no such model","type":"NotFoundError","code":404}}',
+            Failure("HTTP 404 NotFoundError", "no such model"),
+        ),
+        (422, b'{"error":"too long","error_type":"validation"}', Failure("HTTP 422 validation", "too long")),
+        (400, b'{"object":"error","message":"old form"}', Failure("HTTP 400", "old form")),
+        (502, b"<html>", Failure("HTTP 502", "<html>")),
+    ],
+)
+def test_every_servers_error_is_counted_by_a_code(status: int, body: bytes, failure: Failure) -> None:
+    assert from_status(status, body) == failure
+
+
+def test_an_error_within_a_stream_has_a_code_too() -> None:
+    assert from_event({"message": "died", "code": "engine_dead"}) == Failure("stream engine_dead", "died")
+    assert from_event("died") == Failure("stream", "died")
+    assert from_event(7) == Failure("stream", '{"error":7}')
+
+
+def test_timeouts_and_lost_connections_differ() -> None:
+    assert from_exception(httpx.ReadTimeout("slow")).code == "timeout"
+    assert from_exception(httpx.ConnectError("refused")).code == "connection"

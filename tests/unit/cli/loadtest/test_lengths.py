@@ -1,0 +1,46 @@
+import math
+import statistics
+from random import Random
+
+import pytest
+
+from loraserve.cli.loadtest.lengths import (
+    SHAREGPT_OUTPUT,
+    SHAREGPT_PROMPT,
+    Lengths,
+    LognormalLengths,
+    NormalLengths,
+    UniformLengths,
+)
+
+COUNT = 20_000
+
+
+def draw(lengths: Lengths) -> list[int]:
+    random = Random(0)
+    return [lengths.draw(random) for _ in range(COUNT)]
+
+
+def test_uniform_lengths_fill_mean_plus_minus_spread() -> None:
+    assert set(draw(UniformLengths(20, 5))) == set(range(15, 26))
+    assert set(draw(UniformLengths(20))) == {20}
+
+
+def test_normal_lengths_have_mean_and_deviation() -> None:
+    found = draw(NormalLengths(200, 30))
+    assert statistics.mean(found) == pytest.approx(200, abs=1)
+    assert statistics.stdev(found) == pytest.approx(30, abs=1)
+
+
+@pytest.mark.parametrize("lengths", [UniformLengths(2, 9), NormalLengths(2, 9), LognormalLengths(1, 1.2)])
+def test_no_length_is_below_one(lengths: Lengths) -> None:
+    assert min(draw(lengths)) == 1
+
+
+@pytest.mark.parametrize("lengths", [SHAREGPT_PROMPT, SHAREGPT_OUTPUT])
+def test_sharegpt_lengths_have_a_long_tail_that_is_cut(lengths: LognormalLengths) -> None:
+    found = draw(lengths)
+    median = math.exp(math.log(lengths.mean) - lengths.sigma**2 / 2)
+    assert statistics.median(found) == pytest.approx(median, rel=0.06)
+    assert median < statistics.mean(found) <= lengths.mean * 1.02
+    assert 4 * lengths.mean < max(found) <= lengths.MAX_SHARE * lengths.mean

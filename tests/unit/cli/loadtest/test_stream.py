@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from loraserve.cli.loadtest.stream import has_token, last_events
+
+TEXT = {"choices": [{"index": 0, "text": "x"}], "usage": None}
+CHAT_OPENING = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+CHAT_TEXT = {"choices": [{"delta": {"content": "x"}}]}
+CHAT_END = {"choices": [{"delta": {}, "finish_reason": "length"}]}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
+LORAX_CHAT_TEXT = {"choices": [{"delta": {"role": "assistant", "content": "x"}}]}
+
+
+def compact(*payloads: object) -> bytes:
+    """As we, vLLM and SGLang write events."""
+    return b"".join(b"data: %s\n\n" % json.dumps(payload, separators=(",", ":")).encode() for payload in payloads)
+
+
+def spaced(*payloads: object) -> bytes:
+    """As servers on Python's json do, through a library that ends lines with \\r\\n."""
+    return b"".join(b"data: %s\r\n\r\n" % json.dumps(payload).encode() for payload in payloads)
+
+
+def tight(*payloads: object) -> bytes:
+    """As LoRAX does."""
+    return b"".join(b"data:%s\n\n" % json.dumps(payload, separators=(",", ":")).encode() for payload in payloads)
+
+
+@pytest.mark.parametrize("write", [compact, spaced, tight])
+class TestAnyStyle:
+    def test_events_with_output_are_seen(self, write) -> None:
+        for payload in (TEXT, CHAT_TEXT, LORAX_CHAT_TEXT):
+            assert has_token(write(payload))
+        assert has_token(write(CHAT_OPENING, CHAT_TEXT))
+        assert has_token(write(TEXT, USAGE) + b"data: [DONE]\n\n")
+
+    def test_openings_ends_and_usage_are_no_output(self, write) -> None:
+        for payload in (CHAT_OPENING, CHAT_END, USAGE):
+            assert not has_token(write(payload))
+        assert not has_token(write(CHAT_END, USAGE) + b"data: [DONE]\n\n")
+
+    def test_usage_and_errors_are_read_from_the_end(self, write) -> None:
+        usage, error = last_events(write(TEXT, USAGE, {"error": {"message": "died"}}))[-2:]
+        assert usage.usage is not None
+        assert (usage.usage.prompt_tokens, usage.usage.completion_tokens) == (2, 3)
+        assert error.error == {"message": "died"}
+
+
+def test_a_text_cannot_look_like_an_event() -> None:
+    text = compact({"choices": [{"text": 'data: [] "choices":[] "delta":{}\ndata: x'}]})
+    assert has_token(text)
+
+
+def test_comments_that_keep_a_connection_open_are_no_events() -> None:
+    assert not has_token(b": ping\n\n")
+
+
+def test_an_event_cut_in_two_is_left_out() -> None:
+    assert last_events(compact(USAGE)[6:] + compact(TEXT)[:-10]) == []

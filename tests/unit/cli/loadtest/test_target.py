@@ -1,0 +1,81 @@
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+import rich_click as click
+
+from loraserve.cli.loadtest.server_kind import ServerKind
+from loraserve.cli.loadtest.target import Target, find_target, wanted_models
+
+LORAX_INFO = {"model_id": "mistral", "max_batch_total_tokens": 32000, "eager_prefill": False, "version": "0.1"}
+TGI_INFO = {"model_id": "mistral", "max_batch_total_tokens": 32000, "version": "3.0"}
+
+
+def target_of(routes: dict[str, object], wanted: ServerKind | None = None, status: int = 404) -> Target:
+    async def find() -> Target:
+        def answer(request: httpx.Request) -> httpx.Response:
+            found = routes.get(request.url.path)
+            return httpx.Response(status) if found is None else httpx.Response(200, json=found)
+
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
+            return await find_target(client, wanted)
+
+    return asyncio.run(find())
+
+
+def cards(owner: str) -> dict[str, object]:
+    base = {"id": "base", "object": "model", "owned_by": owner, "parent": None}
+    return {"data": [base, {"id": "sql", "owned_by": owner, "parent": "base"}], "object": "list"}
+
+
+@pytest.mark.parametrize("kind", [ServerKind.LORASERVE, ServerKind.VLLM, ServerKind.SGLANG])
+def test_the_owner_of_its_models_tells_a_server(kind: ServerKind) -> None:
+    assert target_of({"/v1/models": cards(kind.value)}) == Target(kind, "base", ["sql"])
+
+
+def test_an_unknown_owner_is_asked_with_openais_fields_only() -> None:
+    assert target_of({"/v1/models": cards("someone")}).kind is ServerKind.OPENAI
+    assert target_of({"/v1/models": cards("someone")}, ServerKind.VLLM).kind is ServerKind.VLLM
+
+
+def test_lorax_is_known_by_its_info_and_tgi_is_not_taken_for_it() -> None:
+    assert target_of({"/info": LORAX_INFO}) == Target(ServerKind.LORAX, "mistral", [])
+    assert target_of({"/info": TGI_INFO}) == Target(ServerKind.OPENAI)
+
+
+def test_a_wrong_key_is_reported() -> None:
+    with pytest.raises(click.ClickException, match="401"):
+        target_of({}, status=401)
+
+
+LISTED = Target(ServerKind.VLLM, "base", ["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("target", "adapters", "num_adapters", "models"),
+    [
+        (LISTED, "all", None, ["a", "b", "c"]),
+        (LISTED, "all", 2, ["a", "b"]),
+        (LISTED, "base", None, ["base"]),
+        (LISTED, "b, x", None, ["b", "x"]),
+        (Target(ServerKind.OPENAI, "gpt"), "all", None, ["gpt"]),
+    ],
+)
+def test_models_are_those_asked_for(target: Target, adapters: str, num_adapters: int | None, models: list[str]) -> None:
+    assert wanted_models(target, adapters, num_adapters) == models
+
+
+def test_models_can_stand_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "names"
+    file.write_text("a\n\n b \n")
+    assert wanted_models(Target(ServerKind.LORAX), f"@{file}", None) == ["a", "b"]
+    with pytest.raises(click.ClickException, match="No such file"):
+        wanted_models(Target(ServerKind.LORAX), f"@{tmp_path / 'none'}", None)
+
+
+def test_no_models_and_too_few_are_refused_with_a_remedy() -> None:
+    with pytest.raises(click.ClickException, match="--adapters a,b,c"):
+        wanted_models(Target(ServerKind.OPENAI), "all", None)
+    with pytest.raises(click.ClickException, match="--num-adapters 4: there are 3"):
+        wanted_models(LISTED, "all", 4)
