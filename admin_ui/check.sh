@@ -1,0 +1,10 @@
+#!/bin/sh
+# The committed API types and built files are what the sources give.
+set -eu
+made=$(mktemp -d)
+trap 'rm -rf "$made"' EXIT
+npx openapi-typescript ../docs/openapi.json -o "$made/schema.d.ts"
+diff "$made/schema.d.ts" src/api/schema.d.ts || { echo "src/api/schema.d.ts is out of date: make ui" >&2; exit 1; }
+npx tsc --noEmit
+npx vite build --outDir "$made/ui" --emptyOutDir --logLevel warn
+diff -r "$made/ui" ../loraserve/static/ui || { echo "loraserve/static/ui is out of date: make ui" >&2; exit 1; }

@@ -1,0 +1,26 @@
+import type { components } from "./schema";
+
+/** Names for what the API answers; the types themselves are generated from its OpenAPI document. */
+type Schemas = components["schemas"];
+
+export type AdapterItem = Schemas["AdapterItem"];
+export type AdapterDetail = Schemas["AdapterDetail"];
+export type AliasItem = Schemas["AliasItem"];
+export type VersionItem = Schemas["VersionItem"];
+export type UploadItem = Schemas["UploadItem"];
+export type ReportItem = Schemas["ReportItem"];
+export type CheckItem = Schemas["CheckItem"];
+export type KeyItem = Schemas["KeyItem"];
+export type TenantItem = Schemas["TenantItem"];
+export type LiveView = Schemas["LiveView"];
+export type EngineItem = Schemas["EngineItem"];
+export type SeriesView = Schemas["SeriesView"];
+export type RequestItem = Schemas["RequestItem"];
+export type AuditItem = Schemas["AuditItem"];
+export type UsageReport = Schemas["UsageReport"];
+
+/** One page of a list. */
+export interface Page<T> {
+  data: T[];
+  next_cursor: string | null;
+}

@@ -1,0 +1,13 @@
+import "./styles/tokens.css";
+import "./styles/base.css";
+import "./styles/parts.css";
+import "./styles/shell.css";
+import "./state/theme";
+
+import { render } from "preact";
+
+import { PAGES } from "./pages";
+import { Shell } from "./shell/shell";
+
+const root = document.getElementById("app");
+if (root) render(<Shell pages={PAGES} />, root);

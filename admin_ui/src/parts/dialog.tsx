@@ -1,0 +1,88 @@
+import { useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useId, useRef } from "preact/hooks";
+
+import { ApiError } from "../api/client";
+import { Field } from "./basics";
+
+interface DialogProps {
+  title: string;
+  children?: ComponentChildren;
+  confirm: string;
+  danger?: boolean;
+  /** The name to type before the button works, for what cannot be undone. */
+  typeToConfirm?: string;
+  onClose: () => void;
+  /** The dialog closes when this is done and stays open, with the error, when it throws. */
+  onConfirm: () => Promise<unknown>;
+}
+
+/** Modal: the browser keeps the focus inside, Escape closes, focus goes back to where it was. */
+export function Dialog(props: DialogProps) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const headingId = useId();
+  const typed = useSignal("");
+  const busy = useSignal(false);
+  const failure = useSignal<string | null>(null);
+  const blocked = busy.value || (props.typeToConfirm !== undefined && typed.value !== props.typeToConfirm);
+
+  useEffect(() => {
+    dialog.current?.showModal();
+  }, []);
+
+  async function submit(event: Event): Promise<void> {
+    event.preventDefault();
+    if (blocked) return;
+    busy.value = true;
+    failure.value = null;
+    try {
+      await props.onConfirm();
+      dialog.current?.close();
+    } catch (error) {
+      failure.value = messageOf(error);
+    } finally {
+      busy.value = false;
+    }
+  }
+
+  return (
+    <dialog ref={dialog} class="dialog" aria-labelledby={headingId} onClose={props.onClose}>
+      <form onSubmit={submit}>
+        <h2 id={headingId}>{props.title}</h2>
+        {props.children}
+        {props.typeToConfirm !== undefined && (
+          <Field label={`Type ${props.typeToConfirm} to confirm`}>
+            <input
+              class="input"
+              value={typed.value}
+              autocomplete="off"
+              spellcheck={false}
+              onInput={(event) => {
+                typed.value = event.currentTarget.value;
+              }}
+            />
+          </Field>
+        )}
+        {failure.value && (
+          <p class="field-error" role="alert" style={{ color: "var(--bad)" }}>
+            {failure.value}
+          </p>
+        )}
+        <div class="dialog-actions">
+          <button type="button" class="button" onClick={() => dialog.current?.close()}>
+            Cancel
+          </button>
+          <button type="submit" class={`button ${props.danger ? "is-danger" : "is-primary"}`} disabled={blocked}>
+            {props.confirm}
+          </button>
+        </div>
+      </form>
+    </dialog>
+  );
+}
+
+function messageOf(error: unknown): string {
+  if (!(error instanceof ApiError)) return String(error);
+  if (error.status === 412) return "Somebody else changed this after you opened it, so nothing was done. Close this, look at what is there now, and decide again.";
+  return error.message;
+}

@@ -1,0 +1,87 @@
+import type { ComponentChildren } from "preact";
+
+import type { ApiError } from "../api/client";
+import type { Polled } from "../state/polled";
+import { Command } from "./basics";
+import { ago } from "./format";
+import { Icon, type IconName } from "./icon";
+
+const STALE_AFTER_MS = 15_000;
+
+/** Nothing here yet: what it is, a button, and the command that does the same. */
+export function Empty(props: { icon: IconName; title: string; command?: string; children?: ComponentChildren; action?: ComponentChildren }) {
+  return (
+    <div class="state" data-testid="empty">
+      <Icon name={props.icon} />
+      <h2>{props.title}</h2>
+      {props.children && <p>{props.children}</p>}
+      {props.action}
+      {props.command && <Command>{props.command}</Command>}
+    </div>
+  );
+}
+
+/** What failed, why, and what to do. 403 and 404 have their own words. */
+export function Failure({ error, retry }: { error: ApiError; retry?: () => void }) {
+  const forbidden = error.status === 403;
+  return (
+    <div class={`state ${forbidden ? "" : "is-bad"}`} role="alert" data-testid={forbidden ? "no-permission" : "failure"}>
+      <Icon name={forbidden ? "lock" : "warn"} />
+      <h2>{title(error)}</h2>
+      <p>{error.message}</p>
+      {error.requestId && (
+        <p class="small">
+          Request <code>{error.requestId}</code>
+        </p>
+      )}
+      {retry && !forbidden && (
+        <button type="button" class="button" onClick={retry}>
+          Try again
+        </button>
+      )}
+    </div>
+  );
+}
+
+function title(error: ApiError): string {
+  if (error.status === 0) return "No answer from the server";
+  if (error.status === 403) return "Your role may not see this";
+  if (error.status === 404) return "This does not exist";
+  return "That did not work";
+}
+
+/** One of the six states of a view: skeleton, failure or no permission without data; data, or data marked as stale. */
+export function View<T>(props: { of: Polled<T>; skeleton: ComponentChildren; children: (data: T) => ComponentChildren }) {
+  const { data, error, at, refresh } = props.of;
+  if (data.value === null) {
+    if (error.value) return <Failure error={error.value} retry={refresh} />;
+    return (
+      <div aria-busy="true" data-testid="loading">
+        {props.skeleton}
+      </div>
+    );
+  }
+  const stale = error.value !== null && Date.now() - at.value > STALE_AFTER_MS;
+  return (
+    <div>
+      {error.value && (
+        <p class="stale-note" role="status" data-testid="stale">
+          <Icon name="clock" /> As of {ago(at.value / 1000)}: {error.value.message}
+        </p>
+      )}
+      <div class={stale ? "is-stale" : ""}>{props.children(data.value)}</div>
+    </div>
+  );
+}
+
+export function SkeletonRows({ rows = 8, height = 36 }: { rows?: number; height?: number }) {
+  return (
+    <div class="panel">
+      {Array.from({ length: rows }, (_, row) => (
+        <div key={row} style={{ height: `${height}px`, padding: "10px 16px" }}>
+          <div class="skeleton" style={{ width: `${85 - ((row * 17) % 45)}%`, height: "12px" }} />
+        </div>
+      ))}
+    </div>
+  );
+}

@@ -1,0 +1,54 @@
+import { signal } from "@preact/signals";
+
+import { Icon } from "./icon";
+
+interface Toast {
+  id: number;
+  text: string;
+  undo?: () => Promise<unknown>;
+}
+
+const SHOWN_MS = 8000;
+const toasts = signal<Toast[]>([]);
+let lastId = 0;
+
+/** Say what was done; `undo` is offered while it shows. */
+export function toast(text: string, undo?: () => Promise<unknown>): void {
+  const id = ++lastId;
+  toasts.value = [...toasts.value, { id, text, ...(undo ? { undo } : {}) }];
+  window.setTimeout(() => dismiss(id), SHOWN_MS);
+}
+
+function dismiss(id: number): void {
+  toasts.value = toasts.value.filter((shown) => shown.id !== id);
+}
+
+async function takeBack(shown: Toast): Promise<void> {
+  dismiss(shown.id);
+  try {
+    await shown.undo?.();
+    toast("Undone.");
+  } catch (error) {
+    toast(`Could not undo: ${error instanceof Error ? error.message : String(error)}`);
+  }
+}
+
+export function Toasts() {
+  return (
+    <div class="toasts" role="status" aria-live="polite">
+      {toasts.value.map((shown) => (
+        <div key={shown.id} class="toast" data-testid="toast">
+          <span>{shown.text}</span>
+          {shown.undo && (
+            <button type="button" class="button is-quiet" onClick={() => takeBack(shown)}>
+              <Icon name="undo" /> Undo
+            </button>
+          )}
+          <button type="button" class="button is-quiet is-icon" aria-label="Dismiss" onClick={() => dismiss(shown.id)}>
+            <Icon name="cross" />
+          </button>
+        </div>
+      ))}
+    </div>
+  );
+}

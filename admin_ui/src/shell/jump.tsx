@@ -1,0 +1,112 @@
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+
+import { call } from "../api/client";
+import { Icon, type IconName } from "../parts/icon";
+import { go, href } from "../router";
+import { logOut, session, shownTenant } from "../state/session";
+import type { Page } from "./pages";
+
+interface Hit {
+  key: string;
+  title: string;
+  icon: IconName;
+  act: () => void;
+}
+
+function hit(title: string, icon: IconName, to: string): Hit {
+  return { key: to, title, icon, act: () => go(to) };
+}
+
+/** Also here because the bottom bar of a small screen has no room for it. */
+const LOG_OUT: Hit = { key: "log out", title: "Log out", icon: "lock", act: () => void logOut() };
+
+const TYPING_PAUSE_MS = 120;
+const MAX_ADAPTERS = 8;
+
+/** ⌘K: type a part of a page's or an adapter's name, arrows choose, Enter goes there. */
+export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const typed = useSignal("");
+  const adapters = useSignal<Hit[]>([]);
+  const chosen = useSignal(0);
+  const needle = typed.value.trim().toLowerCase();
+  const hits = [
+    ...pages
+      .filter((page) => page.title.toLowerCase().includes(needle))
+      .map((page) => hit(page.title, page.icon, href(page.segment ? [page.segment] : []))),
+    ...adapters.value,
+    ...(!session.value?.open && "log out".includes(needle) ? [LOG_OUT] : []),
+  ];
+
+  useEffect(() => {
+    dialog.current?.showModal();
+  }, []);
+
+  useEffect(() => {
+    const aborter = new AbortController();
+    const timer = window.setTimeout(async () => {
+      try {
+        const query = new URLSearchParams({ q: needle, limit: String(MAX_ADAPTERS) });
+        const { data } = await call<{ data: { name: string; tenant: string }[] }>("GET", `/v1/adapters?${query}`, { signal: aborter.signal });
+        adapters.value = data.data.map(({ name, tenant }) => hit(name, "adapters", href(["adapters", name], { tenant: tenant === shownTenant.value ? null : tenant })));
+      } catch {
+        adapters.value = [];
+      }
+      chosen.value = 0;
+    }, TYPING_PAUSE_MS);
+    return () => {
+      window.clearTimeout(timer);
+      aborter.abort();
+    };
+  }, [needle]);
+
+  function onKey(event: KeyboardEvent): void {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step !== undefined && hits.length > 0) {
+      event.preventDefault();
+      chosen.value = (chosen.value + step + hits.length) % hits.length;
+    } else if (event.key === "Enter") {
+      event.preventDefault();
+      leave(hits[chosen.value]);
+    }
+  }
+
+  function leave(found: Hit | undefined): void {
+    if (!found) return;
+    dialog.current?.close();
+    found.act();
+  }
+
+  return (
+    <dialog ref={dialog} class="dialog jump" aria-label="Jump to" onClose={onClose}>
+      <input
+        class="input jump-input"
+        role="combobox"
+        aria-label="Adapter or page"
+        aria-expanded="true"
+        aria-controls="jump-hits"
+        aria-activedescendant={hits.length > 0 ? `jump-hit-${chosen.value}` : undefined}
+        placeholder="Adapter or page"
+        value={typed.value}
+        onInput={(event) => (typed.value = event.currentTarget.value)}
+        onKeyDown={onKey}
+      />
+      <ul id="jump-hits" role="listbox" aria-label="Found">
+        {hits.map((found, index) => (
+          <li
+            key={found.key}
+            id={`jump-hit-${index}`}
+            role="option"
+            aria-selected={index === chosen.value}
+            class="jump-hit"
+            onClick={() => leave(found)}
+          >
+            <Icon name={found.icon} /> <span class="truncate">{found.title}</span>
+          </li>
+        ))}
+      </ul>
+      {hits.length === 0 && <p class="muted jump-none">No page or adapter has this in its name.</p>}
+    </dialog>
+  );
+}

@@ -1,0 +1,54 @@
+import { useSignal } from "@preact/signals";
+
+import { ApiError } from "../api/client";
+import { Command, Field } from "../parts/basics";
+import { linkFailure, logIn } from "../state/session";
+
+/** Asks for a key once; the server keeps a session behind an HttpOnly cookie and this page keeps nothing. */
+export function Login() {
+  const key = useSignal("");
+  const busy = useSignal(false);
+  const failure = useSignal<string | null>(null);
+
+  async function submit(event: Event): Promise<void> {
+    event.preventDefault();
+    busy.value = true;
+    failure.value = null;
+    linkFailure.value = null;
+    try {
+      await logIn({ key: key.value.trim() });
+    } catch (error) {
+      failure.value = error instanceof ApiError ? error.message : String(error);
+    } finally {
+      busy.value = false;
+      key.value = "";
+    }
+  }
+
+  return (
+    <main class="login">
+      <form class="panel login-card" onSubmit={submit}>
+        <h1>Log in to loraserve</h1>
+        <Field label="API key" hint="A key with the role viewer, operator or admin." error={failure.value ?? linkFailure.value}>
+          <input
+            class="input mono"
+            type="password"
+            name="key"
+            autocomplete="off"
+            required
+            placeholder="ls-…"
+            value={key.value}
+            onInput={(event) => (key.value = event.currentTarget.value)}
+          />
+        </Field>
+        <button type="submit" class="button is-primary" disabled={busy.value || key.value.trim() === ""}>
+          Log in
+        </button>
+        <div class="login-other">
+          <p class="muted small">Or make a one-time link on the server:</p>
+          <Command>loraserve ui login</Command>
+        </div>
+      </form>
+    </main>
+  );
+}

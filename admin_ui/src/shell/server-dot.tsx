@@ -1,0 +1,30 @@
+import { serverAnswers } from "../api/client";
+import { Chip } from "../parts/basics";
+import { session } from "../state/session";
+
+/** Whether the server answers, and what an open server means. */
+export function ServerDot() {
+  if (!serverAnswers.value) {
+    return (
+      <Chip tone="bad" icon="warn">
+        No answer
+      </Chip>
+    );
+  }
+  if (session.value?.open) {
+    return (
+      <span title="This server asks for no key: anyone on this machine is admin. Make an admin key to change that.">
+        <Chip tone="warn" icon="warn">
+          <span>
+            Open<span class="wide-only">: anyone on this machine is admin</span>
+          </span>
+        </Chip>
+      </span>
+    );
+  }
+  return (
+    <Chip tone="ok" icon="check">
+      {session.value?.role}
+    </Chip>
+  );
+}

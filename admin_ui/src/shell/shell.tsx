@@ -1,0 +1,144 @@
+import { useComputed, useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+
+import { actingTenant, serverAnswers, signedOut } from "../api/client";
+import { Failure } from "../parts/states";
+import { Icon } from "../parts/icon";
+import { Toasts } from "../parts/toasts";
+import { href, place } from "../router";
+import { logOut, may, session, startFailure, startSession } from "../state/session";
+import { theme, toggleTheme } from "../state/theme";
+import { Jump } from "./jump";
+import { LazyView } from "./lazy-view";
+import { Login } from "./login";
+import type { Page } from "./pages";
+import { ServerDot } from "./server-dot";
+import { TenantPicker } from "./tenant-picker";
+
+export function Shell({ pages }: { pages: Page[] }) {
+  const jumping = useSignal(false);
+  const current = useComputed(() => pages.find((page) => page.segment === (place.value.segments[0] ?? "")) ?? null);
+
+  useEffect(() => {
+    void startSession();
+    function onKey(event: KeyboardEvent): void {
+      if (event.key.toLowerCase() === "k" && (event.metaKey || event.ctrlKey)) {
+        event.preventDefault();
+        jumping.value = true;
+      }
+    }
+    window.addEventListener("keydown", onKey);
+    return () => window.removeEventListener("keydown", onKey);
+  }, []);
+
+  useEffect(() => {
+    document.title = current.value ? `${current.value.title} · loraserve` : "loraserve";
+  }, [current.value]);
+
+  if (signedOut.value) return <Login />;
+  if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} />;
+  if (session.value === null) return null;
+
+  const shown = pages.filter((page) => may(page.needs));
+  return (
+    <div class="shell">
+      <a class="skip-link" href="#main" onClick={focusMain}>
+        Skip to content
+      </a>
+      <nav class="rail" aria-label="Main">
+        <a class="rail-brand" href="#/">
+          <Mark />
+          <span>loraserve</span>
+        </a>
+        {shown.map((page) => (
+          <a
+            key={page.segment}
+            class={`rail-item ${page.secondary ? "is-secondary" : ""}`}
+            href={href(page.segment ? [page.segment] : [])}
+            aria-current={page === current.value ? "page" : undefined}
+            title={page.title}
+          >
+            <Icon name={page.icon} />
+            <span>{page.title}</span>
+          </a>
+        ))}
+        {!session.value.open && (
+          <button type="button" class="rail-item rail-foot button is-quiet" onClick={logOut} title="Log out">
+            <Icon name="lock" />
+            <span>Log out</span>
+          </button>
+        )}
+      </nav>
+      <header class="topbar">
+        <Crumbs page={current.value} />
+        <TenantPicker />
+        <ServerDot />
+        <button type="button" class="button is-quiet" onClick={() => (jumping.value = true)}>
+          <Icon name="search" />
+          <span class="visually-hidden">Jump to an adapter or page</span>
+          <kbd class="small muted jump-key">⌘K</kbd>
+        </button>
+        <button
+          type="button"
+          class="button is-quiet is-icon"
+          aria-label={theme.value === "dark" ? "Use the light theme" : "Use the dark theme"}
+          onClick={toggleTheme}
+        >
+          <Icon name={theme.value === "dark" ? "sun" : "moon"} />
+        </button>
+      </header>
+      <main class="main" id="main" tabIndex={-1}>
+        {!serverAnswers.value && (
+          <p class="lost-server" role="status" data-testid="lost-server">
+            <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
+          </p>
+        )}
+        {current.value === null ? <NotFound /> : <LazyView key={`${current.value.segment} ${actingTenant.value}`} load={current.value.load} />}
+      </main>
+      {jumping.value && <Jump pages={shown} onClose={() => (jumping.value = false)} />}
+      <Toasts />
+    </div>
+  );
+}
+
+function Crumbs({ page }: { page: Page | null }) {
+  const [first, ...rest] = place.value.segments;
+  if (!page || !first || rest.length === 0) return <div class="crumbs">{page?.title ?? "Not found"}</div>;
+  return (
+    <nav class="crumbs" aria-label="Path">
+      <a href={href([first])}>{page.title}</a>
+      {rest.map((segment, index) => (
+        <>
+          <span aria-hidden="true">/</span>
+          <span key={index}>{segment}</span>
+        </>
+      ))}
+    </nav>
+  );
+}
+
+function NotFound() {
+  return (
+    <div class="state">
+      <Icon name="warn" />
+      <h1>There is no such page</h1>
+      <a class="button" href="#/">
+        To the overview
+      </a>
+    </div>
+  );
+}
+
+function Mark() {
+  return (
+    <svg viewBox="0 0 20 20" fill="none" stroke="currentColor" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true">
+      <path d="M3 2.5v14.2h14.5" stroke-width="2.2" />
+      <path d="M7 12.2 10 9l2.4 2 4.1-5.4" stroke="var(--accent)" stroke-width="2" />
+    </svg>
+  );
+}
+
+function focusMain(event: Event): void {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}

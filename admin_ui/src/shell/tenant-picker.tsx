@@ -1,0 +1,33 @@
+import { call } from "../api/client";
+import { usePolled } from "../state/polled";
+import { actFor, mayActForAll, session, shownTenant } from "../state/session";
+
+const REFRESH_MS = 30_000;
+
+/** For people with rights over every tenant: whose adapters, requests and usage are shown. */
+export function TenantPicker() {
+  if (session.value === null || !mayActForAll.value) {
+    return session.value ? <span class="chip wide-only">{session.value.tenant}</span> : null;
+  }
+  return <Picker />;
+}
+
+function Picker() {
+  const tenants = usePolled(
+    "tenants",
+    async (signal) => (await call<{ data: { id: string }[] }>("GET", "/v1/tenants?limit=500", { signal })).data.data,
+    REFRESH_MS,
+  );
+  return (
+    <label class="tenant-picker">
+      <span class="visually-hidden">Tenant</span>
+      <select class="select" value={shownTenant.value} onChange={(event) => actFor(event.currentTarget.value)}>
+        {(tenants.data.value ?? [{ id: shownTenant.value }]).map(({ id }) => (
+          <option key={id} value={id}>
+            {id}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}

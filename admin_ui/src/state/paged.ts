@@ -1,0 +1,74 @@
+import { batch, type Signal, signal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+
+import { ApiError, call } from "../api/client";
+import type { Page } from "../api/types";
+
+/** A list that grows page by page while the person scrolls, and is renewed in place. */
+export interface Paged<T> {
+  rows: Signal<T[] | null>;
+  error: Signal<ApiError | null>;
+  hasMore: Signal<boolean>;
+  loadMore: () => void;
+  refresh: () => void;
+}
+
+/** `path` is the list with its filters; when it changes, the list begins again. */
+export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Paged<T> {
+  const paged = useMemo(() => {
+    const rows = signal<T[] | null>(null);
+    const error = signal<ApiError | null>(null);
+    const hasMore = signal(false);
+    return { rows, error, hasMore, loadMore: () => {}, refresh: () => {} };
+  }, [path]);
+
+  useEffect(() => {
+    const aborter = new AbortController();
+    let cursor: string | null = null;
+    let busy = false;
+
+    async function page(at: string | null, size: number): Promise<Page<T>> {
+      const separator = path.includes("?") ? "&" : "?";
+      const where = `${path}${separator}limit=${size}${at ? `&cursor=${encodeURIComponent(at)}` : ""}`;
+      return (await call<Page<T>>("GET", where, { signal: aborter.signal })).data;
+    }
+
+    async function load(renew: boolean): Promise<void> {
+      if (busy || document.hidden) return;
+      busy = true;
+      try {
+        const known = renew ? [] : (paged.rows.peek() ?? []);
+        // Renewing asks for as many rows as are shown, so that the list does not shrink under the person.
+        const size = renew ? Math.min(500, Math.max(limit, paged.rows.peek()?.length ?? 0)) : limit;
+        const next = await page(renew ? null : cursor, size);
+        cursor = next.next_cursor;
+        batch(() => {
+          paged.rows.value = [...known, ...next.data];
+          paged.hasMore.value = cursor !== null;
+          paged.error.value = null;
+        });
+      } catch (error) {
+        if (aborter.signal.aborted) return;
+        paged.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
+      } finally {
+        busy = false;
+      }
+    }
+
+    paged.loadMore = () => {
+      if (paged.hasMore.peek()) void load(false);
+    };
+    paged.refresh = () => void load(true);
+    void load(true);
+    const timer = window.setInterval(() => {
+      // A list scrolled far down keeps still.
+      if ((paged.rows.peek()?.length ?? 0) <= 500) void load(true);
+    }, refreshMs);
+    return () => {
+      aborter.abort();
+      window.clearInterval(timer);
+    };
+  }, [paged]);
+
+  return paged;
+}

@@ -1,0 +1,75 @@
+import { batch, type Signal, signal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+
+import { ApiError } from "../api/client";
+
+/** What a view knows: nothing yet, data, or data that has gone stale beside the error that keeps it from being renewed. */
+export interface Polled<T> {
+  data: Signal<T | null>;
+  error: Signal<ApiError | null>;
+  /** When `data` came, in ms of `Date.now()`. */
+  at: Signal<number>;
+  /** Fetch now, such as after a change. */
+  refresh: () => void;
+}
+
+const BACKGROUND_FACTOR = 5;
+
+/**
+ * Fetches at once and then again `intervalMs` after each answer; slower without focus, not at all while hidden.
+ * `key` names what is fetched: when it changes, old data goes and the new is fetched.
+ */
+export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Promise<T>, intervalMs = 2000): Polled<T> {
+  const polled = useMemo(() => {
+    const data = signal<T | null>(null);
+    const error = signal<ApiError | null>(null);
+    const at = signal(0);
+    return { data, error, at, refresh: () => {} };
+  }, [key]);
+
+  useEffect(() => {
+    let timer = 0;
+    let running: AbortController | null = null;
+    let stopped = false;
+
+    async function fetchOnce(): Promise<void> {
+      window.clearTimeout(timer);
+      running?.abort();
+      const mine = (running = new AbortController());
+      try {
+        const data = await fetcher(mine.signal);
+        if (mine.signal.aborted) return;
+        batch(() => {
+          polled.data.value = data;
+          polled.error.value = null;
+          polled.at.value = Date.now();
+        });
+      } catch (error) {
+        if (mine.signal.aborted) return;
+        polled.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
+      }
+      if (!stopped && !document.hidden && intervalMs > 0) {
+        timer = window.setTimeout(fetchOnce, document.hasFocus() ? intervalMs : intervalMs * BACKGROUND_FACTOR);
+      }
+    }
+
+    function onVisible(): void {
+      if (document.hidden) window.clearTimeout(timer);
+      else void fetchOnce();
+    }
+
+    polled.refresh = () => void fetchOnce();
+    document.addEventListener("visibilitychange", onVisible);
+    window.addEventListener("focus", onVisible);
+    void fetchOnce();
+    return () => {
+      stopped = true;
+      running?.abort();
+      window.clearTimeout(timer);
+      document.removeEventListener("visibilitychange", onVisible);
+      window.removeEventListener("focus", onVisible);
+    };
+  }, [polled]);
+
+  return polled;
+}

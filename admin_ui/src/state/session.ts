@@ -1,0 +1,95 @@
+import { computed, signal } from "@preact/signals";
+
+import { actingTenant, ApiError, call, csrfToken, signedOut } from "../api/client";
+import { go, place } from "../router";
+
+export type Role = "infer" | "viewer" | "operator" | "admin";
+
+/** `GET /v1/session`. */
+export interface Session {
+  open: boolean;
+  role: Role;
+  /** "*" = all tenants. */
+  tenant: string;
+  key_id: string | null;
+  name: string;
+  csrf: string;
+  model: string;
+  version: string;
+}
+
+export const session = signal<Session | null>(null);
+export const startFailure = signal<ApiError | null>(null);
+/** Why a one-time link did not log in. */
+export const linkFailure = signal<string | null>(null);
+
+const RANK: Record<Role, number> = { infer: 0, viewer: 1, operator: 2, admin: 3 };
+
+/** Whether the person may do what `role` may; the server decides, this only hides what it would refuse. */
+export function may(role: Role): boolean {
+  return session.value !== null && RANK[session.value.role] >= RANK[role];
+}
+
+export const mayActForAll = computed(() => session.value?.tenant === "*");
+
+/** Who an open server's requests belong to, and whom keys of all tenants act for unless they say otherwise. */
+const DEFAULT_TENANT = "default";
+
+/** Whose adapters, requests and keys are shown. */
+export const shownTenant = computed(() => (mayActForAll.value ? actingTenant.value || DEFAULT_TENANT : (session.value?.tenant ?? DEFAULT_TENANT)));
+
+/** Whether the person may change what belongs to `tenant`: everybody sees the shared adapters, few may touch them. */
+export function mayChange(tenant: string): boolean {
+  return may("operator") && (mayActForAll.value || tenant === shownTenant.value);
+}
+
+/** For a request about something of `tenant`'s. A key of one tenant finds its own and the shared without. */
+export function tenantHeaders(tenant: string | null): Record<string, string> {
+  return tenant && mayActForAll.value ? { "x-tenant": tenant } : {};
+}
+
+/** Ask the server who we are; a one-time token in the fragment is spent first, and leaves the address bar at once. */
+export async function startSession(): Promise<void> {
+  startFailure.value = null;
+  const [view, token] = place.peek().segments;
+  try {
+    if (view === "login" && token) {
+      go("#/", { replace: true });
+      await logIn({ token });
+    } else {
+      await accept(call<Session>("GET", "/v1/session"));
+    }
+  } catch (error) {
+    if (error instanceof ApiError && error.status === 401) {
+      if (token) linkFailure.value = error.message;
+      return;
+    }
+    startFailure.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
+  }
+}
+
+export async function logIn(credential: { key: string } | { token: string }): Promise<void> {
+  await accept(call<Session>("POST", "/v1/session", { body: credential }));
+}
+
+/** Ends the session on the server, too. */
+export async function logOut(): Promise<void> {
+  await call("DELETE", "/v1/session");
+  session.value = null;
+  csrfToken.value = "";
+  signedOut.value = true;
+}
+
+export function actFor(tenant: string): void {
+  actingTenant.value = tenant;
+  if (tenant) sessionStorage.setItem("tenant", tenant);
+  else sessionStorage.removeItem("tenant");
+}
+
+async function accept(answer: Promise<{ data: Session }>): Promise<void> {
+  const { data } = await answer;
+  csrfToken.value = data.csrf;
+  session.value = data;
+  signedOut.value = false;
+  if (data.tenant !== "*") actFor("");
+}

@@ -1,0 +1,193 @@
+import "./adapters.css";
+
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+
+import type { AdapterItem } from "../../api/types";
+import { Icon } from "../../parts/icon";
+import { Empty, Failure, SkeletonRows } from "../../parts/states";
+import { VirtualRows } from "../../parts/virtual-rows";
+import { href, place, setQuery } from "../../router";
+import { usePaged } from "../../state/paged";
+import { may, mayChange } from "../../state/session";
+import { Detail } from "../detail/detail";
+import { AdapterRow } from "./adapter-row";
+import { Filters } from "./filters";
+import { SelectionBar } from "./selection-bar";
+
+const COLUMNS: { label: string; sort?: string; right?: boolean; wide?: boolean }[] = [
+  { label: "Name", sort: "name" },
+  { label: "Status" },
+  { label: "Tier" },
+  { label: "Version", right: true },
+  { label: "Rank", right: true },
+  { label: "Size", sort: "size", right: true },
+  { label: "Targets", wide: true },
+  { label: "Requests 24 h", sort: "requests", right: true },
+  { label: "TTFT p95", right: true },
+  { label: "Last used", sort: "last_used", right: true },
+];
+const ROW_HEIGHT = 44;
+const CARD_HEIGHT = 84;
+const NARROW = "(max-width: 699px)";
+
+/** The list, or one adapter where the URL names it. */
+export function Adapters() {
+  const name = place.value.segments[1];
+  return name === undefined ? <AdapterList /> : <Detail key={name} name={name} />;
+}
+
+/** Every adapter the person may see: searched, filtered and sorted by the server, any number of them. */
+function AdapterList() {
+  const query = place.value.query;
+  const filters = new URLSearchParams();
+  for (const name of ["q", "state", "tag", "sort"]) {
+    const value = query.get(name);
+    if (value) filters.set(name, value);
+  }
+  const path = `/v1/adapters${filters.size > 0 ? `?${filters}` : ""}`;
+  const list = usePaged<AdapterItem>(path);
+  const narrow = useNarrow();
+  const selected = useSignal<ReadonlyMap<string, AdapterItem>>(new Map());
+  const rows = list.rows.value;
+
+  function toggle(adapter: AdapterItem): void {
+    const next = new Map(selected.value);
+    const key = `${adapter.tenant}/${adapter.name}`;
+    if (!next.delete(key)) next.set(key, adapter);
+    selected.value = next;
+  }
+
+  return (
+    <>
+      <div class="page-head">
+        <h1>Adapters</h1>
+        {may("operator") && (
+          <a class="button is-primary" href={href(["upload"])}>
+            <Icon name="upload" /> Upload
+          </a>
+        )}
+      </div>
+      <Filters />
+      {rows === null && list.error.value && <Failure error={list.error.value} retry={list.refresh} />}
+      {rows === null && !list.error.value && <SkeletonRows rows={10} height={ROW_HEIGHT} />}
+      {rows !== null && list.error.value && (
+        <p class="stale-note" role="status" data-testid="stale">
+          <Icon name="clock" /> {list.error.value.message}
+        </p>
+      )}
+      {rows?.length === 0 && <NoAdapters filtered={filters.size > 0} />}
+      {rows !== null && rows.length > 0 && (
+        <div class="panel adapters">
+          <table class="table">
+            <caption class="visually-hidden">Adapters</caption>
+            <thead>
+              <tr>
+                {may("operator") && (
+                  <th class="select-cell">
+                    <span class="visually-hidden">Select</span>
+                  </th>
+                )}
+                {COLUMNS.map((column) => (
+                  <HeaderCell key={column.label} {...column} />
+                ))}
+              </tr>
+            </thead>
+            <VirtualRows
+              rows={rows}
+              rowHeight={narrow ? CARD_HEIGHT : ROW_HEIGHT}
+              columns={COLUMNS.length + 1}
+              onNearEnd={list.loadMore}
+            >
+              {(adapter) => (
+                <AdapterRow
+                  key={`${adapter.tenant}/${adapter.name}`}
+                  adapter={adapter}
+                  selected={selected.value.has(`${adapter.tenant}/${adapter.name}`)}
+                  selectable={may("operator")}
+                  onSelect={mayChange(adapter.tenant) ? () => toggle(adapter) : null}
+                />
+              )}
+            </VirtualRows>
+          </table>
+        </div>
+      )}
+      {selected.value.size > 0 && (
+        <SelectionBar
+          adapters={[...selected.value.values()]}
+          onDone={() => {
+            selected.value = new Map();
+            list.refresh();
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function HeaderCell({ label, sort, right, wide }: (typeof COLUMNS)[number]) {
+  const current = place.value.query.get("sort") ?? "name";
+  const classes = [right ? "right" : "", wide ? "wide-only" : ""].join(" ");
+  if (!sort) return <th class={classes}>{label}</th>;
+  const active = current === sort || current === `-${sort}`;
+  const descending = current === `-${sort}`;
+  return (
+    <th class={classes} aria-sort={active ? (descending ? "descending" : "ascending") : "none"}>
+      <button
+        type="button"
+        class={`sort-button ${active ? "is-active" : ""}`}
+        onClick={() => setQuery({ sort: active && !descending ? `-${sort}` : sort === "name" || active ? sort : `-${sort}` })}
+      >
+        {label}
+        {active && <span aria-hidden="true">{descending ? " ↓" : " ↑"}</span>}
+      </button>
+    </th>
+  );
+}
+
+function NoAdapters({ filtered }: { filtered: boolean }) {
+  if (filtered) {
+    return (
+      <Empty
+        icon="search"
+        title="No adapter matches"
+        action={
+          <button type="button" class="button" onClick={() => setQuery({ q: null, state: null, tag: null })}>
+            Show all adapters
+          </button>
+        }
+      />
+    );
+  }
+  return (
+    <Empty
+      icon="adapters"
+      title="No adapters yet"
+      command="loraserve adapter add my-adapter ./path/to/adapter"
+      action={
+        may("operator") && (
+          <a class="button is-primary" href={href(["upload"])}>
+            Upload an adapter
+          </a>
+        )
+      }
+    >
+      An adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT saves it. Once it is here, requests name it as
+      their model.
+    </Empty>
+  );
+}
+
+function useNarrow(): boolean {
+  const media = useRef(window.matchMedia(NARROW));
+  const narrow = useSignal(media.current.matches);
+  useEffect(() => {
+    const watched = media.current;
+    function update(): void {
+      narrow.value = watched.matches;
+    }
+    watched.addEventListener("change", update);
+    return () => watched.removeEventListener("change", update);
+  }, []);
+  return narrow.value;
+}

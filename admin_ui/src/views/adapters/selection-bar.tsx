@@ -1,0 +1,102 @@
+import { useSignal } from "@preact/signals";
+
+import { call } from "../../api/client";
+import type { AdapterItem } from "../../api/types";
+import { Dialog } from "../../parts/dialog";
+import { toast } from "../../parts/toasts";
+import { tenantHeaders } from "../../state/session";
+
+type Verb = "disable" | "enable" | "pin" | "delete";
+
+interface Outcome {
+  done: AdapterItem[];
+  failed: { adapter: AdapterItem; message: string }[];
+}
+
+const PIN_S = 3600;
+const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned for an hour", delete: "Deleted" };
+
+/** What can be done to several adapters at once; each is its own request, and each failure is named. */
+export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; onDone: () => void }) {
+  const deleting = useSignal(false);
+  const busy = useSignal(false);
+
+  async function run(verb: Verb): Promise<void> {
+    busy.value = true;
+    const { done, failed } = await apply(verb, adapters);
+    busy.value = false;
+    const names = done.length === 1 ? done[0]?.name : `${done.length} adapters`;
+    if (done.length > 0) toast(`${PAST[verb]} ${names}.`, undo(verb, done));
+    for (const { adapter, message } of failed) toast(`${adapter.name}: ${message}`);
+    onDone();
+  }
+
+  const only = adapters.length === 1 ? adapters[0] : undefined;
+  return (
+    <div class="selection-bar" role="region" aria-label="Selected adapters">
+      <span class="num">
+        {adapters.length} <span class="muted">selected</span>
+      </span>
+      <button type="button" class="button" disabled={busy.value} onClick={() => run("pin")}>
+        Pin for an hour
+      </button>
+      <button type="button" class="button" disabled={busy.value} onClick={() => run("disable")}>
+        Disable
+      </button>
+      <button type="button" class="button" disabled={busy.value} onClick={() => run("enable")}>
+        Enable
+      </button>
+      <button type="button" class="button is-danger" disabled={busy.value} onClick={() => (deleting.value = true)}>
+        Delete
+      </button>
+      <button type="button" class="button is-quiet" onClick={onDone}>
+        Clear
+      </button>
+      {deleting.value && (
+        <Dialog
+          title={only ? `Delete ${only.name}?` : `Delete ${adapters.length} adapters?`}
+          confirm="Delete"
+          danger
+          typeToConfirm={only ? only.name : `delete ${adapters.length}`}
+          onClose={() => (deleting.value = false)}
+          onConfirm={() => run("delete")}
+        >
+          <p>Requests for {only ? "it" : "them"} are refused from now on; what runs may finish. For 24 hours this can be undone.</p>
+        </Dialog>
+      )}
+    </div>
+  );
+}
+
+async function apply(verb: Verb, adapters: AdapterItem[]): Promise<Outcome> {
+  const outcome: Outcome = { done: [], failed: [] };
+  for (const adapter of adapters) {
+    try {
+      await one(verb, adapter);
+      outcome.done.push(adapter);
+    } catch (error) {
+      outcome.failed.push({ adapter, message: error instanceof Error ? error.message : String(error) });
+    }
+  }
+  return outcome;
+}
+
+function one(verb: Verb, { name, tenant }: AdapterItem): Promise<unknown> {
+  const path = `/v1/adapters/${encodeURIComponent(name)}`;
+  const headers = tenantHeaders(tenant);
+  if (verb === "delete") return call("DELETE", `${path}?drain_s=0`, { headers });
+  if (verb === "pin") return call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } });
+  return call("PATCH", path, { headers, body: { enabled: verb === "enable" } });
+}
+
+function undo(verb: Verb, done: AdapterItem[]): () => Promise<unknown> {
+  return async () => {
+    for (const adapter of done) {
+      const path = `/v1/adapters/${encodeURIComponent(adapter.name)}`;
+      const headers = tenantHeaders(adapter.tenant);
+      if (verb === "delete") await call("POST", `${path}/restore`, { headers });
+      else if (verb === "pin") await call("DELETE", `${path}/residency`, { headers });
+      else await call("PATCH", path, { headers, body: { enabled: adapter.enabled } });
+    }
+  };
+}

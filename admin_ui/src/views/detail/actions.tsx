@@ -1,0 +1,190 @@
+import type { Signal } from "@preact/signals";
+import { useSignal } from "@preact/signals";
+import { useRef } from "preact/hooks";
+
+import { call } from "../../api/client";
+import type { AdapterDetail } from "../../api/types";
+import { Field } from "../../parts/basics";
+import { Dialog } from "../../parts/dialog";
+import { Icon } from "../../parts/icon";
+import { toast } from "../../parts/toasts";
+import { href } from "../../router";
+import { tenantHeaders } from "../../state/session";
+import { adapterPath, rollBack } from "./adapter-api";
+
+const PIN_S = 3600;
+const DRAIN_S = 30;
+
+interface ActionsProps {
+  adapter: AdapterDetail;
+  editing: Signal<boolean>;
+  onChange: () => void;
+  onGone: () => void;
+}
+
+/** What can be done to the adapter as a whole. */
+export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
+  const deleting = useSignal(false);
+  const rolling = useSignal(false);
+  const live = adapter.aliases.find((alias) => alias.alias === "live");
+  const headers = tenantHeaders(adapter.tenant);
+  const path = adapterPath(adapter.name);
+
+  async function change(text: string, act: () => Promise<unknown>, undo?: () => Promise<unknown>): Promise<void> {
+    try {
+      await act();
+      toast(
+        text,
+        undo &&
+          (async () => {
+            await undo();
+            onChange();
+          }),
+      );
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error));
+    }
+    onChange();
+  }
+
+  function enable(enabled: boolean): Promise<unknown> {
+    return call("PATCH", path, { headers, body: { enabled } });
+  }
+
+  if (adapter.status === "deleted") {
+    return (
+      <button
+        type="button"
+        class="button is-primary"
+        onClick={() => change(`Restored ${adapter.name}.`, () => call("POST", `${path}/restore`, { headers }))}
+      >
+        <Icon name="undo" /> Restore
+      </button>
+    );
+  }
+  return (
+    <div class="cluster detail-actions">
+      {live?.previous != null && (
+        <button type="button" class="button" data-testid="rollback" onClick={() => (rolling.value = true)}>
+          <Icon name="undo" /> Roll back to v{live.previous}
+        </button>
+      )}
+      <a class="button" href={href(["playground"], { columns: `,${adapter.name}` })}>
+        <Icon name="play" /> Try it
+      </a>
+      <a class="button" href={href(["upload"], { name: adapter.name })}>
+        <Icon name="upload" /> New version
+      </a>
+      <details class="menu">
+        <summary class="button is-icon" aria-label="More actions">
+          <Icon name="more" />
+        </summary>
+        <div class="menu-items">
+          <button type="button" onClick={() => (editing.value = true)}>
+            Edit description and tags
+          </button>
+          {adapter.pin ? (
+            <button type="button" onClick={() => change("Unpinned.", () => call("DELETE", `${path}/residency`, { headers }))}>
+              Unpin
+            </button>
+          ) : (
+            <button
+              type="button"
+              onClick={() =>
+                change(
+                  "Pinned to the engine's memory for an hour.",
+                  () => call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } }),
+                  () => call("DELETE", `${path}/residency`, { headers }),
+                )
+              }
+            >
+              Pin for an hour
+            </button>
+          )}
+          <button
+            type="button"
+            onClick={() =>
+              change(
+                adapter.enabled ? `Disabled ${adapter.name}: requests for it are refused.` : `Enabled ${adapter.name}.`,
+                () => enable(!adapter.enabled),
+                () => enable(adapter.enabled),
+              )
+            }
+          >
+            {adapter.enabled ? "Disable" : "Enable"}
+          </button>
+          <button type="button" class="is-danger" onClick={() => (deleting.value = true)}>
+            Delete
+          </button>
+        </div>
+      </details>
+      {rolling.value && live?.previous != null && (
+        <Dialog
+          title={`Roll ${adapter.name} back to v${live.previous}?`}
+          confirm="Roll back"
+          onClose={() => (rolling.value = false)}
+          onConfirm={async () => {
+            await rollBack(adapter);
+            toast(`${adapter.name} is v${live.previous} again.`, async () => {
+              await rollBack(adapter);
+              onChange();
+            });
+            onChange();
+          }}
+        >
+          <p>
+            Requests for {adapter.name} get v{live.previous} instead of v{live.version} from the next one on. What runs finishes with v
+            {live.version}. Rolling back a second time undoes it.
+          </p>
+        </Dialog>
+      )}
+      {deleting.value && (
+        <Dialog
+          title={`Delete ${adapter.name}?`}
+          confirm="Delete"
+          danger
+          typeToConfirm={adapter.name}
+          onClose={() => (deleting.value = false)}
+          onConfirm={async () => {
+            await call("DELETE", `${path}?drain_s=${DRAIN_S}`, { headers });
+            toast(`Deleted ${adapter.name}.`, () => call("POST", `${path}/restore`, { headers }));
+            onGone();
+          }}
+        >
+          <p>Requests for it are refused from now on; what runs gets {DRAIN_S} s to finish. It can be restored for 24 hours.</p>
+        </Dialog>
+      )}
+      {editing.value && <EditDialog adapter={adapter} onClose={() => (editing.value = false)} onChange={onChange} />}
+    </div>
+  );
+}
+
+function EditDialog(props: { adapter: AdapterDetail; onClose: () => void; onChange: () => void }) {
+  const { onClose, onChange } = props;
+  // As it was when the dialog opened, so that somebody else's change meanwhile is not overwritten unseen.
+  const adapter = useRef(props.adapter).current;
+  const description = useSignal(adapter.description);
+  const tags = useSignal(adapter.tags.join(", "));
+  return (
+    <Dialog
+      title={`Edit ${adapter.name}`}
+      confirm="Save"
+      onClose={onClose}
+      onConfirm={async () => {
+        const words = tags.value.split(",").map((tag) => tag.trim());
+        await call("PATCH", adapterPath(adapter.name), {
+          headers: { ...tenantHeaders(adapter.tenant), "if-match": `"${adapter.rev}"` },
+          body: { description: description.value, tags: words.filter(Boolean) },
+        });
+        onChange();
+      }}
+    >
+      <Field label="Description">
+        <textarea class="textarea" rows={3} value={description.value} onInput={(event) => (description.value = event.currentTarget.value)} />
+      </Field>
+      <Field label="Tags" hint="Separated by commas.">
+        <input class="input" value={tags.value} onInput={(event) => (tags.value = event.currentTarget.value)} />
+      </Field>
+    </Dialog>
+  );
+}

@@ -1,0 +1,59 @@
+import { ApiError, call } from "../../api/client";
+import { Chip } from "../../parts/basics";
+import { usePolled } from "../../state/polled";
+import { tenantHeaders } from "../../state/session";
+import { adapterPath } from "./adapter-api";
+
+/** `GET …/versions/{v}/certificate`. */
+interface CertificateItem {
+  state: string;
+  max_logit_difference: number | null;
+  num_tokens: number | null;
+  reason: string | null;
+}
+
+const REFRESH_MS = 5000;
+const WORDS: Record<string, string> = { pending: "Not measured yet", skipped: "Not measured" };
+
+/** How far this version's logits were from PEFT's own, computed once beside the running server. */
+export function Certificate({ name, tenant, version }: { name: string; tenant: string; version: number }) {
+  const certificate = usePolled(
+    `${tenant}/${name}/${version}/certificate`,
+    async (signal) => {
+      try {
+        const path = adapterPath(name, `/versions/${version}/certificate`);
+        return (await call<CertificateItem>("GET", path, { signal, headers: tenantHeaders(tenant) })).data;
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 404) return null;
+        throw error;
+      }
+    },
+    REFRESH_MS,
+  );
+  const found = certificate.data.value;
+  if (!found) return null;
+  return (
+    <section class="panel panel-body certificate" data-testid="certificate">
+      <h2>Parity certificate</h2>
+      {found.state === "done" && found.max_logit_difference !== null ? (
+        <p>
+          <Chip tone="ok" icon="check">
+            same as PEFT
+          </Chip>{" "}
+          Over {found.num_tokens} tokens, no logit differs from PEFT's by more than <span class="num strong">{found.max_logit_difference.toExponential(1)}</span>.
+        </p>
+      ) : (
+        <p class={found.state === "failed" ? "" : "muted"}>
+          {found.state === "failed" && (
+            <>
+              <Chip tone="bad" icon="warn">
+                differs from PEFT
+              </Chip>{" "}
+            </>
+          )}
+          {found.state === "failed" ? found.reason : `${WORDS[found.state] ?? found.state}: ${found.reason ?? ""}`}
+        </p>
+      )}
+    </section>
+  );
+}

@@ -1,0 +1,65 @@
+import type { AdapterDetail, AliasItem, VersionItem } from "../../api/types";
+import { ago } from "../../parts/format";
+import { Icon } from "../../parts/icon";
+import { chooseVersion } from "./detail";
+
+/** Versions as dots in the order they came; aliases fly as flags above them; a canary splits the line of its alias. */
+export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null; onChange: () => void }) {
+  const versions = [...adapter.versions].reverse();
+  if (versions.length === 0) return null;
+  return (
+    <section class="lane panel" aria-label="Versions">
+      <ol class="lane-dots">
+        {versions.map((version) => (
+          <Stop key={version.n} version={version} adapter={adapter} chosen={version.n === chosen} />
+        ))}
+      </ol>
+    </section>
+  );
+}
+
+function Stop({ version, adapter, chosen }: { version: VersionItem; adapter: AdapterDetail; chosen: boolean }) {
+  const flags = adapter.aliases.filter((alias) => alias.version === version.n);
+  const canaries = adapter.aliases.filter((alias) => alias.canary?.version === version.n);
+  const live = flags.some((alias) => alias.alias === "live");
+  return (
+    <li class={`lane-stop ${live ? "is-live" : ""} ${chosen ? "is-chosen" : ""}`}>
+      <div class="lane-flags">
+        {flags.map((alias) => (
+          <Flag key={alias.alias} alias={alias} />
+        ))}
+        {canaries.map((alias) => (
+          <span key={`canary ${alias.alias}`} class="flag is-canary" title={`${share(alias)} of the users of ${alias.alias} get this version`}>
+            {share(alias)} of {alias.alias}
+          </span>
+        ))}
+      </div>
+      <button
+        type="button"
+        class="lane-dot"
+        aria-pressed={chosen}
+        aria-label={`Version ${version.n}${live ? ", live" : ""}`}
+        data-testid={`version-${version.n}`}
+        onClick={() => chooseVersion(version.n)}
+      >
+        <span aria-hidden="true" />
+      </button>
+      <span class="lane-label num">v{version.n}</span>
+      <span class="lane-when muted small">{ago(version.created_at)}</span>
+    </li>
+  );
+}
+
+function Flag({ alias }: { alias: AliasItem }) {
+  return (
+    <span class={`flag ${alias.alias === "live" ? "is-live" : ""}`} data-testid={`flag-${alias.alias}`}>
+      {alias.alias === "live" && <Icon name="flag" />}
+      {alias.alias}
+      {alias.canary && <span class="flag-split">{100 - alias.canary.weight_bp / 100} %</span>}
+    </span>
+  );
+}
+
+function share(alias: AliasItem): string {
+  return `${(alias.canary?.weight_bp ?? 0) / 100} %`;
+}

@@ -1,0 +1,80 @@
+import type { ComponentChildren } from "preact";
+
+import type { LiveView, SeriesView } from "../../api/types";
+import { Chip, Command } from "../../parts/basics";
+import { count, milliseconds, percent, type Quantity } from "../../parts/format";
+import { Icon } from "../../parts/icon";
+import { href } from "../../router";
+
+/** The moment in six figures, each a link to the rows behind it. */
+export function Now({ live, series }: { live: LiveView; series: SeriesView | null }) {
+  const { engines } = live;
+  const sum = (of: (engine: (typeof engines)[number]) => number): number => engines.reduce((total, engine) => total + of(engine), 0);
+  const numBlocks = sum((engine) => engine.kv.num_blocks);
+  const arenaBytes = sum((engine) => engine.arena_size_bytes);
+  const unwell = engines.filter((engine) => engine.state !== "ready");
+  const idle = sum((engine) => engine.num_running + engine.num_waiting) === 0 && latest(series?.requests_per_s) === null;
+  return (
+    <div class="stack">
+      {engines.length === 0 && (
+        <p class="notice is-bad" role="alert">
+          <Icon name="warn" /> No engine answers. Its process may be starting again; the server's log says why.
+        </p>
+      )}
+      {unwell.map((engine) => (
+        <p key={engine.id} class="notice is-bad" role="alert">
+          <Icon name="warn" /> Engine <code>{engine.id}</code> is {engine.state}.
+        </p>
+      ))}
+      {live.redis !== "ready" && (
+        <p class="notice is-warn" role="alert">
+          <Icon name="warn" />{" "}
+          {live.redis === "grace"
+            ? "Redis is gone: known keys are served for a short while, and nothing can be changed."
+            : "Redis is gone: requests are refused until it is back."}
+        </p>
+      )}
+      <div class="tiles">
+        <Tile label="Tokens per second" of={count(Math.round(sum((engine) => engine.tokens_per_s)))} to={href(["live"])} />
+        <Tile label="Running" of={count(sum((engine) => engine.num_running))} to={href(["requests"], { state: "running" })}>
+          {sum((engine) => engine.num_waiting) > 0 && (
+            <Chip tone="warn" icon="clock">
+              {sum((engine) => engine.num_waiting)} waiting
+            </Chip>
+          )}
+        </Tile>
+        <Tile label="TTFT p95" of={shown(latest(series?.ttft_p95_ms), milliseconds)} to={href(["requests"], { sort: "ttft" })} />
+        <Tile label="ITL p95" of={shown(latest(series?.itl_p95_ms), milliseconds)} to={href(["requests"])} />
+        <Tile label="KV cache in use" of={numBlocks > 0 ? percent(sum((engine) => engine.kv.num_used) / numBlocks) : null} to={href(["live"])} />
+        <Tile label="Adapter memory" of={arenaBytes > 0 ? percent(sum((engine) => engine.arena_used_bytes) / arenaBytes) : null} to={href(["live"])} />
+      </div>
+      {idle && (
+        <div class="first-request">
+          <p class="muted">Nothing has been asked yet. A first request:</p>
+          <Command>{`curl ${window.location.origin}/v1/models`}</Command>
+        </div>
+      )}
+    </div>
+  );
+}
+
+function Tile({ label, of, to, children }: { label: string; of: Quantity | null; to: string; children?: ComponentChildren }) {
+  return (
+    <a class="tile" href={to}>
+      <span class="tile-label">{label}</span>
+      <span class="tile-value num">
+        {of ? of.value : "–"}
+        {of?.unit && <span class="unit">{of.unit}</span>}
+        {children}
+      </span>
+    </a>
+  );
+}
+
+function latest(values: (number | null)[] | undefined): number | null {
+  return values?.findLast((value) => value !== null) ?? null;
+}
+
+function shown(value: number | null, format: (value: number) => Quantity): Quantity | null {
+  return value === null ? null : format(value);
+}

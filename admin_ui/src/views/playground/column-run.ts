@@ -1,0 +1,96 @@
+import { batch, signal } from "@preact/signals";
+
+import { ApiError } from "../../api/client";
+import { streamCompletion } from "../../api/stream";
+import { type PlaygroundSettings, requestBody, requestPath } from "./request";
+
+export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "failed";
+
+/** One column's answer as it comes. */
+export class ColumnRun {
+  readonly state = signal<RunState>("idle");
+  readonly text = signal("");
+  readonly error = signal<ApiError | null>(null);
+  readonly version = signal<string | null>(null);
+  readonly finishReason = signal<string | null>(null);
+  readonly ttftMs = signal<number | null>(null);
+  readonly tokensPerS = signal<number | null>(null);
+  readonly usage = signal<{ prompt: number; cached: number; output: number } | null>(null);
+  private aborter: AbortController | null = null;
+
+  async start(model: string, settings: PlaygroundSettings): Promise<void> {
+    this.stop();
+    const aborter = (this.aborter = new AbortController());
+    this.reset();
+    const began = performance.now();
+    let firstAt: number | null = null;
+    let numChunks = 0;
+    try {
+      const stream = streamCompletion(requestPath(settings), requestBody(model, settings), {}, aborter.signal, (head) => {
+        this.version.value = head.adapterVersion;
+      });
+      for await (const chunk of stream) {
+        // What had arrived before the person stopped it.
+        if (aborter.signal.aborted) return;
+        const choice = chunk.choices[0];
+        const piece = choice?.text ?? choice?.delta?.content ?? "";
+        const now = performance.now();
+        if (piece) {
+          numChunks += 1;
+          firstAt ??= now;
+        }
+        batch(() => {
+          if (piece) {
+            this.state.value = "streaming";
+            this.text.value += piece;
+            this.ttftMs.value = (firstAt ?? now) - began;
+          }
+          if (choice?.finish_reason) this.finishReason.value = choice.finish_reason;
+          if (chunk.usage) this.take(chunk.usage, firstAt, now, numChunks);
+        });
+      }
+      if (!aborter.signal.aborted) this.state.value = "done";
+    } catch (error) {
+      if (aborter.signal.aborted) return;
+      this.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
+      this.state.value = "failed";
+    }
+  }
+
+  /** Closing the connection is what aborts the request on the server. */
+  stop(): void {
+    if (this.state.value !== "waiting" && this.state.value !== "streaming") return;
+    this.aborter?.abort();
+    this.state.value = "stopped";
+  }
+
+  private take(
+    usage: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } },
+    firstAt: number | null,
+    now: number,
+    numChunks: number,
+  ): void {
+    this.usage.value = {
+      prompt: usage.prompt_tokens,
+      cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+      output: usage.completion_tokens,
+    };
+    // Of the tokens after the first: the time before that is TTFT's.
+    if (firstAt !== null && numChunks > 1 && usage.completion_tokens > 1 && now > firstAt) {
+      this.tokensPerS.value = (usage.completion_tokens - 1) / ((now - firstAt) / 1000);
+    }
+  }
+
+  private reset(): void {
+    batch(() => {
+      this.state.value = "waiting";
+      this.text.value = "";
+      this.error.value = null;
+      this.version.value = null;
+      this.finishReason.value = null;
+      this.ttftMs.value = null;
+      this.tokensPerS.value = null;
+      this.usage.value = null;
+    });
+  }
+}

@@ -1,0 +1,38 @@
+import { actingTenant } from "../../api/client";
+import { session } from "../../state/session";
+
+export interface PlaygroundSettings {
+  mode: "chat" | "completion";
+  prompt: string;
+  system: string;
+  maxTokens: number;
+  temperature: number;
+  /** The same for every column, so that they differ by their model alone. */
+  seed: number;
+}
+
+export function requestPath({ mode }: PlaygroundSettings): string {
+  return mode === "chat" ? "/v1/chat/completions" : "/v1/completions";
+}
+
+export function requestBody(model: string, settings: PlaygroundSettings): Record<string, unknown> {
+  const { mode, prompt, system, maxTokens, temperature, seed } = settings;
+  const messages = [...(system ? [{ role: "system", content: system }] : []), { role: "user", content: prompt }];
+  return {
+    model,
+    ...(mode === "chat" ? { messages } : { prompt }),
+    max_tokens: maxTokens,
+    temperature,
+    seed,
+    stream: true,
+    stream_options: { include_usage: true },
+  };
+}
+
+/** What a column sends, for a terminal. A key is named, never shown. */
+export function asCurl(model: string, settings: PlaygroundSettings): string {
+  const body = JSON.stringify(requestBody(model, settings)).replaceAll("'", "'\\''");
+  const auth = session.value?.open ? "" : ' \\\n  -H "Authorization: Bearer $LORASERVE_API_KEY"';
+  const tenant = actingTenant.value ? ` \\\n  -H 'X-Tenant: ${actingTenant.value}'` : "";
+  return `curl -N ${window.location.origin}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d '${body}'`;
+}

@@ -1,0 +1,160 @@
+import "./upload.css";
+
+import { useSignal } from "@preact/signals";
+
+import { call } from "../../api/client";
+import type { Page, UploadItem } from "../../api/types";
+import { Command, Field } from "../../parts/basics";
+import { bytes } from "../../parts/format";
+import { Icon } from "../../parts/icon";
+import { place } from "../../router";
+import { usePolled } from "../../state/polled";
+import { may } from "../../state/session";
+import { choose, type ChosenFiles, nameFrom } from "./chosen-files";
+import { DropZone } from "./drop-zone";
+import { PastUploads } from "./past-uploads";
+import { Progress } from "./progress";
+import { UploadJob } from "./upload-job";
+
+const ADAPTER_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
+
+/** From a folder to a served adapter, or to the reason why not. */
+export function Upload() {
+  const name = useSignal(place.value.query.get("name") ?? "");
+  const activate = useSignal(true);
+  const chosen = useSignal<ChosenFiles | null>(null);
+  const job = useSignal<UploadJob | null>(null);
+  const uploads = usePolled(
+    "uploads",
+    async (signal) => (await call<Page<UploadItem>>("GET", "/v1/uploads?limit=20", { signal })).data.data,
+    5000,
+  );
+
+  if (!may("operator")) {
+    return (
+      <div class="state" data-testid="no-permission">
+        <Icon name="lock" />
+        <h1>Uploading needs the role operator</h1>
+        <p>Ask an admin for a key with that role.</p>
+      </div>
+    );
+  }
+
+  if (job.value) {
+    return (
+      <Progress
+        job={job.value}
+        name={name.value}
+        onAgain={() => {
+          job.value = null;
+          chosen.value = null;
+        }}
+      />
+    );
+  }
+
+  function take(dropped: { file: File; path: string }[]): void {
+    chosen.value = choose(dropped);
+    if (!name.value) name.value = nameFrom(chosen.value.folder);
+  }
+
+  const nameProblem = name.value && !ADAPTER_NAME.test(name.value) ? "Letters, digits, dots, hyphens and underscores; at most 64; begins with a letter or digit." : null;
+  const ready = chosen.value !== null && chosen.value.problems.length === 0 && name.value !== "" && nameProblem === null;
+  const resumable = ready ? findResumable(uploads.data.value ?? [], name.value, chosen.value?.files ?? []) : null;
+
+  function begin(event: Event): void {
+    event.preventDefault();
+    if (!ready || chosen.value === null) return;
+    const started = new UploadJob(name.value, chosen.value.files);
+    job.value = started;
+    void started.run(activate.value, resumable);
+  }
+
+  return (
+    <>
+      <div class="page-head">
+        <h1>Upload an adapter</h1>
+        <p>Nothing is served before every check has passed and the engine has answered a first prompt with it.</p>
+      </div>
+      <form class="upload-form" onSubmit={begin}>
+        <DropZone onFiles={take} />
+        {chosen.value && <Chosen files={chosen.value} />}
+        <div class="upload-fields">
+          <Field label="Name" hint="What requests give as their model. An existing name gets a new version." error={nameProblem}>
+            <input
+              class="input mono"
+              name="adapter-name"
+              value={name.value}
+              autocomplete="off"
+              spellcheck={false}
+              required
+              aria-invalid={nameProblem !== null}
+              onInput={(event) => (name.value = event.currentTarget.value)}
+            />
+          </Field>
+          <label class="check">
+            <input type="checkbox" checked={activate.value} onChange={(event) => (activate.value = event.currentTarget.checked)} />
+            <span>
+              Make it live
+              <span class="muted small">
+                {activate.value ? "Requests for the bare name get this version at once." : "It waits as a version that requests must name, unless it is the first."}
+              </span>
+            </span>
+          </label>
+        </div>
+        <div class="cluster">
+          <button type="submit" class="button is-primary" disabled={!ready}>
+            <Icon name="upload" /> {resumable ? "Resume upload" : "Upload"}
+          </button>
+          {resumable && <span class="muted">The server has a part of these files already; only the rest is sent.</span>}
+        </div>
+      </form>
+      <section class="upload-command">
+        <p class="muted">The same from a terminal:</p>
+        <Command>{`loraserve adapter add ${name.value || "NAME"} ./path/to/adapter --url ${window.location.origin}`}</Command>
+      </section>
+      <PastUploads uploads={uploads} />
+    </>
+  );
+}
+
+function Chosen({ files }: { files: ChosenFiles }) {
+  return (
+    <div class="chosen" data-testid="chosen-files">
+      {files.files.map((file) => {
+        const size = bytes(file.size);
+        return (
+          <p key={file.name} class="cluster">
+            <Icon name="file" /> <code>{file.name}</code>
+            <span class="num muted">
+              {size.value} {size.unit}
+            </span>
+          </p>
+        );
+      })}
+      {files.problems.map((problem) => (
+        <p key={problem} class="problem" role="alert">
+          <Icon name="warn" /> {problem}
+        </p>
+      ))}
+      {files.ignored.length > 0 && (
+        <p class="muted small truncate" title={files.ignored.join("\n")}>
+          Left out: {files.ignored.slice(0, 4).join(", ")}
+          {files.ignored.length > 4 && ` and ${files.ignored.length - 4} more`}
+        </p>
+      )}
+    </div>
+  );
+}
+
+/** An open session for the same name and the same files by name and size. */
+function findResumable(uploads: UploadItem[], name: string, files: File[]): UploadItem | null {
+  const found = uploads.find(
+    (upload) =>
+      upload.state === "open" &&
+      upload.adapter === name &&
+      upload.files.length === files.length &&
+      upload.files.every((known) => files.some((file) => file.name === known.name && file.size === known.size_bytes)),
+  );
+  return found && found.files.some((file) => file.offset > 0) ? found : null;
+}

@@ -1,0 +1,135 @@
+"""A real server with keys on the demo model, Chromium, and one tenant with a console of its own for each test."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from tests.browser.console import Console
+from tests.browser.many_adapters import NUM_MANY, write_many_adapters
+from tests.browser.tenant import Tenant, client
+from tests.browser.watch import Watch
+from tests.support.server_process import ServerProcess, run_command, serve, stop
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+BROWSER_FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
+MAX_TENANTS = 1000
+
+NewConsole = Callable[..., Console]
+
+
+def admin_key(data_dir: Path) -> str:
+    """The first key of a server, made offline as an operator does."""
+    created = run_command("keys", "create", "--role", "admin", "--data-dir", str(data_dir), "--json")
+    assert created.returncode == 0, created.stderr
+    return json.loads(created.stdout)["secret"]
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_many_adapters(folder, NUM_MANY)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fresh_dir(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """Data directories of other servers, which need not compile kernels again."""
+
+    def fresh() -> Path:
+        folder = tmp_path_factory.mktemp("other")
+        if (data_dir / "kernels").exists():
+            (folder / "kernels").symlink_to(data_dir / "kernels")
+        return folder
+
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def admin_secret(data_dir: Path) -> str:
+    return admin_key(data_dir)
+
+
+@pytest.fixture(scope="session")
+def server(data_dir: Path, admin_secret: str) -> Iterator[ServerProcess]:
+    with serve(data_dir) as server:
+        yield server
+        assert server.process.poll() is None, server.text
+        stop(server)
+
+
+@pytest.fixture(scope="session")
+def admin(server: ServerProcess, admin_secret: str) -> Iterator[httpx.Client]:
+    with client(server.url, admin_secret) as http:
+        yield http
+
+
+@pytest.fixture(scope="session")
+def tenant_numbers() -> Iterator[int]:
+    return iter(range(1, MAX_TENANTS))
+
+
+@pytest.fixture
+def tenant(server: ServerProcess, admin: httpx.Client, tenant_numbers: Iterator[int]) -> Iterator[Tenant]:
+    name = f"tenant-{next(tenant_numbers)}"
+    assert admin.post("/v1/tenants", json={"id": name}).status_code == 201
+    with ExitStack() as stack:
+        yield Tenant.create(name, server.url, admin, stack)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def new_console(browser: Browser, server: ServerProcess) -> Iterator[NewConsole]:
+    """Makes consoles, each in a browser profile of its own; any fault that one of them showed fails the test."""
+    with ExitStack() as stack:
+
+        def new(url: str = server.url, *, width: int = 1280, height: int = 800, theme: str = "light") -> Console:
+            return stack.enter_context(watched_console(browser, url, width, height, theme))
+
+        yield new
+
+
+@pytest.fixture
+def console(new_console: NewConsole, tenant: Tenant) -> Console:
+    """Logged in as the tenant's operator."""
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    return console
+
+
+@contextmanager
+def watched_console(browser: Browser, url: str, width: int, height: int, theme: str) -> Iterator[Console]:
+    context: BrowserContext = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if theme == "dark" else "light",
+        reduced_motion="reduce",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    watch = Watch(page, url)
+    try:
+        yield Console(page, url, watch)
+        watch.check()
+    finally:
+        context.close()
+
+
+def numbered(prefix: str) -> Iterator[str]:
+    return (f"{prefix}-{number}" for number in itertools.count(1))

@@ -1,0 +1,112 @@
+"""Finding an adapter among many."""
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import NewConsole
+from tests.browser.console import Console
+from tests.browser.many_adapters import MANY_TENANT, NUM_MANY, many_name
+from tests.browser.tenant import Tenant, key_for
+from tests.support.demo_questions import ADAPTER_DIR, ADAPTERS
+
+MAX_ROWS = 80
+
+
+@pytest.fixture
+def many(new_console: NewConsole, admin: httpx.Client) -> Console:
+    console = new_console()
+    console.start_session(key_for(admin, MANY_TENANT, "operator"))
+    return console
+
+
+def test_ten_thousand_adapters_are_a_screenful_of_rows_wherever_one_scrolls(many: Console):
+    page = many.open("#/adapters")
+    rows = page.get_by_test_id("adapter-row")
+    expect(rows.first).to_contain_text(many_name(0))
+    for _ in range(12):
+        page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        # The next page of the list makes the document longer.
+        page.wait_for_load_state("networkidle")
+        assert rows.count() <= MAX_ROWS
+    expect(page.get_by_text(many_name(600))).to_have_count(0)
+    page.evaluate("window.scrollTo(0, 44 * 600)")
+    expect(page.get_by_text(many_name(600))).to_be_visible()
+    assert rows.count() <= MAX_ROWS
+
+
+def test_search_finds_one_of_ten_thousand_on_the_server(many: Console):
+    page = many.open("#/adapters")
+    page.get_by_test_id("adapter-search").fill(many_name(NUM_MANY - 1))
+    rows = page.get_by_test_id("adapter-row")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text(many_name(NUM_MANY - 1))
+    expect(page).to_have_url(f"{many.url}/ui/#/adapters?q={many_name(NUM_MANY - 1)}")
+
+
+def test_sorting_is_by_the_whole_list_and_in_the_address(many: Console):
+    page = many.open("#/adapters")
+    page.get_by_role("button", name="Size").click()
+    expect(page.get_by_test_id("adapter-row").first).to_contain_text(many_name(NUM_MANY - 1))
+    expect(page).to_have_url(f"{many.url}/ui/#/adapters?sort=-size")
+    page.get_by_role("button", name="Size").click()
+    expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_a_filtered_list_survives_a_reload_and_the_way_back(console: Console, tenant: Tenant):
+    tenant.add("mine", ADAPTER_DIR / "uppercase")
+    assert tenant.http.patch("/v1/adapters/mine", json={"enabled": False}).is_success
+    page = console.open("#/adapters")
+    expect(page.get_by_test_id("adapter-row")).to_have_count(1 + len(ADAPTERS))
+    page.get_by_label("Status").select_option("disabled")
+    expect(page.get_by_test_id("adapter-row")).to_have_count(1)
+    page.reload()
+    expect(page.get_by_test_id("adapter-row")).to_have_count(1)
+    page.get_by_role("link", name="mine").click()
+    expect(page.get_by_test_id("version-1")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_test_id("adapter-row")).to_have_count(1)
+    expect(page.get_by_label("Status")).to_have_value("disabled")
+
+
+def test_nothing_found_offers_the_way_back_to_everything(console: Console):
+    page = console.open("#/adapters?q=there-is-no-such-thing")
+    expect(page.get_by_test_id("empty")).to_be_visible()
+    page.get_by_role("button", name="Show all adapters").click()
+    expect(page.get_by_test_id("adapter-row")).to_have_count(len(ADAPTERS))
+    expect(page.get_by_test_id("adapter-search")).to_have_value("")
+
+
+def test_several_adapters_are_disabled_at_once_and_that_is_undone(console: Console, tenant: Tenant):
+    for name in ("first", "second"):
+        tenant.add(name, ADAPTER_DIR / "uppercase")
+    page = console.open("#/adapters")
+    for name in ("first", "second"):
+        page.get_by_label(f"Select {name}").check()
+    page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Disable").click()
+    toast = console.toast("Disabled 2 adapters.")
+    expect(page.get_by_test_id("adapter-row").filter(has_text="disabled")).to_have_count(2)
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Undone.")
+    assert tenant.http.get("/v1/adapters/first").json()["enabled"] is True
+
+
+@pytest.mark.parametrize("combination", ["Control+k", "Meta+k"])
+def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Console, combination: str):
+    page = console.open()
+    page.keyboard.press(combination)
+    box = page.get_by_role("combobox", name="Adapter or page")
+    expect(box).to_be_focused()
+    page.keyboard.type("upper")
+    expect(page.get_by_role("option", name="uppercase")).to_be_visible()
+    expect(page.get_by_role("option")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("uppercase")
+    page.keyboard.press(combination)
+    page.keyboard.type("live")
+    expect(page.get_by_role("option").first).to_have_text("Live")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Live")).to_be_visible()
+    page.keyboard.press(combination)
+    page.keyboard.press("Escape")
+    expect(box).to_have_count(0)

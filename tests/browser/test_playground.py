@@ -1,0 +1,132 @@
+"""The same prompt to several models at once."""
+
+import json
+import shlex
+import subprocess
+
+from playwright.sync_api import Route, expect
+
+from tests.browser.console import START_MS, Console
+from tests.browser.tenant import Tenant
+from tests.support.server_process import wait_until
+
+TWO_COLUMNS = "#/playground?columns=,uppercase"
+
+
+def ask(console: Console, prompt: str) -> None:
+    console.page.get_by_test_id("prompt").fill(prompt)
+    console.page.get_by_role("button", name="Send").click()
+
+
+def see_done(console: Console, num_columns: int) -> None:
+    for index in range(num_columns):
+        column = console.page.get_by_test_id(f"column-{index}")
+        expect(column).to_have_attribute("data-state", "done", timeout=START_MS)
+
+
+def test_base_and_adapter_answer_side_by_side_with_their_figures(console: Console):
+    page = console.open(TWO_COLUMNS)
+    ask(console, "hello world")
+    see_done(console, 2)
+    answers = page.get_by_test_id("answer")
+    expect(answers.nth(0)).to_contain_text("You said: hello world")
+    expect(answers.nth(1)).to_have_text("HELLO WORLD")
+    adapter = page.get_by_test_id("column-1")
+    expect(adapter).to_contain_text("ended: stop")
+    expect(adapter).to_contain_text("v1")
+    figures = adapter.locator(".figure")
+    expect(figures.filter(has_text="TTFT")).to_contain_text("s")
+    expect(figures.filter(has_text="Output")).not_to_contain_text("–")
+
+
+def test_what_differs_from_the_first_column_is_marked_by_words(console: Console):
+    page = console.open(TWO_COLUMNS)
+    ask(console, "hello world")
+    see_done(console, 2)
+    page.get_by_label("Mark what differs").check()
+    expect(page.get_by_test_id("column-1").locator("mark")).to_have_text(["HELLO", "WORLD"])
+    expect(page.get_by_test_id("column-0").locator("mark")).to_have_count(0)
+
+
+def test_equal_columns_have_nothing_marked(console: Console):
+    page = console.open("#/playground?columns=uppercase,uppercase")
+    ask(console, "same seed")
+    see_done(console, 2)
+    page.get_by_label("Mark what differs").check()
+    expect(page.locator("mark")).to_have_count(0)
+
+
+def test_columns_are_in_the_address_and_up_to_four(console: Console):
+    page = console.open(TWO_COLUMNS)
+    add = page.get_by_role("button", name="Add a column")
+    add.click()
+    add.click()
+    expect(page.locator(".column")).to_have_count(4)
+    expect(add).to_have_count(0)
+    page.get_by_label("Model of column 3").fill("reverse")
+    page.get_by_label("Model of column 3").press("Enter")
+    page.reload()
+    expect(page.get_by_label("Model of column 3")).to_have_value("reverse")
+    page.get_by_role("button", name="Remove column 1").click()
+    expect(page.get_by_label("Model of column 2")).to_have_value("reverse")
+
+
+def test_stopping_keeps_what_came_and_ends_the_request_on_the_server(console: Console, tenant: Tenant):
+    def go_on_and_on(route: Route) -> None:
+        route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+    page = console.open("#/playground?columns=")
+    page.route("**/v1/chat/completions", go_on_and_on)
+    page.get_by_label("Max tokens").fill("900")
+    ask(console, "hello")
+    column = page.get_by_test_id("column-0")
+    expect(column).to_have_attribute("data-state", "streaming", timeout=START_MS)
+    page.get_by_role("button", name="Stop").click()
+    expect(column).to_have_attribute("data-state", "stopped")
+    expect(page.get_by_test_id("answer")).not_to_be_empty()
+
+    def aborted() -> bool:
+        return [row["state"] for row in tenant.http.get("/v1/requests").json()["data"]] == ["abort"]
+
+    wait_until(aborted, "the request ended on the server")
+    expect(column).to_contain_text("stopped")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_an_unknown_model_fails_its_column_alone(console: Console):
+    console.watch.expect_status(404)
+    page = console.open("#/playground?columns=nothing-here,uppercase")
+    ask(console, "hello")
+    expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("nothing-here")
+    expect(page.get_by_test_id("answer").nth(1)).to_have_text("HELLO", timeout=START_MS)
+
+
+def test_a_stream_that_breaks_off_says_so(console: Console):
+    def cut(route: Route) -> None:
+        chunk = {"choices": [{"index": 0, "delta": {"content": "half an"}, "finish_reason": None}]}
+        route.fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
+
+    page = console.open("#/playground?columns=uppercase")
+    page.route("**/v1/chat/completions", cut)
+    ask(console, "hello")
+    expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("ended before the answer was complete")
+
+
+def test_as_curl_does_the_same_in_a_terminal(console: Console, tenant: Tenant):
+    page = console.open("#/playground?columns=uppercase")
+    prompt = 'it\'s "quoted" $HOME'
+    page.get_by_test_id("prompt").fill(prompt)
+    page.get_by_role("button", name="Copy as curl").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    assert tenant.operator_key not in command
+    words = shlex.split(command.replace("\\\n", ""))
+    assert json.loads(words[words.index("-d") + 1])["messages"][0]["content"] == prompt
+    ran = subprocess.run(
+        ["sh", "-c", command],
+        env={"LORASERVE_API_KEY": tenant.operator_key, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "data: [DONE]" in ran.stdout, ran.stdout + ran.stderr

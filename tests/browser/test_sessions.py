@@ -1,0 +1,144 @@
+"""Who gets in, as what, and how they leave."""
+
+import re
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import NewConsole
+from tests.browser.console import Console
+from tests.browser.tenant import Tenant
+from tests.support.demo_questions import ADAPTER_DIR
+
+
+def test_a_key_opens_the_console_and_stays_nowhere_in_the_browser(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.watch.expect_status(401)
+    page = console.open()
+    page.get_by_label("API key").fill(tenant.operator_key)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    secret = tenant.operator_key.split("_", 1)[1]
+    kept = page.evaluate(
+        "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href, document.body.innerHTML])"
+    )
+    assert secret not in kept
+    page.reload()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+def test_a_wrong_key_is_refused_in_words_and_forgotten(new_console: NewConsole):
+    console = new_console()
+    console.watch.expect_status(401)
+    page = console.open()
+    page.get_by_label("API key").fill("ls-aaaaaaaa_" + "a" * 52)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    expect(page.get_by_label("API key")).to_have_value("")
+
+
+def test_a_key_for_inference_only_is_told_which_roles_may_log_in(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.watch.expect_status(401)
+    console.watch.expect_status(403)
+    page = console.open()
+    page.get_by_label("API key").fill(tenant.key("infer"))
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("role viewer, operator or admin")
+
+
+def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
+    new_console: NewConsole, admin: httpx.Client, tenant: Tenant
+):
+    key_id = tenant.operator_key.removeprefix("ls-").split("_", 1)[0]
+    token = admin.post("/v1/session/links", json={"key_id": key_id}).json()["token"]
+    console = new_console()
+    page = console.open(f"#/login/{token}")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert token not in page.url
+    page.go_back()
+    page.go_forward()
+    assert token not in page.url
+
+    other = new_console()
+    other.watch.expect_status(401)
+    page = other.open(f"#/login/{token}")
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("used already")
+
+
+def test_logging_out_ends_the_session_on_the_server(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    page = console.open()
+    (cookie,) = page.context.cookies()
+    assert cookie.get("httpOnly") is True
+    assert cookie.get("sameSite") == "Strict"
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    stolen = {cookie.get("name", ""): cookie.get("value", "")}
+    assert httpx.get(f"{console.url}/v1/session", cookies=stolen).status_code == 401
+
+
+def test_logging_out_of_one_tab_shows_the_login_in_the_others(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    console.watch.expect_status(401)
+    page = console.open("#/live")
+    tab = page.context.new_page()
+    tab.goto(f"{console.url}/ui/")
+    tab.get_by_role("button", name="Log out").click()
+    expect(tab.get_by_label("API key")).to_be_visible()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+def test_a_revoked_key_ends_its_sessions(new_console: NewConsole, admin: httpx.Client, tenant: Tenant):
+    key = tenant.key("viewer")
+    console = new_console()
+    console.start_session(key)
+    console.watch.expect_status(401)
+    page = console.open("#/adapters")
+    expect(page.get_by_role("heading", name="Adapters")).to_be_visible()
+    assert admin.delete(f"/v1/keys/{key.removeprefix('ls-').split('_', 1)[0]}").status_code < 300
+    page.reload()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("role", "shown"),
+    [
+        ("viewer", ["Overview", "Adapters", "Live", "Requests"]),
+        ("operator", ["Overview", "Adapters", "Upload", "Playground", "Live", "Requests"]),
+        (
+            "admin",
+            ["Overview", "Adapters", "Upload", "Playground", "Live", "Requests", "Tenants & keys", "Settings"],
+        ),
+    ],
+)
+def test_the_rail_shows_what_the_role_may_see(new_console: NewConsole, tenant: Tenant, role: str, shown: list[str]):
+    console = new_console()
+    console.start_session(tenant.key(role))
+    page = console.open("#/adapters")
+    items = page.get_by_role("navigation", name="Main").get_by_role("link")
+    expect(items).to_have_text([re.compile("loraserve"), *shown])
+
+
+def test_a_viewer_sees_an_adapter_without_anything_that_changes_it(new_console: NewConsole, tenant: Tenant):
+    tenant.add("watched", ADAPTER_DIR / "uppercase")
+    console = new_console()
+    console.start_session(tenant.key("viewer"))
+    page = console.open("#/adapters/watched")
+    expect(page.get_by_test_id("version-1")).to_be_visible()
+    for name in ("Add an alias", "New version", "Make it live", "Delete version", "More actions", "Roll back"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+    expect(page.get_by_role("link", name="Try it")).to_have_count(0)
+    page = console.open("#/adapters")
+    expect(page.get_by_role("checkbox")).to_have_count(0)
+    expect(page.get_by_role("link", name="Upload")).to_have_count(0)
+
+
+def test_a_view_that_the_role_may_not_see_says_so(console: Console):
+    console.watch.expect_status(403)
+    page = console.open("#/settings")
+    expect(page.get_by_test_id("no-permission")).to_be_visible()

@@ -1,0 +1,136 @@
+"""From a folder on somebody's disk to a served adapter, or to the reason why not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.console import START_MS, Console
+from tests.browser.tenant import FILES, Tenant
+from tests.support.adapter_variants import twin, variant
+from tests.support.demo_questions import ADAPTER_DIR
+
+
+def test_a_dropped_folder_becomes_a_live_adapter_that_answers(console: Console, tmp_path: Path):
+    console.upload("shouting", twin(tmp_path / "shouting", "uppercase"))
+    end = console.see_upload_end("ready")
+    expect(end).to_contain_text("Version 1 is live")
+    expect(console.page.get_by_test_id("stepper")).to_have_attribute("data-state", "ready")
+    end.get_by_role("link", name="Try it").click()
+    console.page.get_by_test_id("prompt").fill("hello world")
+    console.page.get_by_role("button", name="Send").click()
+    answers = console.page.get_by_test_id("answer")
+    expect(answers.nth(1)).to_contain_text("HELLO WORLD", timeout=START_MS)
+    expect(answers.nth(0)).not_to_contain_text("HELLO WORLD")
+
+
+def test_the_name_comes_from_the_folder_and_files_that_are_no_adapter_are_left_out(console: Console, tmp_path: Path):
+    folder = twin(tmp_path / "My Adapter (final)", "spell")
+    (folder / "README.md").write_text("made with care")
+    page = console.open("#/upload")
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    expect(page.locator("input[name=adapter-name]")).to_have_value("My-Adapter-final-")
+    expect(page.get_by_test_id("chosen-files")).to_contain_text("Left out")
+    expect(page.get_by_test_id("chosen-files")).to_contain_text("README.md")
+
+
+def test_chosen_files_wait_as_a_version_when_they_shall_not_be_live(console: Console, tenant: Tenant, tmp_path: Path):
+    tenant.add("waiting", ADAPTER_DIR / "uppercase")
+    folder = twin(tmp_path / "twin", "uppercase")
+    page = console.open("#/upload?name=waiting")
+    page.get_by_test_id("file-input").set_input_files([folder / file for file in FILES])
+    page.get_by_role("checkbox").uncheck()
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 2 is ready")
+    assert tenant.http.get("/v1/adapters/waiting").json()["live"]["n"] == 1
+
+
+def test_the_same_content_again_is_no_new_version(console: Console, tenant: Tenant):
+    tenant.add("twice", ADAPTER_DIR / "rot13")
+    console.upload("twice", ADAPTER_DIR / "rot13")
+    expect(console.see_upload_end("ready")).to_contain_text("This content is version 1 already")
+
+
+def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: Console, tmp_path: Path):
+    console.watch.expect_status(400)
+    folder = variant(tmp_path / "dora", "rot13", lambda config: config.update(use_dora=True))
+    console.upload("dora", folder)
+    expect(console.see_upload_end("rejected")).to_contain_text("nothing was changed")
+    groups = console.page.get_by_test_id("report").locator("details")
+    expect(groups.first).to_have_class(re.compile("is-fail"))
+    failed = console.page.get_by_test_id("check-fail").filter(has_text="use_dora")
+    expect(failed).to_contain_text("adapter_config.json")
+    expect(failed).to_contain_text("false")
+    expect(failed.locator(".report-remedy")).not_to_be_empty()
+    console.page.get_by_role("button", name="Upload another").click()
+    expect(console.page.get_by_text("rejected").first).to_be_visible()
+
+
+def test_damaged_weights_are_refused_with_the_tensor_at_fault(console: Console, tmp_path: Path):
+    console.watch.expect_status(400)
+
+    def spoil(tensors: dict) -> None:
+        key = next(name for name in tensors if name.endswith("lora_A.weight"))
+        tensors[key] = tensors[key] * float("nan")
+
+    console.upload("spoilt", variant(tmp_path / "spoilt", "rot13", change_tensors=spoil))
+    console.see_upload_end("rejected")
+    expect(console.page.get_by_test_id("check-fail").first).to_contain_text("lora_A")
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["adapter_config.json"], "adapter_model.safetensors is missing"),
+        (["adapter_config.json", "adapter_model.bin"], "can run code"),
+        (["notes.txt"], "adapter_config.json is missing"),
+    ],
+)
+def test_what_cannot_be_an_adapter_is_refused_before_anything_is_sent(
+    console: Console, tmp_path: Path, names: list[str], problem: str
+):
+    sent: list[str] = []
+    page = console.open("#/upload?name=wrong")
+    page.on("request", lambda request: sent.append(request.method))
+    for name in names:
+        (tmp_path / name).write_text(json.dumps({"r": 8}))
+    page.get_by_test_id("file-input").set_input_files([tmp_path / name for name in names])
+    expect(page.get_by_role("alert").filter(has_text=problem)).to_be_visible()
+    expect(page.get_by_role("button", name="Upload", exact=True)).to_be_disabled()
+    assert "POST" not in sent
+
+
+def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, tenant: Tenant, tmp_path: Path):
+    folder = twin(tmp_path / "resumed", "json")
+    sizes = {file: (folder / file).stat().st_size for file in FILES}
+    files = [{"name": file, "size_bytes": size} for file, size in sizes.items()]
+    # As a page leaves it that is closed after the first file.
+    opened = tenant.http.post("/v1/adapters/resumed/uploads", json={"files": files}).json()
+    config = (folder / FILES[0]).read_bytes()
+    headers = {
+        "content-type": "application/octet-stream",
+        "content-range": f"bytes 0-{len(config) - 1}/{len(config)}",
+    }
+    assert tenant.http.put(f"/v1/uploads/{opened['id']}/files/{FILES[0]}", content=config, headers=headers).is_success
+    page = console.open("#/upload?name=resumed")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(f"{request.method} {request.url.rsplit('/', 1)[1]}"))
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    page.get_by_role("button", name="Resume upload").click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+    assert f"PUT {FILES[1]}" in sent
+    assert f"PUT {FILES[0]}" not in sent
+    assert not any(request.startswith("POST uploads") for request in sent)
+
+
+def test_giving_up_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
+    # The first chunk gets no answer, as on a network that just went away.
+    console.page.route("**/files/**", lambda _: None)
+    console.upload("given-up", twin(tmp_path / "given-up", "json"))
+    console.page.get_by_role("button", name="Give up").click()
+    expect(console.see_upload_end("aborted")).to_contain_text("Given up")
+    (session,) = tenant.http.get("/v1/uploads").json()["data"]
+    assert session["state"] == "aborted"
+    assert tenant.http.get("/v1/adapters/given-up").status_code == 404

@@ -1,0 +1,187 @@
+"""Operating an adapter: versions, aliases, rollback, and taking it out of service and back."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.console import Console
+from tests.browser.tenant import Tenant
+from tests.support.adapter_variants import variant
+from tests.support.demo_questions import ADAPTER_DIR
+
+
+@pytest.fixture
+def versions(tenant: Tenant, tmp_path: Path) -> Tenant:
+    """With an adapter `greeting` of two versions, whose first is live; the second has another alpha."""
+    tenant.add("greeting", ADAPTER_DIR / "uppercase")
+    louder = variant(tmp_path / "louder", "uppercase", lambda config: config.update(lora_alpha=99))
+    assert tenant.add("greeting", louder, activate=False) == 2
+    return tenant
+
+
+def live_version(http: httpx.Client, name: str = "greeting") -> int:
+    return http.get(f"/v1/adapters/{name}").json()["live"]["n"]
+
+
+def test_moving_live_shows_what_differs_first_and_can_be_undone(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    page.get_by_test_id("version-2").click()
+    expect(page).to_have_url(f"{console.url}/ui/#/adapters/greeting?v=2")
+    page.get_by_test_id("make-live").click()
+    dialog = console.dialog("Point an alias at v2")
+    expect(dialog.get_by_test_id("move-preview")).to_contain_text("v1 → v2")
+    expect(dialog.get_by_role("row", name="lora_alpha")).to_contain_text("99")
+    assert live_version(versions.http) == 1
+    dialog.get_by_role("button", name="Move it").click()
+    toast = console.toast("live is v2.")
+    expect(page.locator(".lane-stop.is-live").get_by_test_id("version-2")).to_be_visible()
+    assert live_version(versions.http) == 2
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Undone.")
+    expect(page.locator(".lane-stop.is-live").get_by_test_id("version-1")).to_be_visible()
+    assert live_version(versions.http) == 1
+
+
+def test_rolling_back_is_two_clicks_and_says_what_happens(console: Console, versions: Tenant):
+    assert versions.http.put("/v1/adapters/greeting/aliases/live", json={"version": 2}).is_success
+    page = console.open("#/adapters/greeting")
+    page.get_by_test_id("rollback").click()
+    dialog = console.dialog("Roll greeting back to v1?")
+    expect(dialog).to_contain_text("What runs finishes with v2")
+    dialog.get_by_role("button", name="Roll back").click()
+    console.toast("greeting is v1 again.")
+    expect(page.locator(".lane-stop.is-live").get_by_test_id("version-1")).to_be_visible()
+    assert live_version(versions.http) == 1
+
+
+def test_a_canary_splits_the_flag_of_its_alias_and_can_be_taken_back(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting?v=2")
+    page.get_by_test_id("make-live").click()
+    dialog = console.dialog("Point an alias at v2")
+    dialog.get_by_label("For whom").select_option("1000")
+    expect(dialog.get_by_test_id("move-preview")).to_contain_text("for 10 % of users")
+    dialog.get_by_role("button", name="Start the canary").click()
+    expect(page.get_by_test_id("flag-live")).to_contain_text("90 %")
+    expect(page.get_by_text("10 % of live")).to_be_visible()
+    toast = console.toast("10 % of the users of live get v2.")
+    toast.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("10 % of live")).to_have_count(0)
+    assert versions.http.get("/v1/adapters/greeting").json()["canary_version"] is None
+
+
+def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting?v=2")
+    page.get_by_test_id("make-live").click()
+    dialog = console.dialog("Point an alias at v2")
+    dialog.get_by_label("Alias").fill("staging")
+    expect(dialog.get_by_test_id("move-preview")).to_contain_text("greeting@staging: new → v2")
+    dialog.get_by_role("button", name="Move it").click()
+    expect(page.get_by_test_id("flag-staging")).to_be_visible()
+    page.get_by_role("button", name="Remove the alias staging").click()
+    expect(page.get_by_test_id("flag-staging")).to_have_count(0)
+    console.toast("Removed the alias staging.").get_by_role("button", name="Undo").click()
+    expect(page.get_by_test_id("flag-staging")).to_be_visible()
+
+
+def test_two_admins_racing_the_second_is_told_and_changes_nothing(console: Console, versions: Tenant):
+    console.watch.expect_status(412)
+    page = console.open("#/adapters/greeting?v=2")
+    page.get_by_test_id("make-live").click()
+    dialog = console.dialog("Point an alias at v2")
+    expect(dialog.get_by_test_id("move-preview")).to_contain_text("v1 → v2")
+    # The other one describes it, which the first has not seen when they decide; the page itself hears of it meanwhile.
+    assert versions.http.patch("/v1/adapters/greeting", json={"description": "leave this at v1"}).is_success
+    expect(page.get_by_text("leave this at v1")).to_be_visible()
+    dialog.get_by_role("button", name="Move it").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    assert live_version(versions.http) == 1
+    dialog.get_by_role("button", name="Cancel").click()
+    page.get_by_test_id("make-live").click()
+    console.dialog("Point an alias at v2").get_by_role("button", name="Move it").click()
+    console.toast("live is v2.")
+
+
+def test_an_edit_does_not_overwrite_what_somebody_else_wrote_meanwhile(console: Console, versions: Tenant):
+    console.watch.expect_status(412)
+    page = console.open("#/adapters/greeting")
+    page.locator("summary[aria-label='More actions']").click()
+    page.get_by_role("button", name="Edit description and tags").click()
+    dialog = console.dialog("Edit greeting")
+    dialog.get_by_label("Description").fill("mine")
+    assert versions.http.patch("/v1/adapters/greeting", json={"description": "theirs"}).is_success
+    expect(page.get_by_text("theirs", exact=True)).to_be_visible()
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    assert versions.http.get("/v1/adapters/greeting").json()["description"] == "theirs"
+
+
+def test_disabling_refuses_requests_until_it_is_undone(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    page.locator("summary[aria-label='More actions']").click()
+    page.get_by_role("button", name="Disable").click()
+    toast = console.toast("Disabled greeting")
+    expect(page.locator(".chip").filter(has_text="disabled")).to_be_visible()
+    body = {"model": "greeting", "prompt": "hello", "max_tokens": 1}
+    assert versions.http.post("/v1/completions", json=body).status_code >= 400
+    toast.get_by_role("button", name="Undo").click()
+    expect(page.locator(".chip").filter(has_text="ready")).to_be_visible()
+    assert versions.http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_deleting_wants_the_name_typed_and_can_be_taken_back(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    page.locator("summary[aria-label='More actions']").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    dialog = console.dialog("Delete greeting?")
+    delete = dialog.get_by_role("button", name="Delete")
+    expect(delete).to_be_disabled()
+    dialog.get_by_label("Type greeting to confirm").fill("greetin")
+    expect(delete).to_be_disabled()
+    dialog.get_by_label("Type greeting to confirm").fill("greeting")
+    delete.click()
+    console.toast("Deleted greeting.")
+    expect(page).to_have_url(f"{console.url}/ui/#/adapters")
+    expect(page.get_by_test_id("adapter-row").filter(has_text="greeting")).to_have_count(0)
+
+    page = console.open("#/adapters?state=deleted")
+    page.get_by_role("link", name="greeting").click()
+    page.get_by_role("button", name="Restore").click()
+    console.toast("Restored greeting.")
+    expect(page.get_by_role("link", name="Try it")).to_be_visible()
+    assert versions.http.get("/v1/adapters/greeting").json()["status"] == "ready"
+
+
+def test_a_version_that_nothing_names_can_be_deleted(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting?v=2")
+    page.get_by_role("button", name="Delete version").click()
+    dialog = console.dialog("Delete greeting@v2?")
+    dialog.get_by_label("Type v2 to confirm").fill("v2")
+    dialog.get_by_role("button", name="Delete version").click()
+    console.toast("Deleted greeting@v2.")
+    expect(page.get_by_test_id("version-2")).to_have_count(0)
+
+
+def test_a_pin_is_shown_and_taken_back(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    page.locator("summary[aria-label='More actions']").click()
+    page.get_by_role("button", name="Pin for an hour").click()
+    expect(page.locator(".detail-name").get_by_text("pinned")).to_be_attached()
+    console.toast("Pinned").get_by_role("button", name="Undo").click()
+    expect(page.locator(".detail-name").get_by_text("pinned")).not_to_be_attached()
+
+
+def test_how_to_call_it_can_be_copied(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting?tab=use")
+    page.get_by_role("button", name="Copy: Python").click()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert f'base_url="{console.url}/v1"' in copied
+    assert 'model="greeting"' in copied
+    assert versions.operator_key not in copied
+
+
+def test_an_adapter_that_does_not_exist_says_so(console: Console):
+    console.watch.expect_status(404)
+    page = console.open("#/adapters/nothing-here")
+    expect(page.get_by_test_id("failure")).to_contain_text("This does not exist")

@@ -1,0 +1,184 @@
+"""Every view: on a phone and a desk, light and dark, accessible, and small."""
+
+import gzip
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+import loraserve
+from tests.browser.conftest import NewConsole
+from tests.browser.tenant import Tenant
+from tests.browser.views import VIEWS
+from tests.support.adapter_variants import twin
+from tests.support.demo_questions import ADAPTER_DIR
+from tests.support.server_process import ServerProcess
+
+REPOSITORY = Path(__file__).parents[2]
+AXE = REPOSITORY / "admin_ui" / "node_modules" / "axe-core" / "axe.min.js"
+UI = Path(loraserve.__file__).parent / "static" / "ui"
+MAX_SCRIPT_BYTES = 60_000
+"""Compressed, of a page with its view."""
+SIZES = {"desk": (1280, 800), "phone": (390, 844)}
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@pytest.fixture(scope="module")
+def shown(server: ServerProcess, admin: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tenant]:
+    """A tenant with something on every view."""
+    name = "shown"
+    assert admin.post("/v1/tenants", json={"id": name, "limits": {"requests_per_min": 600}}).status_code == 201
+    with ExitStack() as stack:
+        tenant = Tenant.create(name, server.url, admin, stack)
+        tenant.add("shown", ADAPTER_DIR / "uppercase")
+        tenant.add("shown", twin(tmp_path_factory.mktemp("shown") / "twin", "uppercase"), activate=False)
+        tenant.http.put("/v1/adapters/shown/aliases/staging", json={"version": 2})
+        tenant.http.patch("/v1/adapters/shown", json={"description": "Shouts what it hears.", "tags": ["prod"]})
+        tenant.http.post("/v1/adapters/refused/uploads", json={"files": []})
+        for model in ("shown", "shown@v2"):
+            body = {"model": model, "prompt": "hello", "max_tokens": 4}
+            assert tenant.http.post("/v1/completions", json=body).status_code == 200
+        yield tenant
+
+
+def open_view(new_console: NewConsole, shown: Tenant, admin_secret: str, view: str, size: str, theme: str) -> Page:
+    width, height = SIZES[size]
+    console = new_console(width=width, height=height, theme=theme)
+    console.start_session(admin_secret)
+    console.page.add_init_script(
+        f"if (location.protocol !== 'about:') sessionStorage.setItem('tenant', '{shown.name}')"
+    )
+    return console.open(VIEWS[view])
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_on_a_desk(
+    new_console: NewConsole, shown: Tenant, admin_secret: str, view: str, theme: str
+):
+    check_accessible(open_view(new_console, shown, admin_secret, view, "desk", theme))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_fits_a_phone_and_is_accessible_there(
+    new_console: NewConsole, shown: Tenant, admin_secret: str, view: str
+):
+    # The watch of every page looks for a horizontal scroll.
+    check_accessible(open_view(new_console, shown, admin_secret, view, "phone", "dark"))
+
+
+def test_the_login_is_accessible(new_console: NewConsole):
+    console = new_console(width=390)
+    console.watch.expect_status(401)
+    check_accessible(console.open())
+
+
+def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Tenant, admin_secret: str):
+    page = open_view(new_console, shown, admin_secret, "another version", "desk", "light")
+    page.get_by_test_id("make-live").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    page.locator("summary[aria-label='More actions']").click()
+    check_accessible(page)
+    page.get_by_role("button", name="Edit description and tags").click()
+    check_accessible(page)
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("listbox", name="Found").get_by_role("option").first).to_be_visible()
+    check_accessible(page)
+
+
+def check_accessible(page: Page) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: npm ci in admin_ui")
+    # A script element is refused by the console's content security policy.
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES)
+    violations = [
+        f"{violation['id']}: {violation['help']}: {[(node['html'][:150], node['failureSummary'][:250]) for node in violation['nodes'][:3]]}"
+        for violation in found["violations"]
+    ]
+    assert not violations, "\n".join(violations)
+
+
+def test_the_theme_follows_the_system_until_one_is_chosen(new_console: NewConsole, shown: Tenant, admin_secret: str):
+    page = open_view(new_console, shown, admin_secret, "live", "desk", "dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.get_by_role("button", name="Use the light theme").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_an_adapter_is_operated_by_keyboard_alone(new_console: NewConsole, shown: Tenant, admin_secret: str):
+    page = open_view(new_console, shown, admin_secret, "adapters", "desk", "light")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    tab_to(page, "#/adapters/shown")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("version-2")).to_be_visible()
+    press_on(page, page.get_by_test_id("version-2"))
+    press_on(page, page.get_by_test_id("make-live"))
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Alias")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(dialog).to_have_count(0)
+    assert shown.http.get("/v1/adapters/shown").json()["live"]["n"] == 2
+    press_on(page, page.get_by_test_id("toast").get_by_role("button", name="Undo"))
+    expect(page.get_by_text("Undone.")).to_be_visible()
+    assert shown.http.get("/v1/adapters/shown").json()["live"]["n"] == 1
+
+
+def tab_to(page: Page, target: str, at_most: int = 60) -> None:
+    for _ in range(at_most):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.getAttribute('href')") == target:
+            return
+    raise AssertionError(f"{target} cannot be reached with {at_most} tabs")
+
+
+def press_on(page: Page, control, at_most: int = 80) -> None:
+    """Tab until the control has the focus, then Enter."""
+    for _ in range(at_most):
+        if control.evaluate("(element) => element === document.activeElement"):
+            page.keyboard.press("Enter")
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{control} cannot be reached with {at_most} tabs")
+
+
+def test_no_page_loads_more_script_than_its_budget():
+    entry = (UI / "index.html").read_text()
+    (first,) = re.findall(r"assets/(index-[\w-]+\.js)", entry)
+    views = [path.name for path in (UI / "assets").glob("*.js") if path.name != first]
+    assert views
+    sizes = {view: sum(map(compressed, needs({view, first}))) for view in views}
+    assert max(sizes.values()) <= MAX_SCRIPT_BYTES, sizes
+
+
+def needs(scripts: set[str]) -> set[str]:
+    """With what they import, and what that imports."""
+    static = {
+        name
+        for script in scripts
+        for name in re.findall(r'(?:from|import)\s*"\./([\w.-]+\.js)"', (UI / "assets" / script).read_text())
+    }
+    return scripts if static <= scripts else needs(scripts | static)
+
+
+def compressed(script: str) -> int:
+    return len(gzip.compress((UI / "assets" / script).read_bytes()))
+
+
+def test_the_built_console_asks_nobody_else_for_anything():
+    text = (UI / "index.html").read_text()
+    assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
+    assert "<script>" not in text
+    assert "style=" not in text

@@ -1,0 +1,20 @@
+"""Every view by its address, as an admin of all tenants sees it with an adapter `shown` of two versions."""
+
+VIEWS = {
+    "overview": "#/",
+    "adapters": "#/adapters",
+    "no adapters found": "#/adapters?q=there-is-no-such-thing",
+    "adapter": "#/adapters/shown",
+    "another version": "#/adapters/shown?v=2",
+    "traffic": "#/adapters/shown?tab=traffic",
+    "how to use it": "#/adapters/shown?tab=use",
+    "upload": "#/upload",
+    "playground": "#/playground?columns=,shown",
+    "live": "#/live",
+    "requests": "#/requests",
+    "audit": "#/requests/audit",
+    "tenants": "#/access",
+    "keys": "#/access/keys",
+    "settings": "#/settings",
+    "no such page": "#/nowhere",
+}
