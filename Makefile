@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types bench openapi wheel
+.PHONY: help install run test lint types bench openapi wheel ui ui-check screenshots
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,3 +46,12 @@ openapi: $(VENV)/.installed ## Write docs/openapi.json after a change of the API
 
 wheel: $(VENV)/.installed ## Build a release's wheel into dist, with compiled CPU kernels for this architecture
 	LORASERVE_PREBUILD=1 $(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+ui: ## Build the console into the package, after a change below admin_ui or of the API (needs Node 20.19)
+	cd admin_ui && npm ci && npm run api && npm run build
+
+ui-check: ## Fail unless the committed console is what its sources and docs/openapi.json give
+	cd admin_ui && npm ci && npm run check
+
+screenshots: $(VENV)/.installed-dev ## Take the console's pictures for the documentation (needs Chromium)
+	$(BIN)/python scripts/screenshots.py docs/images
