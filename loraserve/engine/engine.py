@@ -163,7 +163,7 @@ class Engine:
                 rows.append(end_row - 1)
         if not sequences:
             return []
-        sampled_logits = logits if rows == list(range(logits.shape[0])) else logits[rows]
+        sampled_logits = logits if rows == list(range(end_row)) else logits[rows]
         sampled = self._sampler.sample(sampled_logits, [self._sampling_row(sequence) for sequence in sequences])
         outputs = []
         for sequence, token_id, logprob, is_finite in zip(

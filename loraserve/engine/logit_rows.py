@@ -82,8 +82,8 @@ def open_rows(logits: Tensor, vocab_size: int) -> LogitRows:
         return DeviceRows(logits[:, :vocab_size])
     # Cut in numpy: every operation of torch costs 15 to 50 us in a step, whose weights have driven its code from the
     # caches.
-    readable = logits.view(torch.uint16) if logits.dtype == torch.bfloat16 else logits
-    return HostRows(readable.numpy()[:, :vocab_size])
+    rows = (logits.view(torch.uint16) if logits.dtype == torch.bfloat16 else logits).numpy()
+    return HostRows(rows if rows.shape[1] == vocab_size else rows[:, :vocab_size])
 
 
 class HostRows:
@@ -116,7 +116,7 @@ class HostRows:
             peaks = [bits.item(row_id, token_id) for row_id, token_id in enumerate(token_ids)]
             if min(peaks) > 0:
                 return token_ids, [peak < _INF_BITS for peak in peaks]
-        return _best_ids(self)
+        return _as_lists(*self.argmax())
 
     def lane_max(self, row_ids: Ints) -> Floats:
         maxima = np.empty((len(row_ids), self.num_lanes), dtype=np.float32)
@@ -178,8 +178,7 @@ class HostRows:
         reduction(rest, row[num_whole:], out=rest)
 
 
-def _best_ids(rows: LogitRows) -> tuple[list[int], list[bool]]:
-    token_ids, peaks = rows.argmax()
+def _as_lists(token_ids: Ints, peaks: Floats) -> tuple[list[int], list[bool]]:
     return token_ids.tolist(), np.isfinite(peaks).tolist()
 
 
@@ -202,7 +201,7 @@ class DeviceRows:
         return token_ids.cpu().numpy(), _to_host(values)
 
     def best_ids(self) -> tuple[list[int], list[bool]]:
-        return _best_ids(self)
+        return _as_lists(*self.argmax())
 
     def lane_max(self, row_ids: Ints) -> Floats:
         return _to_host(self._reduce_lanes(torch.amax, torch.maximum, self._rows(row_ids)))

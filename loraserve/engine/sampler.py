@@ -92,7 +92,7 @@ class Sampler:
 
     def _open(self, logits: Tensor, num_rows: int) -> LogitRows:
         expected = (num_rows, self.logits_size)
-        assert tuple(logits.shape) == expected, f"logits are {tuple(logits.shape)}, not {expected}"
+        assert logits.shape == expected, f"logits are {tuple(logits.shape)}, not {expected}"
         return open_rows(logits, self.vocab_size)
 
     def _sample_edited(

@@ -1,6 +1,5 @@
 """A real server with keys on the demo model, Chromium, and one tenant with a console of its own for each test."""
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -129,7 +128,3 @@ def watched_console(browser: Browser, url: str, width: int, height: int, theme: 
         watch.check()
     finally:
         context.close()
-
-
-def numbered(prefix: str) -> Iterator[str]:
-    return (f"{prefix}-{number}" for number in itertools.count(1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 import loraserve
 from tests.browser.conftest import NewConsole
@@ -100,8 +100,9 @@ def check_accessible(page: Page) -> None:
     page.evaluate(AXE.read_text())
     found = page.evaluate("(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES)
     violations = [
-        f"{violation['id']}: {violation['help']}: {[(node['html'][:150], node['failureSummary'][:250]) for node in violation['nodes'][:3]]}"
+        f"{violation['id']}: {violation['help']}: {node['html'][:150]} {node['failureSummary'][:250]}"
         for violation in found["violations"]
+        for node in violation["nodes"][:3]
     ]
     assert not violations, "\n".join(violations)
 
@@ -144,7 +145,7 @@ def tab_to(page: Page, target: str, at_most: int = 60) -> None:
     raise AssertionError(f"{target} cannot be reached with {at_most} tabs")
 
 
-def press_on(page: Page, control, at_most: int = 80) -> None:
+def press_on(page: Page, control: Locator, at_most: int = 80) -> None:
     """Tab until the control has the focus, then Enter."""
     for _ in range(at_most):
         if control.evaluate("(element) => element === document.activeElement"):
