@@ -38,7 +38,7 @@ def make_key(console: Console, name: str, role: str = "infer") -> str:
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill(name)
-    dialog.get_by_role("radio", name=role).check()
+    dialog.locator(f"input[value={role}]").check()
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_test_id("secret")).to_be_visible()
     return page.get_by_test_id("secret").locator("code").inner_text()

