@@ -24,9 +24,10 @@ install: $(VENV)/.installed ## Create .venv and install loraserve into it
 run: $(VENV)/.installed ## Serve the demo model, or whatever ARGS says: make run ARGS="<model> --port 9000"
 	$(BIN)/loraserve serve $(ARGS)
 
-test: $(VENV)/.installed-dev ## Run all tests; the kernels' in their own process
+test: $(VENV)/.installed-dev ## Run all tests; the kernels' and the browser's in processes of their own
 	$(BIN)/python -m pytest tests/kernels
-	$(BIN)/python -m pytest tests --ignore=tests/kernels
+	$(BIN)/python -m pytest tests --ignore=tests/kernels --ignore=tests/browser
+	$(BIN)/python -m pytest tests/browser
 
 lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports
