@@ -9,7 +9,8 @@ from loraserve.api.schemas.aliases import AliasItem, CanaryItem
 from loraserve.api.schemas.versions import VersionItem
 from loraserve.control.adapter_edits import find_version, versions_of
 from loraserve.control.adapters import AdapterService
-from loraserve.control.residency import Residency
+from loraserve.control.principal import Principal
+from loraserve.control.residency import DigestResidency, Residency
 from loraserve.control.usage_traffic import AdapterTraffic
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
 
@@ -19,7 +20,9 @@ class AdapterItems:
     adapters: AdapterService
     residency: Residency
 
-    def item(self, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None) -> AdapterItem:
+    def item(
+        self, viewer: Principal, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None
+    ) -> AdapterItem:
         """traffic: of its last 24 hours; None = not known."""
         adapter = document.doc
         alias = adapter.aliases.get(LIVE_ALIAS)
@@ -33,7 +36,7 @@ class AdapterItems:
             tags=adapter.tags,
             enabled=adapter.enabled,
             status=self.adapters.state_of(document),
-            tier=Tier.DISK if live is None else self.residency.of(live.digest).tier,
+            tier=Tier.DISK if live is None else self._resident(viewer, adapter, live).tier,
             live=None if live is None else LiveVersion(live.n, live.digest, live.created_at),
             canary_version=None if canary is None else canary.version,
             canary_weight_bp=None if canary is None else canary.weight_bp,
@@ -51,16 +54,18 @@ class AdapterItems:
             rev=document.rev,
         )
 
-    def detail(self, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None) -> AdapterDetail:
-        item, adapter = self.item(document, traffic), document.doc
+    def detail(
+        self, viewer: Principal, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None
+    ) -> AdapterDetail:
+        item, adapter = self.item(viewer, document, traffic), document.doc
         return AdapterDetail(
             **msgspec.structs.asdict(item),
             aliases=alias_items(adapter),
-            versions=[self.version(adapter, version) for version in reversed(versions_of(adapter))],
+            versions=[self.version(viewer, adapter, version) for version in reversed(versions_of(adapter))],
         )
 
-    def version(self, adapter: AdapterDoc, version: VersionRecord) -> VersionItem:
-        resident = self.residency.of(version.digest)
+    def version(self, viewer: Principal, adapter: AdapterDoc, version: VersionRecord) -> VersionItem:
+        resident = self._resident(viewer, adapter, version)
         return VersionItem(
             n=version.n,
             digest=version.digest,
@@ -76,6 +81,12 @@ class AdapterItems:
             num_hits=resident.num_hits,
             load_ms=resident.load_ms,
         )
+
+    def _resident(self, viewer: Principal, adapter: AdapterDoc, version: VersionRecord) -> DigestResidency:
+        """NOTE: another tenant may have the same content, and a tenant must not see that by its being in use."""
+        if viewer.is_any_tenant or adapter.pin is not None:
+            return self.residency.of(version.digest)
+        return self.residency.seen_by(viewer.acting_tenant, version.digest)
 
 
 def alias_items(adapter: AdapterDoc) -> list[AliasItem]:

@@ -59,7 +59,8 @@ class InferenceCall:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
         admitted, adapter = self._admitted, self.adapter
         if adapter is not None:
-            self.adapter_load_ms = await self._held.enter_async_context(self._calls.residency.hold(adapter.digest))
+            held = self._calls.residency.hold(adapter.digest, tenant=admitted.principal.acting_tenant)
+            self.adapter_load_ms = await self._held.enter_async_context(held)
         job = GenerationJob(
             prompts,
             None if adapter is None else bound(adapter),

@@ -141,7 +141,7 @@ class _Server:
         certified = settings.engine if settings.certificates else None
         control = build_control(declared, engine, limits, certified)
         try:
-            # All that holds up the event loop comes before `start`: calls to Redis have 250 ms.
+            # All that holds up the event loop comes before `start`: calls to Redis have a second.
             runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
             control.observer.watch(runtime)
             context = AppContext.of(runtime, control)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +25,9 @@ from loraserve.store.records import AdapterDoc, AnyDocument, Document, Tier
 
 MAX_LOADED = 4096
 """Contents the engine knows at once; one costs it a path and, while it is used, a mapping."""
+
+MAX_USES = 65_536
+"""Pairs of tenant and content whose use is remembered."""
 
 logger = logging.getLogger(__name__)
 
@@ -95,21 +98,32 @@ class Residency:
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_device_of: tuple[EngineStats, frozenset[str]] | None = None
+        self._uses: dict[tuple[str, str], tuple[int, float | None]] = {}
+        """By tenant and digest: how often since the start, and when last; the least recent go first."""
         for document in catalog.all_adapters():
             self._take_in(document)
         catalog.subscribe(self._on_change)
 
     @contextlib.asynccontextmanager
-    async def hold(self, digest: str) -> AsyncGenerator[float]:
+    async def hold(self, digest: str, *, tenant: str | None = None) -> AsyncGenerator[float]:
         """The engine has the content for as long as this is entered. Gives the milliseconds that loading took.
 
-        Raises `ServingError`: the content is gone or unreadable, the engine refuses it or is dead.
+        tenant: whose request it is; None = the server's own work, which is nobody's use. Raises `ServingError`: the
+        content is gone or unreadable, the engine refuses it or is dead.
         """
         with self._reference(digest) as entry:
             load_ms = await self._ensure(digest, entry)
             entry.num_hits += 1
             entry.last_used_at = self._clock()
+            if tenant is not None:
+                self._count_use(tenant, digest, entry.last_used_at)
             yield load_ms
+
+    def _count_use(self, tenant: str, digest: str, now: float) -> None:
+        num_hits, _ = self._uses.pop((tenant, digest), (0, None))
+        self._uses[tenant, digest] = (num_hits + 1, now)
+        while len(self._uses) > MAX_USES:
+            del self._uses[next(iter(self._uses))]
 
     async def load(self, digest: str) -> None:
         """Make the engine know it now, without using it. Raises `ServingError`."""
@@ -153,6 +167,16 @@ class Residency:
             entry.load_ms,
             entry.num_references,
         )
+
+    def seen_by(self, tenant: str, digest: str) -> DigestResidency:
+        """As `of`, but of uses only the tenant's own: who else has the same content, and uses it, is not its business.
+
+        Content that the tenant has not used here is on disk for it.
+        """
+        num_hits, last_used_at = self._uses.get((tenant, digest), (0, None))
+        if num_hits == 0:
+            return DigestResidency(digest, Tier.DISK, None, None, 0, None, 0)
+        return replace(self.of(digest), num_hits=num_hits, last_used_at=last_used_at)
 
     def all(self) -> list[DigestResidency]:
         """What the engine knows."""

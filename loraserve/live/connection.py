@@ -1,4 +1,4 @@
-"""All talk with Redis that waits for an answer: 16 sockets, 250 ms a call, and a breaker."""
+"""All talk with Redis that waits for an answer: 16 sockets, a second a call, and a breaker."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.script_loader import Script
 from loraserve.live.server_link import Arg, Command, ServerLink
 
-CALL_S = 0.25
+CALL_S = 1.0
 NUM_LINKS = 16
 
 

@@ -20,7 +20,7 @@ from loraserve.live.view import LiveView
 class LiveStore:
     """Connects on first use. `url` is redis://, rediss:// or unix://."""
 
-    def __init__(self, url: str, prefix: str = DEFAULT_PREFIX, *, timeout_s: float = 0.25) -> None:
+    def __init__(self, url: str, prefix: str = DEFAULT_PREFIX, *, timeout_s: float = 1.0) -> None:
         self.connection = LiveConnection(url, timeout_s=timeout_s)
         names = KeyNames(prefix)
         self.view = LiveView(self.connection, names)

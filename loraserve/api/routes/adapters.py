@@ -46,7 +46,11 @@ async def list_adapters(
     traffic = await _traffic(request, context)
     page = context.control.adapters.list(principal_of(request), query, traffic or NOTHING_USED)
     return AdapterList(
-        [context.adapter_items.item(document, _of(traffic, document)) for document in page.items], page.next_cursor
+        [
+            context.adapter_items.item(principal_of(request), document, _of(traffic, document))
+            for document in page.items
+        ],
+        page.next_cursor,
     )
 
 
@@ -57,7 +61,11 @@ async def get_adapter(
     """With its aliases and versions."""
     document = context.control.adapters.get(principal_of(request), name, with_deleted=True)
     traffic = await _traffic(request, context)
-    return shown(request, document.rev, lambda: context.adapter_items.detail(document, _of(traffic, document)))
+    return shown(
+        request,
+        document.rev,
+        lambda: context.adapter_items.detail(principal_of(request), document, _of(traffic, document)),
+    )
 
 
 @patch(
@@ -79,7 +87,7 @@ async def patch_adapter(
         AdapterPatch(asked.description, asked.tags, asked.enabled),
         expected_rev=expected_rev(request),
     )
-    return changed(document.rev, context.adapter_items.detail(document))
+    return changed(document.rev, context.adapter_items.detail(principal_of(request), document))
 
 
 @delete(
@@ -98,7 +106,9 @@ async def delete_adapter(
         principal_of(request), request_id_of(request.scope), name, drain_s=drain_s, expected_rev=expected_rev(request)
     )
     document = deletion.document
-    return changed(document.rev, context.adapter_items.item(document), 200 if deletion.drained else 202)
+    return changed(
+        document.rev, context.adapter_items.item(principal_of(request), document), 200 if deletion.drained else 202
+    )
 
 
 @post(
@@ -115,7 +125,7 @@ async def restore_adapter(
     document = await context.control.adapters.restore(
         principal_of(request), request_id_of(request.scope), name, expected_rev=expected_rev(request)
     )
-    return changed(document.rev, context.adapter_items.detail(document))
+    return changed(document.rev, context.adapter_items.detail(principal_of(request), document))
 
 
 async def _traffic(request: Request, context: AppContext) -> Mapping[AdapterKey, AdapterTraffic] | None:

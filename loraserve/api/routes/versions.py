@@ -30,7 +30,9 @@ async def list_versions(request: Request, context: NamedDependency[AppContext], 
     """Newest first."""
     document = context.control.adapters.get(principal_of(request), name)
     versions = context.control.versions.list(principal_of(request), name)
-    return VersionList([context.adapter_items.version(document.doc, version) for version in versions], None)
+    return VersionList(
+        [context.adapter_items.version(principal_of(request), document.doc, version) for version in versions], None
+    )
 
 
 @get(
@@ -43,7 +45,9 @@ async def get_version(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> Response[VersionItem]:
     document, record = context.control.versions.get(principal_of(request), name, version)
-    return shown(request, document.rev, lambda: context.adapter_items.version(document.doc, record))
+    return shown(
+        request, document.rev, lambda: context.adapter_items.version(principal_of(request), document.doc, record)
+    )
 
 
 @get(

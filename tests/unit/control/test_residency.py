@@ -44,6 +44,23 @@ def test_content_is_packed_and_loaded_at_first_use_only(valkey: Valkey, tmp_path
     run(scenario)
 
 
+def test_a_tenant_sees_its_own_use_of_a_content_and_nobody_elses(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            digest = await node.publish("sql", "one")
+            async with node.residency.hold(digest, tenant="acme"):
+                pass
+            own, other = (node.residency.seen_by(tenant, digest) for tenant in ("acme", "other"))
+            assert (own.tier, own.num_hits, own.last_used_at) == (Tier.HOST, 1, node.clock.now)
+            assert (other.tier, other.num_hits, other.last_used_at, other.load_ms) == (Tier.DISK, 0, None, None)
+            async with node.residency.hold(digest, tenant="other"), node.residency.hold(digest, tenant="other"):
+                pass
+            assert [node.residency.seen_by(tenant, digest).num_hits for tenant in ("acme", "other")] == [1, 2]
+
+    run(scenario)
+
+
 def test_an_existing_packed_file_is_used_and_a_damaged_one_made_again(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
