@@ -7,7 +7,7 @@ from loraserve.control.catalog import Catalog
 from loraserve.control.declarations import Declarations
 from loraserve.control.principal import Principal
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import SHARED_TENANT, AdapterDoc, Document, adapter_id
+from loraserve.store.records import SHARED_TENANT, AdapterDoc, Document, DocumentKind, adapter_id
 
 
 def adapter_not_found(name: str) -> ServingError:
@@ -40,6 +40,12 @@ class AdapterAccess:
                 if document is not None and (with_deleted or document.doc.deleted_at is None):
                     return document
         raise adapter_not_found(name)
+
+    async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
+        """As `get`, with what any server committed before this call."""
+        for tenant in (principal.acting_tenant, SHARED_TENANT):
+            await self._catalog.reread(DocumentKind.ADAPTER, adapter_id(tenant, name))
+        return self.get(principal, name, with_deleted=with_deleted)
 
     async def edit(
         self,

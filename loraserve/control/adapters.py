@@ -143,8 +143,9 @@ class AdapterService:
         found.sort(key=by, reverse=is_down)
         return page_of(found, lambda document: document.id, limit=query.limit, cursor=query.cursor)
 
-    def get(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
-        return self._access.get(principal, name, with_deleted=with_deleted)
+    async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
+        """With what any server committed before this call."""
+        return await self._access.read(principal, name, with_deleted=with_deleted)
 
     def state_of(self, document: Document[AdapterDoc]) -> AdapterState:
         doc = document.doc

@@ -115,6 +115,12 @@ class Catalog:
             await self._put(document)
         return self.get(kind, document_id)
 
+    async def reread(self, kind: DocumentKind, document_id: str) -> None:
+        """Whatever any server committed of this document before this call is known afterwards."""
+        document = await self._read(kind, document_id)
+        if document is not None:
+            self.apply(document)
+
     async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """As `refresh`, content with the disk when Redis is gone."""
         with contextlib.suppress(LiveUnavailableError):

@@ -76,8 +76,10 @@ class KeyService:
         found.sort(key=lambda document: (-document.doc.created_at, document.id))
         return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
 
-    def get(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+    async def read(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+        """With what any server committed before this call."""
         principal.require(Action.ADMINISTER)
+        await self._catalog.reread(DocumentKind.KEY, key_id)
         document = self._catalog.key(key_id)
         if document is None or not _may_see(principal, document.doc):
             raise _not_found(key_id)
@@ -200,7 +202,7 @@ class KeyService:
             return change(current.doc)
 
         # Before an If-Match is looked at, which would tell that a foreign key exists.
-        self.get(principal, key_id)
+        await self.read(principal, key_id)
         return await self._edit(principal, request_id, key_id, action, checked, expected_rev)
 
     async def _edit(

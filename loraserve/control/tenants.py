@@ -17,7 +17,7 @@ from loraserve.control.quota import Quota
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import check_tenant_name
-from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, Limits, Status, TenantDoc
+from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, DocumentKind, Limits, Status, TenantDoc
 
 MAX_DESCRIPTION_CHARACTERS = 2000
 MAX_WEIGHT = 1000.0
@@ -76,8 +76,10 @@ class TenantService:
         found.sort(key=lambda document: document.id)
         return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
 
-    def get(self, principal: Principal, tenant: str) -> Document[TenantDoc]:
+    async def read(self, principal: Principal, tenant: str) -> Document[TenantDoc]:
+        """With what any server committed before this call."""
         principal.require(Action.READ)
+        await self._catalog.reread(DocumentKind.TENANT, tenant)
         document = self._catalog.tenant(tenant)
         if document is None or not _may_see(principal, tenant):
             raise _not_found(tenant)
@@ -141,7 +143,7 @@ class TenantService:
             _check(doc)
             return doc
 
-        self.get(principal, tenant)
+        await self.read(principal, tenant)
         return await self._edit(principal, request_id, tenant, "tenant.change", change, expected_rev)
 
     async def _edit(

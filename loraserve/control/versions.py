@@ -87,12 +87,13 @@ class VersionService:
         assert version is not None
         return Published(document, version, created)
 
-    def list(self, principal: Principal, name: str) -> list[VersionRecord]:
-        """Newest first, without deleted ones."""
-        return versions_of(self._access.get(principal, name).doc)[::-1]
+    async def list(self, principal: Principal, name: str) -> tuple[Document[AdapterDoc], list[VersionRecord]]:
+        """Newest first, without deleted ones; with what any server committed before this call, as `read`."""
+        document = await self._access.read(principal, name)
+        return document, versions_of(document.doc)[::-1]
 
-    def get(self, principal: Principal, name: str, n: int) -> tuple[Document[AdapterDoc], VersionRecord]:
-        document = self._access.get(principal, name)
+    async def read(self, principal: Principal, name: str, n: int) -> tuple[Document[AdapterDoc], VersionRecord]:
+        document = await self._access.read(principal, name)
         return document, version_of(document.doc, n)
 
     async def delete(

@@ -59,7 +59,7 @@ async def get_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
     """With its aliases and versions."""
-    document = context.control.adapters.get(principal_of(request), name, with_deleted=True)
+    document = await context.control.adapters.read(principal_of(request), name, with_deleted=True)
     traffic = await _traffic(request, context)
     return shown(
         request,

@@ -31,7 +31,7 @@ async def get_certificate(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> CertificateView:
     """How far the served model's answers with this version are from PEFT's own: measured once it is ready."""
-    _, record = context.control.versions.get(principal_of(request), name, version)
+    _, record = await context.control.versions.read(principal_of(request), name, version)
     certifier = context.control.certifier
     if certifier is None:
         return _without(CertificateState.SKIPPED, "this server makes no certificates (--no-certificates)")

@@ -51,7 +51,7 @@ async def list_keys(
 
 @get("/v1/keys/{key_id:str}", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
 async def get_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
-    document = context.control.keys.get(principal_of(request), key_id)
+    document = await context.control.keys.read(principal_of(request), key_id)
     return shown(request, document.rev, lambda: key_item(document))
 
 

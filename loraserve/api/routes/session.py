@@ -78,7 +78,7 @@ async def create_link(request: Request, context: NamedDependency[AppContext]) ->
         message = "'key_id' is missing: you are not here by a key of your own whose rights the link could give."
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="key_id")
     # Raises the same 404 for a key of another tenant as for one that does not exist.
-    context.control.keys.get(principal, key_id)
+    await context.control.keys.read(principal, key_id)
     link = await context.control.sessions.make_link(key_id, principal.actor, request_id_of(request.scope))
     return LinkItem(link.token, link.expires_at)
 

@@ -39,7 +39,7 @@ async def list_tenants(
 async def get_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
-    document = context.control.tenants.get(principal_of(request), tenant)
+    document = await context.control.tenants.read(principal_of(request), tenant)
     return shown(request, document.rev, lambda: _item(context, document))
 
 

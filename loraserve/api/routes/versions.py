@@ -28,8 +28,7 @@ MEDIA_TYPE = "application/octet-stream"
 @get("/v1/adapters/{name:str}/versions", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
 async def list_versions(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> VersionList:
     """Newest first."""
-    document = context.control.adapters.get(principal_of(request), name)
-    versions = context.control.versions.list(principal_of(request), name)
+    document, versions = await context.control.versions.list(principal_of(request), name)
     return VersionList(
         [context.adapter_items.version(principal_of(request), document.doc, version) for version in versions], None
     )
@@ -44,7 +43,7 @@ async def list_versions(request: Request, context: NamedDependency[AppContext], 
 async def get_version(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> Response[VersionItem]:
-    document, record = context.control.versions.get(principal_of(request), name, version)
+    document, record = await context.control.versions.read(principal_of(request), name, version)
     return shown(
         request, document.rev, lambda: context.adapter_items.version(principal_of(request), document.doc, record)
     )
@@ -60,7 +59,7 @@ async def get_report(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> VersionReport:
     """What its validation looked at, and how it compares with PEFT."""
-    _, record = context.control.versions.get(principal_of(request), name, version)
+    _, record = await context.control.versions.read(principal_of(request), name, version)
     manifest = await context.control.contents.manifest(record.digest)
     certifier = context.control.certifier
     certificate = None if certifier is None else await asyncio.to_thread(certifier.of, record.digest)
@@ -85,7 +84,7 @@ async def get_file(
     file: FromPath[str],
 ) -> File:
     """As it was uploaded."""
-    _, record = context.control.versions.get(principal_of(request), name, version)
+    _, record = await context.control.versions.read(principal_of(request), name, version)
     if file not in FILES:
         known = " and ".join(f"'{known}'" for known in FILES)
         raise ServingError(ErrorCode.NOT_FOUND, f"A version has the files {known}.")

@@ -29,7 +29,7 @@ def test_the_first_version_is_live_later_ones_when_asked(valkey: Valkey, tmp_pat
             third = await node.versions.publish(ACME, "r", "sql", content("c" * 64))
             live = third.document.doc.aliases["live"]
             assert (live.version, live.previous) == (3, 1)
-            assert [version.n for version in node.versions.list(ACME, "sql")] == [3, 2, 1]
+            assert [version.n for version in (await node.versions.list(ACME, "sql"))[1]] == [3, 2, 1]
 
     run(scenario)
 
@@ -129,7 +129,7 @@ def test_a_version_that_an_alias_or_canary_leads_to_stays(valkey: Valkey, tmp_pa
                 await node.aliases.delete(ACME, "r", "sql", "live")
             assert refused.value.code is ErrorCode.CONFLICT
             await node.publish("sql", "two")
-            assert [version.n for version in node.versions.list(ACME, "sql")] == [4, 3, 1]
+            assert [version.n for version in (await node.versions.list(ACME, "sql"))[1]] == [4, 3, 1]
 
     run(scenario)
 
@@ -140,14 +140,14 @@ def test_reads_and_writes_of_others_adapters(valkey: Valkey, tmp_path: Path) -> 
             await with_tenants(node)
             await node.publish("sql", "shared", SHARED)
             await node.publish("secret", "globex", GLOBEX)
-            assert node.adapters.get(ACME, "sql").doc.tenant == "shared"
+            assert (await node.adapters.read(ACME, "sql")).doc.tenant == "shared"
             with pytest.raises(ServingError) as refused:
                 await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="mine"))
             assert refused.value.code is ErrorCode.FORBIDDEN
             messages: set[str] = set()
             for name in ("secret", "missing"):
                 with pytest.raises(ServingError) as refused:
-                    node.adapters.get(ACME, name)
+                    await node.adapters.read(ACME, name)
                 messages.add(refused.value.message.replace(name, "<name>"))
                 for call in (
                     node.adapters.patch(ACME, "r", name, AdapterPatch(description="mine")),
@@ -210,11 +210,11 @@ def test_deleting_hides_at_once_and_waits_for_what_runs(valkey: Valkey, tmp_path
             admitted = await node.admit(ACME, "sql")
             async with node.residency.hold(digest):
                 deletion = asyncio.create_task(node.adapters.delete(ACME, "r", "sql", drain_s=60))
-                await eventually(lambda: node.adapters.get(ACME, "sql", with_deleted=True).deleted)
+                await eventually(lambda: all(found.deleted for found in node.catalog.adapters("acme")))
                 with pytest.raises(ServingError) as refused:
                     await node.admit(ACME, "sql")
                 assert refused.value.code is ErrorCode.MODEL_NOT_FOUND
-                document = node.adapters.get(ACME, "sql", with_deleted=True)
+                document = await node.adapters.read(ACME, "sql", with_deleted=True)
                 assert node.adapters.state_of(document) is AdapterState.DRAINING
                 assert node.engine.unloads == []
                 assert admitted.running.ended_with is None
@@ -290,7 +290,7 @@ def test_a_deleted_adapter_can_be_restored_for_a_day_and_its_name_used_again(val
             assert refused.value.code is ErrorCode.CONFLICT
             fresh = await node.versions.publish(ACME, "r", "sql", content("d" * 64))
             assert fresh.version.n == 3
-            assert [version.n for version in node.versions.list(ACME, "sql")] == [3]
+            assert [version.n for version in (await node.versions.list(ACME, "sql"))[1]] == [3]
 
     run(scenario)
 

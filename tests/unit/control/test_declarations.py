@@ -6,7 +6,7 @@ import pytest
 from loraserve.control.adapters import AdapterPatch
 from loraserve.control.keys import KeyPatch
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import DocumentKind, Role, Status, TenantDoc
+from loraserve.store.records import AnyDocument, DocumentKind, Role, Status, TenantDoc
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, run, running_node, with_tenants
 
@@ -116,19 +116,27 @@ def test_nothing_is_changed_while_redis_is_gone(valkey: Valkey, tmp_path: Path) 
             assert found is not None
             assert found.rev == 1
             # Reading goes on.
-            assert node.keys.get(ACME, issued.document.id).doc.status is Status.ACTIVE
+            assert (await node.keys.read(ACME, issued.document.id)).doc.status is Status.ACTIVE
 
     run(scenario)
 
 
-def test_a_caller_that_is_cancelled_leaves_a_whole_commit_or_none(valkey: Valkey, tmp_path: Path) -> None:
+def test_a_caller_that_is_cancelled_during_a_commit_leaves_it_whole(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
             issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            loop, begun, commit = asyncio.get_running_loop(), asyncio.Event(), node.documents.commit
+
+            def announced(document: AnyDocument) -> None:
+                loop.call_soon_threadsafe(begun.set)
+                commit(document)
+
+            monkeypatch.setattr(node.documents, "commit", announced)
             task = asyncio.create_task(node.keys.patch(ACME, "r", issued.document.id, KeyPatch(name="new")))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await begun.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             async with asyncio.timeout(20):

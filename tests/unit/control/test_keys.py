@@ -53,7 +53,7 @@ def test_an_admin_sees_and_changes_keys_of_its_own_tenant_only(valkey: Valkey, t
                     assert refused.value.code is ErrorCode.NOT_FOUND
                     bodies.add(refused.value.message.replace(key_id, "<id>"))
             with pytest.raises(ServingError) as refused:
-                node.keys.get(ACME_ADMIN, "aaaaaaaa")
+                await node.keys.read(ACME_ADMIN, "aaaaaaaa")
             bodies.add(refused.value.message.replace("aaaaaaaa", "<id>"))
             assert len(bodies) == 1
 

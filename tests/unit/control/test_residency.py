@@ -182,7 +182,7 @@ def test_whoever_holds_content_that_is_about_to_be_unloaded_keeps_it(valkey: Val
             await with_tenants(node)
             digest = await node.publish("sql", "one")
             await node.residency.load(digest)
-            known = node.adapters.get(ACME, "sql")
+            known = await node.adapters.read(ACME, "sql")
             # The unloading is decided on, and has not begun when the request comes.
             gone = msgspec.structs.replace(
                 known, rev=2, deleted=True, doc=mark_deleted(known.doc, now=1, drain_until=1)

@@ -44,7 +44,7 @@ def test_only_admins_of_all_tenants_make_and_change_them(valkey: Valkey, tmp_pat
             messages: set[str] = set()
             for tenant in ("globex", "missing"):
                 with pytest.raises(ServingError) as refused:
-                    node.tenants.get(ACME_ADMIN, tenant)
+                    await node.tenants.read(ACME_ADMIN, tenant)
                 assert refused.value.code is ErrorCode.NOT_FOUND
                 messages.add(refused.value.message.replace(tenant, "<id>"))
             assert len(messages) == 1
