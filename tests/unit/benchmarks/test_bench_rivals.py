@@ -6,7 +6,7 @@ from arms import Arm
 from bench_rivals import selected
 from goals import GOALS
 
-ALL = Rivals(Path("vllm/bin/python"), Path("node_modules"))
+ALL = Rivals(Path("vllm/bin/python"), Path("plain/bin/python"), Path("node_modules"))
 
 
 @pytest.fixture
