@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint types bench openapi wheel ui ui-check screenshots
+.PHONY: help install run test lint types bench gpu openapi wheel ui ui-check screenshots
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ run: $(VENV)/.installed ## Serve the demo model, or whatever ARGS says: make run
 	$(BIN)/loraserve serve $(ARGS)
 
 test: $(VENV)/.installed-dev ## Run all tests; the kernels' and the browser's in processes of their own
-	$(BIN)/python -m pytest tests/kernels
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
 	$(BIN)/python -m pytest tests --ignore=tests/kernels --ignore=tests/browser
 	$(BIN)/python -m pytest tests/browser
 
@@ -41,6 +41,9 @@ bench: $(VENV)/.installed-dev ## Measure ours and every rival, or some: ARGS="--
 
 bench-check: $(VENV)/.installed-dev ## Measure again and flag ratios that fell since the committed result
 	$(BIN)/python benchmarks/bench_check.py $(ARGS)
+
+gpu: ## On a machine with an NVIDIA GPU, without installing: its tests and benchmarks; some: ARGS="--only tests"
+	PYTHONPATH=.:kernels:adapters $(PYTHON) benchmarks/gpu_suite.py $(ARGS)
 
 openapi: $(VENV)/.installed ## Write docs/openapi.json after a change of the API
 	$(BIN)/loraserve openapi > docs/openapi.json

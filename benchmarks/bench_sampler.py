@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import torch
+from loraserve_kernels.choose_backend import choose_backend
 
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
@@ -61,10 +62,11 @@ def main() -> None:
     parser.add_argument("--num-prompt", type=int, default=512, help="prompt tokens, and as many output tokens")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
+    backend, _ = choose_backend(args.device)
     for shape in args.shapes:
         num_rows, vocab_size = map(int, shape.split("x"))
         logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype)).to(args.device)
-        sampler = Sampler(vocab_size, vocab_size)
+        sampler = Sampler(vocab_size, vocab_size, backend.argmax)
         print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.device}, {torch.get_num_threads()} threads")
         for name, params in CASES.items():
             rows = make_rows(params, num_rows, vocab_size, args.num_prompt)

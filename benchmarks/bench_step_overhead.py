@@ -54,7 +54,7 @@ class Bench:
         engine = start_engine(model, enable_lora=False)
         runner: ModelRunner = engine._runner
         self._forward = TimedForward(runner.forward)
-        runner.forward = self._forward  # type: ignore[method-assign]
+        runner.forward = self._forward
         self._has_work = engine.has_work
         ours, self._peer = socket.socketpair()
         self._loop = EngineLoop(engine, SocketChannel(ours))

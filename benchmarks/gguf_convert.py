@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import gguf  # pyright: ignore[reportMissingImports]
+import gguf  # pyright: ignore[reportMissingImports] - none of our dependencies
 import numpy as np
 import torch
 from safetensors.torch import load_file

@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import httpx
@@ -122,7 +124,7 @@ def probe(url: str, seconds: float) -> Iterator[float]:
             time.sleep(PAUSE_S)
 
 
-def send(url: str, name: str, seconds: float, ready, answers) -> None:  # type: ignore[no-untyped-def]
+def send(url: str, name: str, seconds: float, ready: Event, answers: "SimpleQueue[dict[int, int]]") -> None:
     """In a process of its own, so that the probe does not wait for us."""
     requests = CASES[name]()
     statuses: dict[int, int] = {}

@@ -60,7 +60,7 @@ def make_model(name: str, folder: Path) -> Path:
         shape = shapes()[name]
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(shape.config, dtype=shape.dtype).save_pretrained(path, max_shard_size="20GB")
-        _tokenizer(shape.config.vocab_size).save_pretrained(path)
+        tokenizer_of(shape.config.vocab_size).save_pretrained(path)
     return path
 
 
@@ -131,7 +131,7 @@ def kv_bytes_per_token(path: Path) -> int:
     return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * element_bytes
 
 
-def _tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+def tokenizer_of(vocab_size: int) -> PreTrainedTokenizerFast:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = "abcdefghijklmnopqrstuvwxyz"
     tokens = dict.fromkeys(alphabet)

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+MAX_LORA_RANK = 512
+"""Of any member of an adapter; the GPU's kernels have buffers for no more. Checked where adapters are loaded."""
+
 
 @dataclass(slots=True)
 class AdapterTable:
@@ -29,6 +32,8 @@ class AdapterTable:
     """int64 [num_slots, M]: of a member's bias `[out_features]`; -1 = none. Empty where no adapter can have one."""
     num_biased: int = 0
     """Adapters with biases among the slots in use; 0 = `lora_bias_add` has nothing to do."""
+    offset_alignment: int = 1
+    """Every defined offset is a multiple of so many elements. From 16 bytes on, GPUs load matrices in 16-byte words."""
 
 
 @dataclass(frozen=True, slots=True)

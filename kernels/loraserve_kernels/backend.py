@@ -1,4 +1,4 @@
-"""The one signature every backend implements: reference (plain torch), CPU (C), and later Triton."""
+"""The one signature every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -92,6 +92,17 @@ class Backend(Protocol):
         """x / sqrt(mean(x²) + eps) * weight over the last dimension, computed in float32, returned in x's dtype."""
         ...
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """(x + residual in their dtype, its `rms_norm`), both newly allocated; the bits of the two operations."""
+        ...
+
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, both [T, N], rows may be strided."""
+        ...
+
+    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+        """Per row the lowest index of the largest among the first columns, and whether that element is finite.
+
+        logits: [R, at least num_columns], rows may be strided. NaN counts as the largest.
+        """
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.checks import require_cpu
-from loraserve_kernels.cpu_library import AdapterTableStruct, LoraGroupStruct
+from loraserve_kernels.cpu_calls import AdapterTableStruct, LoraGroupStruct
 from loraserve_kernels.lora_add import check_adapter_table
 
 

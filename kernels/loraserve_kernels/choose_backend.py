@@ -1,5 +1,6 @@
 """Which backend serves on a device, decided once at start."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import load_cpu_library
 from loraserve_kernels.reference_backend import ReferenceBackend
 
-REQUESTS = ("auto", "cpu", "reference")
+REQUESTS = ("auto", "cpu", "triton", "reference")
 
 
 def choose_backend(
@@ -18,14 +19,16 @@ def choose_backend(
 ) -> tuple[Backend, str]:
     """(backend, reason for a person). "auto" never fails; a backend requested by name that cannot run raises.
 
-    Raises `ValueError` for an unknown name or a device the backend does not serve, `CompilerUnavailable` when "cpu" was
-    requested and cannot be built.
+    "auto" is "triton" on CUDA devices and "cpu" on CPUs where those can run. Raises `ValueError` for an unknown name, a
+    device the backend does not serve or a missing triton, `CompilerUnavailable` when "cpu" cannot be built.
     """
     device = torch.device(device)
     if requested not in REQUESTS:
         raise ValueError(f"backend is {requested!r}, expected one of {', '.join(REQUESTS)}")
     if requested == "reference":
         return ReferenceBackend(), "reference: requested"
+    if requested == "triton" or (requested == "auto" and device.type == "cuda"):
+        return _triton(device, requested)
     if device.type != "cpu":
         if requested == "cpu":
             raise ValueError(f"device is {device}, expected cpu for the cpu backend")
@@ -37,3 +40,20 @@ def choose_backend(
             raise
         return ReferenceBackend(), f"reference: CPU kernels not built ({error})"
     return CpuBackend(library), f"cpu: {library.origin}, OpenMP {library.openmp}"
+
+
+def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
+    if find_spec("triton") is None:
+        if requested == "triton":
+            raise ValueError("triton is not installed, expected it for the triton backend: pip install triton")
+        return ReferenceBackend(), f"reference: no kernels for device {device} without triton: pip install triton"
+    # Imported here: triton comes only with torch's builds for GPUs, and to import it takes a second.
+    from triton import __version__, knobs
+
+    is_interpreted = knobs.runtime.interpret
+    if device.type not in ("cuda", "cpu") or (device.type == "cpu" and not is_interpreted):
+        hint = "; on a CPU it runs only in Triton's interpreter, for tests: set TRITON_INTERPRET=1"
+        raise ValueError(f"device is {device}, expected cuda for the triton backend{hint}")
+    from loraserve_kernels.triton_backend import TritonBackend
+
+    return TritonBackend(), f"triton: {__version__}{', interpreted' if is_interpreted else ''}"

@@ -8,13 +8,8 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import mismatch, require_dense, require_like, require_rows
-from loraserve_kernels.cpu_library import (
-    DTYPE_CODES,
-    CpuLibrary,
-    DecoderLayerStruct,
-    LayerStepStruct,
-    raise_for,
-)
+from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderLayerStruct, LayerStepStruct, raise_for
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.step_batch import StepBatch
@@ -94,9 +89,7 @@ class CpuDecoderLayer:
             return self._composed(x, rotary, k_cache, v_cache, batch, table)
         if self._caches is None or self._caches[0] is not k_cache or self._caches[1] is not v_cache:
             self._bind_caches(k_cache, v_cache)
-        if table is not None and (
-            self._table is not table or not self._groups[0].is_for(self._parts.lora_groups[0], table)
-        ):
+        if table is not None and not self._is_bound_to(table):
             self._bind_table(table)
         require_rows("x", x, self._hidden_size)
         require_dense("x", x, self._dtype)

@@ -104,6 +104,7 @@ class ComposedDecoderLayer:
             sliding_window=parts.sliding_window,
             softcap=parts.softcap,
         )
-        x = x + linear(1, parts.output, attended.flatten(1))
-        gate, up = linear(2, parts.gate_up, norm(x, parts.mlp_norm)).split(parts.intermediate_size, dim=1)
+        attended = linear(1, parts.output, attended.flatten(1))
+        x, normed = backend.add_rms_norm(x, attended, parts.mlp_norm.weight, parts.mlp_norm.eps)
+        gate, up = linear(2, parts.gate_up, normed).split(parts.intermediate_size, dim=1)
         return x + linear(3, parts.down, backend.silu_mul(gate, up))

@@ -1,4 +1,4 @@
-"""y += scaling * bias for the rows of adapters whose B has a bias. Rare, so plain torch for every backend."""
+"""y += scaling * bias for the rows of adapters whose B has a bias. Rare, so plain torch; on GPUs `lora_expand`."""
 
 from torch import Tensor
 

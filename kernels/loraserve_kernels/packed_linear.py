@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch
-from loraserve_kernels.cpu_library import DTYPE_CODES, CpuLibrary, PackedLinearStruct
+from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.prepacked_linear import check_linear
 
 

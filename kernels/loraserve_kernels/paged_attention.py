@@ -51,7 +51,11 @@ def paged_attention_reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """`Backend.paged_attention` in plain torch: gathers each sequence's visible K and V, then a masked softmax."""
+    """`Backend.paged_attention` in plain torch: gathers each sequence's visible K and V, then a masked softmax.
+
+    In float32, or in float64 where that is q's and the caches' dtype.
+    """
+    precision = torch.promote_types(q.dtype, torch.float32)
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     group = q.shape[1] // num_kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -63,9 +67,9 @@ def paged_attention_reference(
         first_key = 0 if sliding_window is None else max(0, context_len - num_rows - sliding_window + 1)
         key = torch.arange(first_key, context_len, device=q.device)
         block = batch.block_table[sequence, key // block_size].long()
-        k = k_cache[block, :, key % block_size].float()  # [keys, num_kv_heads, head_dim]
-        v = v_cache[block, :, key % block_size].float()
-        queries = q[rows].float().unflatten(1, (num_kv_heads, group))
+        k = k_cache[block, :, key % block_size].to(precision)  # [keys, num_kv_heads, head_dim]
+        v = v_cache[block, :, key % block_size].to(precision)
+        queries = q[rows].to(precision).unflatten(1, (num_kv_heads, group))
         scores = torch.einsum("rhgd,khd->hgrk", queries, k) * scaling
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
@@ -75,7 +79,7 @@ def paged_attention_reference(
             hidden |= key <= position - sliding_window
         scores.masked_fill_(hidden, float("-inf"))
         if sinks is not None:
-            logits = sinks.float().view(num_kv_heads, group, 1, 1).expand(-1, -1, num_rows, 1)
+            logits = sinks.to(precision).view(num_kv_heads, group, 1, 1).expand(-1, -1, num_rows, 1)
             weights = torch.cat([scores, logits], dim=-1).softmax(-1)[..., :-1]
         else:
             weights = scores.softmax(-1)

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
-from loraserve_kernels.cpu_library import DTYPE_CODES, CpuLibrary
+from loraserve_kernels.cpu_calls import DTYPE_CODES
+from loraserve_kernels.cpu_library import CpuLibrary
 
 PACKED_ROWS_HINT = 16
 """Rows oneDNN is told to expect; decode batches. The packed layout serves all row counts."""

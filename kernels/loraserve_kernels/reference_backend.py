@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayerParts
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
@@ -10,7 +11,12 @@ from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
-from loraserve_kernels.rms_norm import check_rms_norm, rms_norm_reference
+from loraserve_kernels.rms_norm import (
+    add_rms_norm_reference,
+    check_add_rms_norm,
+    check_rms_norm,
+    rms_norm_reference,
+)
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write, rotary_kv_write_reference
 from loraserve_kernels.silu_mul import check_silu_mul, silu_mul_reference
 from loraserve_kernels.step_batch import Segments, StepBatch
@@ -86,7 +92,16 @@ class ReferenceBackend:
         check_rms_norm(x, weight)
         return rms_norm_reference(x, weight, eps)
 
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `Backend.add_rms_norm`."""
+        check_add_rms_norm(x, residual, weight)
+        return add_rms_norm_reference(x, residual, weight, eps)
+
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """See `Backend.silu_mul`."""
         check_silu_mul(gate, up)
         return silu_mul_reference(gate, up)
+
+    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+        """See `Backend.argmax`."""
+        return argmax_reference(logits, num_columns)

@@ -15,11 +15,26 @@ def check_rms_norm(x: Tensor, weight: Tensor) -> None:
     require_dense_last("x", x)
 
 
+def check_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> None:
+    """Raise `ValueError` unless residual is like x, and x and weight as for `rms_norm`."""
+    check_rms_norm(x, weight)
+    if residual.shape != x.shape:
+        raise mismatch("residual", list(residual.shape), f"{list(x.shape)}, as x")
+    require_like("residual", residual, "x", x)
+    require_dense_last("residual", residual)
+
+
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`Backend.rms_norm` in plain torch."""
     values = x.float()
     scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
     return (values * scale * weight.float()).to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x + residual in their dtype, its RMSNorm)."""
+    total = x + residual
+    return total, rms_norm_reference(total, weight, eps)
 
 
 def make_rms_norm_inputs(

@@ -77,6 +77,7 @@ def make_rotary_inputs(
     head_dim: int,
     rotary_dim: int,
     dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
     seed: int = 0,
 ) -> RotaryInputs:
     """Random angles; q is a slice of a wider output, like k and v."""
@@ -84,8 +85,8 @@ def make_rotary_inputs(
     angles = torch.rand(num_rows, rotary_dim // 2, generator=generator) * 6
     angles = torch.cat([angles, angles], dim=-1)
     return RotaryInputs(
-        q=torch.randn(num_rows, num_heads + 1, head_dim, generator=generator).to(dtype)[:, :num_heads],
-        cos=angles.cos().to(dtype),
-        sin=angles.sin().to(dtype),
-        kv=make_kv_write_inputs(num_rows, num_kv_heads, head_dim, dtype=dtype, seed=seed),
+        q=torch.randn(num_rows, num_heads + 1, head_dim, generator=generator).to(device, dtype)[:, :num_heads],
+        cos=angles.cos().to(device, dtype),
+        sin=angles.sin().to(device, dtype),
+        kv=make_kv_write_inputs(num_rows, num_kv_heads, head_dim, dtype=dtype, device=device, seed=seed),
     )

@@ -29,4 +29,5 @@ def make_silu_mul_inputs(
     generator = torch.Generator().manual_seed(seed)
     fused = torch.randn(num_rows, 2 * size, generator=generator) * 4
     fused[::3, ::7] *= 60
-    return fused.to(device, dtype).split(size, dim=1)  # pyright: ignore[reportReturnType]
+    gate, up = fused.to(device, dtype).split(size, dim=1)
+    return gate, up

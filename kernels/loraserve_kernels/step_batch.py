@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from loraserve_kernels.attention_work import AttentionWork
+
 
 @dataclass(slots=True)
 class Segments:
@@ -19,6 +21,10 @@ class Segments:
     """int32 [num_segments]: row of the `AdapterTable`, -1 = base model."""
     has_adapter: bool
     """False when every segment is the base model: LoRA ops return at once."""
+    tiles: Tensor | None = None
+    """int32 [num_tiles, 3]: (adapter_slot, first_row, end_row) of the adapters' rows, base rows left out, at most
+    `lora_tiles.tile_rows` of one adapter each; unused entries come last and have slot -1. None = not made: only the
+    GPU's kernels read it, and they then make it themselves, at the price of a wait for the GPU."""
 
 
 @dataclass(slots=True)
@@ -45,3 +51,5 @@ class StepBatch:
     """int64 [R]: rows whose logits are wanted, ascending."""
     sampled_segments: Segments
     """Of the R sampled rows, for `lm_head`, which sees only those."""
+    attention: AttentionWork | None = None
+    """None = not made: only the GPU's attention reads it, and it then makes its own, at the price of a wait."""

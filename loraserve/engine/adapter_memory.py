@@ -7,6 +7,7 @@ but is scattered, the arena is compacted: adapters move and their table rows fol
 import time
 import warnings
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,11 @@ import torch
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
 from loraserve_adapters.packed_file import FileState, file_state, read_packed
-from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable
 from torch import Tensor
 
+from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.adapter_upload import AdapterUploader, Upload
 from loraserve.engine.arena import Extents
 
 SETTLED_NS = 1_000_000_000
@@ -56,8 +59,12 @@ class AdapterMemory:
         dtype: torch.dtype,
         device: torch.device,
         max_resident: int = 1024,
+        accelerator: Accelerator | None = None,
     ) -> None:
-        """size_bytes: of the arena; its memory is touched only as adapters come."""
+        """size_bytes: of the arena; its memory is touched only as adapters come.
+
+        accelerator: of the device; adapters then arrive while steps go on, and `try_acquire` has none before.
+        """
         self._layout_fingerprint = layout_fingerprint
         self._element_bytes = dtype.itemsize
         alignment = ALIGNMENT_BYTES // self._element_bytes
@@ -68,6 +75,9 @@ class AdapterMemory:
         """States of packed files in which the payload had its sha256."""
         self._resident: dict[str, _Resident] = {}
         self._evictable: OrderedDict[str, None] = OrderedDict()  # least recently used first
+        self._uploader = None if accelerator is None else AdapterUploader(accelerator)
+        self._loading: dict[str, Upload] = {}
+        """Of the resident ones; neither referenced nor evictable."""
         self._free_slots = list(range(max_resident - 1, -1, -1))
         self.num_loads = 0
         self.num_evictions = 0
@@ -78,6 +88,7 @@ class AdapterMemory:
             lora_rank=torch.zeros((max_resident, num_members), dtype=torch.int32, device=device),
             scaling=torch.zeros((max_resident, num_members), dtype=torch.float32, device=device),
             offset_bias=torch.full((max_resident, num_members), -1, dtype=torch.int64, device=device),
+            offset_alignment=alignment,
         )
 
     @property
@@ -110,28 +121,66 @@ class AdapterMemory:
                 f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: "
                 "raise --adapter-memory-bytes",
             )
+        if packed.max_lora_rank > MAX_LORA_RANK:
+            raise AdapterError(
+                "rank_too_large",
+                f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
+            )
         self._paths[digest] = Path(packed_path)
 
     def remove(self, digest: str) -> None:
         """Forget an unreferenced adapter and free its extent."""
         self._paths.pop(digest, None)
         self._verified.pop(digest, None)
+        if digest in self._loading:
+            with suppress(AdapterError):  # then it is evicted
+                self._arrive(digest)
         if digest in self._resident:
             self._evict(digest)
 
     def is_resident(self, digest: str) -> bool:
-        return digest in self._resident
+        """Whether it can be acquired without loading or waiting."""
+        return digest in self._resident and digest not in self._loading
+
+    def prefetch(self, digest: str) -> None:
+        """Start loading an adapter that will be acquired, where it disturbs nobody: beside the steps, in free space."""
+        if self._uploader is None or digest in self._resident or not self._free_slots:
+            return
+        with suppress(AdapterError):  # `try_acquire` will tell
+            packed = self._read(digest, self._paths[digest])
+            start = self._extents.try_allocate(packed.size_bytes // self._element_bytes)
+            if start is not None:
+                self._load(digest, packed, start)
+
+    def settle_uploads(self) -> None:
+        """From now on what has arrived can be evicted, as whoever it was loaded for may be gone.
+
+        NOTE: once before each round of acquiring. Within a round, those who wait would evict each other's in turn.
+        """
+        for digest in [digest for digest, upload in self._loading.items() if upload.is_done()]:
+            with suppress(AdapterError):  # the next attempt to acquire it tells
+                self._arrive(digest)
+
+    def wait_for_upload(self) -> None:
+        """Until the oldest upload under way, if there is one, is done."""
+        for upload in self._loading.values():
+            upload.wait()
+            return
 
     def try_acquire(self, digest: str) -> int | None:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
-        Raises `AdapterError` when the packed file is missing or corrupt.
+        None too while it is on its way to a GPU. Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._resident.get(digest)
         if resident is None:
             resident = self._try_load(digest)
             if resident is None:
                 return None
+        if digest in self._loading:
+            if not self._loading[digest].is_done():
+                return None
+            self._arrive(digest)
         resident.num_references += 1
         self._evictable.pop(digest, None)
         return resident.adapter_slot
@@ -147,17 +196,22 @@ class AdapterMemory:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
         held = {digest: r.num_references for digest, r in self._resident.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
-        assert set(self._evictable) == set(self._resident) - set(held), "an evictable adapter is referenced"
+        assert not held.keys() & self._loading.keys(), "an adapter is referenced before it is there"
+        unreferenced = set(self._resident) - set(held) - set(self._loading)
+        assert set(self._evictable) == unreferenced, "an evictable adapter is referenced"
         used = sum(resident.size for resident in self._resident.values())
         assert used + self._extents.num_free == self._extents.size, "arena space was lost"
         spans = sorted((r.start, r.start + r.size) for r in self._resident.values())
         assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
 
     def _try_load(self, digest: str) -> _Resident | None:
-        packed = self._read_verified(digest, self._paths[digest])
+        read = self._read_verified if self._uploader is None else self._read
+        packed = read(digest, self._paths[digest])
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
-        if start is None:
-            return None
+        return None if start is None else self._load(digest, packed, start)
+
+    def _load(self, digest: str, packed: PackedAdapter, start: int) -> _Resident:
+        """start: of an extent of its size. With an uploader it is verified on the way."""
         resident = _Resident(
             self._free_slots.pop(),
             start,
@@ -167,15 +221,32 @@ class AdapterMemory:
             packed.offset_bias,
         )
         arena = self.table.arena
-        arena[start : start + resident.size].copy_(_as_tensor(packed.payload).view(arena.dtype))
+        extent = arena[start : start + resident.size]
+        if self._uploader is None:
+            extent.copy_(_as_tensor(packed.payload).view(arena.dtype))
+            self._evictable[digest] = None
+        else:
+            path = self._paths[digest]
+            self._loading[digest] = self._uploader.start(
+                extent.view(torch.uint8), lambda: self._read_verified(digest, path).payload
+            )
         self.table.lora_rank[resident.adapter_slot] = torch.from_numpy(packed.lora_rank.astype(np.int32))
         self.table.scaling[resident.adapter_slot] = torch.from_numpy(packed.scaling.astype(np.float32))
         self._write_offsets(resident)
         self._resident[digest] = resident
-        self._evictable[digest] = None
         self.table.num_biased += resident.has_bias
         self.num_loads += 1
         return resident
+
+    def _arrive(self, digest: str) -> None:
+        """Wait for its upload. Raises `AdapterError`, and the adapter is gone, when that has failed."""
+        upload = self._loading.pop(digest)
+        self._evictable[digest] = None
+        try:
+            upload.finish()
+        except AdapterError:
+            self._evict(digest)
+            raise
 
     def _read_verified(self, digest: str, path: Path) -> PackedAdapter:
         """The payload is hashed once, and again when its file has changed.
@@ -218,6 +289,9 @@ class AdapterMemory:
         self._free_slots.append(resident.adapter_slot)
 
     def _compact(self) -> None:
+        for upload in self._loading.values():
+            with suppress(AdapterError):  # told when it is acquired
+                upload.finish()
         arena = self.table.arena
         end = 0
         for resident in sorted(self._resident.values(), key=lambda r: r.start):

@@ -4,11 +4,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from loraserve_kernels.step_batch import Segments, StepBatch
-from torch import Tensor
 
+from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.sequence import Sequence
+from loraserve.engine.step_buffers import Buffer, BufferSpec, StepBuffers
 
 
 @dataclass(slots=True)
@@ -22,22 +22,12 @@ class ScheduledSequence:
 
 
 @dataclass(slots=True)
-class _Shape:
+class BatchShape:
     """What decides a batch's tensors but for the values that change with every step."""
 
     adapter_slots: list[int]
     num_rows: list[int]
     num_sampled_rows: list[int]
-
-
-class _Buffer:
-    """An int tensor and its numpy view."""
-
-    __slots__ = ("array", "tensor")
-
-    def __init__(self, shape: int | tuple[int, int], dtype: type[np.signedinteger]) -> None:
-        self.array = np.zeros(shape, dtype)
-        self.tensor: Tensor = torch.from_numpy(self.array)
 
 
 class BatchBuilder:
@@ -48,21 +38,32 @@ class BatchBuilder:
     code from the caches.
     """
 
-    def __init__(self, max_num_rows: int, max_num_seqs: int, max_blocks: int, block_size: int) -> None:
+    def __init__(
+        self,
+        max_num_rows: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        accelerator: Accelerator | None = None,
+        lists: Seq[BufferSpec] = (),
+    ) -> None:
+        """accelerator: for whose device the tensors are; lists: buffers wanted beside the batch's own, in `_lists`."""
         self._block_size = block_size
-        self._token_ids = _Buffer(max_num_rows, np.int64)
-        self._positions = _Buffer(max_num_rows, np.int64)
-        self._slot_mapping = _Buffer(max_num_rows, np.int64)
-        self._sampled_rows = _Buffer(max_num_rows, np.int64)
-        self._block_table = _Buffer((max_num_seqs, max_blocks), np.int32)
-        self._context_lens = _Buffer(max_num_seqs, np.int32)
-        self._row_start = _Buffer(max_num_seqs, np.int32)
-        self._num_rows = _Buffer(max_num_seqs, np.int32)
-        self._segment_start = _Buffer(max_num_seqs + 1, np.int32)
-        self._segment_slot = _Buffer(max_num_seqs, np.int32)
-        self._sampled_start = _Buffer(max_num_seqs + 1, np.int32)
-        self._sampled_slot = _Buffer(max_num_seqs, np.int32)
-        self._shape = _Shape([], [], [])
+        a_sequence = BufferSpec((max_num_seqs,), np.int32)
+        a_segment = BufferSpec((max_num_seqs + 1,), np.int32)
+        a_row = BufferSpec((max_num_rows,), np.int64)
+        a_table = BufferSpec((max_num_seqs, max_blocks), np.int32)
+        self._buffers = StepBuffers(
+            [*[a_sequence] * 5, *[a_segment] * 2, *[a_row] * 4, *lists, a_table],
+            accelerator,
+        )
+        of_sequences, of_segments = self._buffers.buffers[:5], self._buffers.buffers[5:7]
+        of_rows, self._lists = self._buffers.buffers[7:11], self._buffers.buffers[11:-1]
+        self._context_lens, self._row_start, self._num_rows, self._segment_slot, self._sampled_slot = of_sequences
+        self._segment_start, self._sampled_start = of_segments
+        self._token_ids, self._positions, self._slot_mapping, self._sampled_rows = of_rows
+        self._block_table = self._buffers.buffers[-1]
+        self._shape = BatchShape([], [], [])
         self._batch: StepBatch | None = None
         """Of that shape."""
         self._in_table: list[tuple[int, int]] = []
@@ -70,7 +71,7 @@ class BatchBuilder:
 
     def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """`scheduled` must be ordered by adapter slot."""
-        shape = _Shape(
+        shape = BatchShape(
             [item.sequence.adapter_slot for item in scheduled],
             [item.num_rows for item in scheduled],
             [item.num_sampled_rows for item in scheduled],
@@ -130,7 +131,7 @@ class BatchBuilder:
             blocks[positions // self._block_size - first_block] * self._block_size + positions % self._block_size
         ).tolist()
 
-    def _make_batch(self, shape: _Shape) -> StepBatch:
+    def _make_batch(self, shape: BatchShape) -> StepBatch:
         """Fills what is the same in every step of this shape."""
         num_rows, num_seqs = sum(shape.num_rows), len(shape.num_rows)
         row_end = np.cumsum(shape.num_rows, dtype=np.int64)
@@ -158,7 +159,7 @@ class BatchBuilder:
         )
 
 
-def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: _Buffer, slot: _Buffer) -> Segments:
+def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: Buffer, slot: Buffer) -> Segments:
     """adapter_slots, num_rows: of each sequence, ordered by slot; neighbours of one slot are joined."""
     num_segments = 0
     end = 0

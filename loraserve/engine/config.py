@@ -18,8 +18,9 @@ class EngineConfig:
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
     device: str = "auto"
+    """"auto" = the first GPU, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"
-    """"auto", "cpu" (C) or "reference" (plain torch)."""
+    """"auto" = of the device; "cpu" (C), "triton" (GPUs) or "reference" (plain torch)."""
     max_model_len: int | None = None
     max_num_seqs: int = 128
     """Sequences running at once."""
@@ -28,6 +29,10 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
     adapter_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's free memory that is ours; nothing on a CPU, as the next one."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
     max_loras: int | None = None
     """Distinct adapters in one step; None = as many as fit."""
     enable_prefix_caching: bool = True

@@ -6,11 +6,13 @@ from collections import deque
 from collections.abc import Callable
 
 from loraserve_adapters.errors import AdapterError
+from loraserve_kernels.sampling import SamplesOnDevice
 from torch import Tensor
 
 from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.device_sampler import DeviceSampler
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.queue_stats import queue_stats
@@ -26,7 +28,7 @@ from loraserve.engine.sampler import Sampler
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
 from loraserve.engine.sequence import RequestState, Sequence, Status
-from loraserve.engine.startup import ModelDescription, start
+from loraserve.engine.startup import EngineParts, ModelDescription, start
 
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
 
@@ -52,9 +54,10 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_loras=config.max_loras,
         )
-        max_blocks = -(-parts.description.max_model_len // config.block_size)
-        self._builder = BatchBuilder(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, config.block_size)
-        self._sampler = Sampler(parts.description.vocab_size, parts.logits_size)
+        self._builder = parts.builder
+        self._sampler = Sampler(
+            parts.description.vocab_size, parts.logits_size, parts.backend.argmax, _device_sampler(parts, config)
+        )
         self._eos = tuple(parts.description.eos_token_ids)
         self._states: dict[str, RequestState] = {}
         self._num_live_requests: dict[str, int] = {}
@@ -86,6 +89,8 @@ class Engine:
         self._states[request.request_id] = state
         if digest is not None:
             self._num_live_requests[digest] = self._num_live_requests.get(digest, 0) + 1
+            if self._adapters is not None:
+                self._adapters.prefetch(digest)
         self._scheduler.add(state)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
@@ -142,6 +147,8 @@ class Engine:
             plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
         if plan.scheduled:
             outputs += self._run(plan)
+        elif self._adapters is not None and not outputs:
+            self._adapters.wait_for_upload()  # nothing else can be done
         if self._check_invariants:
             self._scheduler.check_invariants()
         return outputs
@@ -385,3 +392,10 @@ class Engine:
     def check_invariants(self) -> None:
         """Raises AssertionError. Idle: nothing is referenced."""
         self._scheduler.check_invariants()
+
+
+def _device_sampler(parts: EngineParts, config: EngineConfig) -> DeviceSampler | None:
+    """None where logits are on the host, or the backend cannot sample."""
+    if parts.accelerator is None or not isinstance(parts.backend, SamplesOnDevice):
+        return None
+    return DeviceSampler(parts.backend, parts.accelerator, parts.description.vocab_size, config.max_num_seqs)

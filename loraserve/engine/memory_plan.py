@@ -6,11 +6,36 @@ from dataclasses import dataclass
 from loraserve.engine.errors import EngineStartError
 
 GIB = 1 << 30
-MAX_DEFAULT_KV_BYTES = 4 * GIB
-KV_SHARE = 0.40
-"""Of the memory available once the weights are loaded."""
-MAX_DEFAULT_ADAPTER_BYTES = 2 * GIB
-ADAPTER_SHARE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShares:
+    """What KV cache and adapters get by default, of the memory available once the weights are loaded."""
+
+    kv: float
+    max_kv_bytes: int | None
+    adapters: float
+    max_adapter_bytes: int | None
+    hint: str
+    """What else makes room, to follow "lower --a or --b"."""
+
+    def default_kv_bytes(self, available_bytes: int) -> int:
+        return _at_most(int(self.kv * available_bytes), self.max_kv_bytes)
+
+    def default_adapter_bytes(self, available_bytes: int) -> int:
+        return _at_most(int(self.adapters * available_bytes), self.max_adapter_bytes)
+
+
+def _at_most(size_bytes: int, limit_bytes: int | None) -> int:
+    return size_bytes if limit_bytes is None else min(size_bytes, limit_bytes)
+
+
+HOST_SHARES = MemoryShares(0.40, 4 * GIB, 0.15, 2 * GIB, hint="")
+"""Others use the machine too."""
+GPU_SHARES = MemoryShares(
+    0.85, None, 0.15, None, hint=", raise --gpu-memory-utilization or lower --max-num-batched-tokens"
+)
+"""Of what `gpu_memory.left_bytes` says is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +62,24 @@ def plan_memory(
     kv_cache_bytes: int | None,
     adapter_bytes: int | None,
     enable_lora: bool,
+    shares: MemoryShares = HOST_SHARES,
 ) -> MemoryPlan:
     """Raises `EngineStartError` when not even one block fits or the request exceeds the model."""
     notes = []
     if kv_cache_bytes is None:
-        kv_cache_bytes = min(MAX_DEFAULT_KV_BYTES, int(KV_SHARE * available_bytes))
+        kv_cache_bytes = shares.default_kv_bytes(available_bytes)
     if adapter_bytes is None:
-        adapter_bytes = min(MAX_DEFAULT_ADAPTER_BYTES, int(ADAPTER_SHARE * available_bytes))
+        adapter_bytes = shares.default_adapter_bytes(available_bytes)
     if kv_cache_bytes + (adapter_bytes if enable_lora else 0) > available_bytes:
         raise EngineStartError(
             f"the KV cache ({kv_cache_bytes} bytes) and the adapter memory ({adapter_bytes} bytes) exceed the "
-            f"{available_bytes} bytes available: lower --kv-cache-memory-bytes or --adapter-memory-bytes"
+            f"{available_bytes} bytes available: lower --kv-cache-memory-bytes or --adapter-memory-bytes{shares.hint}"
         )
     num_blocks = kv_cache_bytes // block_bytes
     if num_blocks < 2:
         raise EngineStartError(
             f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, at least 2 are "
-            "needed: raise --kv-cache-memory-bytes"
+            f"needed: raise --kv-cache-memory-bytes{shares.hint}"
         )
     if requested_max_len is not None and requested_max_len > model_max_len:
         raise EngineStartError(f"--max-model-len {requested_max_len} exceeds the model's {model_max_len} positions")

@@ -1,12 +1,13 @@
 """Runs steps on the model: owns the KV caches and the model's context."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
+from loraserve.engine.decode_graphs import DecodeGraphs
 from loraserve.models.causal_model import CausalModel
 
 
@@ -20,12 +21,31 @@ class ModelRunner:
             return torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=model.dtype, device=device)
 
         self._model = model
+        self._has_adapters = table is not None
+        self._graphs: DecodeGraphs | None = None
         self._k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         self._v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         model.bind(self._k_caches, self._v_caches, table)
 
     def forward(self, batch: StepBatch) -> Tensor:
-        """Logits [R, padded vocab] of the sampled rows."""
+        """Logits [R, padded vocab] of the sampled rows, valid until the next forward."""
+        if self._graphs is not None:
+            logits = self._graphs.try_replay(batch)
+            if logits is not None:
+                return logits
+        return self._run(batch)
+
+    def capture(
+        self,
+        graphs: DecodeGraphs,
+        graph_batch: Callable[[int, bool], StepBatch],
+        progress: Callable[[int, int], None],
+    ) -> None:
+        """From now on decode steps are replays of these graphs; see `DecodeGraphs.capture`."""
+        graphs.capture(self._run, graph_batch, self._has_adapters, progress)
+        self._graphs = graphs
+
+    def _run(self, batch: StepBatch) -> Tensor:
         with torch.inference_mode():
             return self._model.forward(batch)
 

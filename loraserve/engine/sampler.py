@@ -1,17 +1,22 @@
 """One engine step's logits to one token per row."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from loraserve_kernels.argmax import argmax_reference
 from torch import Tensor
 
+from loraserve.engine.device_sampler import DeviceSampler
 from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
 from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.token_choice import choose_tokens, most_narrow, top_candidates
+
+Argmax = Callable[[Tensor, int], tuple[list[int], list[bool]]]
+"""`Backend.argmax`."""
 
 _PROMPT_CHUNK = 256
 """Prompt rows at a time: bounds what a GPU pass copies, 156 MB at 151936 tokens."""
@@ -40,20 +45,51 @@ class Sampler:
     A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
     """
 
-    def __init__(self, vocab_size: int, logits_size: int) -> None:
-        """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read."""
+    def __init__(
+        self,
+        vocab_size: int,
+        logits_size: int,
+        argmax: Argmax = argmax_reference,
+        device: DeviceSampler | None = None,
+    ) -> None:
+        """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
+
+        argmax: the backend's, for batches that ask for nothing else. device: where logits are on a GPU that can sample.
+        """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
         self.logits_size = logits_size
+        self._argmax = argmax
+        self._device = device
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         """`logits` [R, logits_size], float32 or bfloat16, any device, not written to."""
-        raw = self._open(logits, len(rows))
+        self._check(logits, len(rows))
         if not rows:
             return Sampled([], [], [])
+        if self._device is not None:
+            return self._sample_on_device(self._device, logits, rows)
         if all(row.takes_argmax for row in rows):
-            best_ids, are_finite = raw.best_ids()
+            best_ids, are_finite = self._argmax(logits, self.vocab_size)
             return Sampled(best_ids, [None] * len(rows), are_finite)
+        return self._sample_in_passes(logits, rows)
+
+    def _sample_on_device(self, device: DeviceSampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+        others = [index for index, row in enumerate(rows) if not device.takes(row)]
+        if len(others) == len(rows):
+            return self._sample_in_passes(logits, rows)
+        token_ids, are_finite = device.sample(logits, rows)
+        sampled = Sampled(token_ids, [None] * len(rows), are_finite)
+        if others:
+            found = self._sample_in_passes(logits[others], [rows[index] for index in others])
+            for place, index in enumerate(others):
+                sampled.token_ids[index] = found.token_ids[place]
+                sampled.logprobs[index] = found.logprobs[place]
+                sampled.is_finite[index] = found.is_finite[place]
+        return sampled
+
+    def _sample_in_passes(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+        raw = open_rows(logits, self.vocab_size)
         token_ids, peaks = raw.argmax()
         is_finite = np.isfinite(peaks)
         edited = [index for index, row in enumerate(rows) if is_finite[index] and row.has_edits]
@@ -75,9 +111,10 @@ class Sampler:
 
         `logits` [P, logits_size]: row i predicts `target_token_ids[i]`, which is in the vocabulary.
         """
-        raw = self._open(logits, len(target_token_ids))
+        self._check(logits, len(target_token_ids))
         if not target_token_ids:
             return []
+        raw = open_rows(logits, self.vocab_size)
         targets = np.array(target_token_ids, dtype=np.int64)
         _, peaks = raw.argmax()
         outcomes = [TokenLogprob(token_id, math.nan, 1, []) for token_id in target_token_ids]
@@ -90,10 +127,9 @@ class Sampler:
                 outcomes[row_id] = logprob
         return outcomes
 
-    def _open(self, logits: Tensor, num_rows: int) -> LogitRows:
+    def _check(self, logits: Tensor, num_rows: int) -> None:
         expected = (num_rows, self.logits_size)
         assert logits.shape == expected, f"logits are {tuple(logits.shape)}, not {expected}"
-        return open_rows(logits, self.vocab_size)
 
     def _sample_edited(
         self, raw: LogitRows, row_ids: Ints, raw_best: Ints, rows: Sequence[SamplingRow]

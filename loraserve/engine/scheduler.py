@@ -156,6 +156,8 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in self.running)
         bypassed: list[Sequence] = []
+        if self._adapters is not None:
+            self._adapters.settle_uploads()
         for sequence in self.waiting:
             if budget == 0 or num_seats < _num_seats(sequence):
                 break

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import torch
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.packed import ALIGNMENT_BYTES
+from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
+from loraserve.engine.accelerator import Accelerator, accelerator_of, choose_device
 from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.batch_builder import BatchBuilder
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
+from loraserve.engine.decode_graphs import DecodeGraphs, graph_sizes
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.memory_plan import MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes
+from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.work_lists import WorkLists
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
@@ -62,6 +70,10 @@ class ModelDescription:
 @dataclass(frozen=True, slots=True)
 class EngineParts:
     description: ModelDescription
+    backend: Backend
+    accelerator: Accelerator | None
+    """None on a CPU."""
+    builder: BatchBuilder
     runner: ModelRunner
     adapters: AdapterMemory | None
     num_blocks: int
@@ -75,28 +87,37 @@ def start(config: EngineConfig, progress: Progress) -> EngineParts:
         return _start(config, progress)
     except ModelRefusedError as error:
         raise EngineStartError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise EngineStartError(f"the GPU's memory does not suffice: {OUT_OF_MEMORY_ADVICE} ({error})") from error
 
 
 def _start(config: EngineConfig, progress: Progress) -> EngineParts:
-    device = _device(config.device)
     torch.set_grad_enabled(False)
+    device = _device(config)
+    accelerator = accelerator_of(device)
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     backend, backend_note = _backend(config, device)
     available_bytes = available_memory_bytes()
+    gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
     hf_model = _load_weights(config, model_config, device, progress)
     model = CausalModel(hf_model, backend)
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
-    plan = _plan(config, model, model_config, max(available_bytes - model.weight_bytes, 0))
+    host_bytes = max(available_bytes - model.weight_bytes, 0)
+    plan = _plan(config, model, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
     model.prepare(plan.max_model_len, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
-    adapters = _adapter_memory(model, plan, device) if config.enable_lora else None
+    if accelerator is not None and gpu_memory is not None:
+        num_bytes = _activation_bytes(config, model, accelerator, progress)
+        plan = _plan(config, model, model_config, gpu_memory.left_bytes(num_bytes))
+    adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator) if config.enable_lora else None
     runner = ModelRunner(
         model, plan.num_blocks, config.block_size, None if adapters is None else adapters.table, device
     )
+    builder = _builder(config, plan, model, backend, accelerator, runner, progress)
     description = ModelDescription(
         name=config.model,
         architecture=type(hf_model).__name__,
@@ -122,7 +143,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         layout=model.layout,
         notes=[*([backend_note] if backend_note else []), *plan.notes],
     )
-    return EngineParts(description, runner, adapters, plan.num_blocks, model.logits_size)
+    return EngineParts(description, backend, accelerator, builder, runner, adapters, plan.num_blocks, model.logits_size)
 
 
 def _num_threads(model: CausalModel) -> int:
@@ -142,10 +163,11 @@ def _backend(config: EngineConfig, device: torch.device) -> tuple[Backend, str]:
         raise EngineStartError(f"--backend {config.backend} cannot run: {error}") from error
 
 
-def _device(requested: str) -> torch.device:
-    if requested in ("auto", "cpu"):
-        return torch.device("cpu")
-    raise EngineStartError(f"device {requested!r} is not supported: choose auto or cpu")
+def _device(config: EngineConfig) -> torch.device:
+    try:
+        return choose_device(config.device, torch.cuda.device_count())
+    except ValueError as error:
+        raise EngineStartError(str(error)) from error
 
 
 def _load_weights(
@@ -154,9 +176,9 @@ def _load_weights(
     dtype = loader.choose_dtype(config.dtype, model_config, device)
     progress("loading weights", 0, 1)
     if config.load_format == "dummy":
-        model = loader.dummy_model(model_config, dtype, config.seed)
+        model = loader.dummy_model(model_config, dtype, config.seed, device)
     elif config.load_format in ("auto", "safetensors"):
-        model = loader.load_model(config.model, config.revision, model_config, dtype)
+        model = loader.load_model(config.model, config.revision, model_config, dtype, device)
     else:
         raise EngineStartError(
             f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"
@@ -177,17 +199,61 @@ def _plan(config: EngineConfig, model: CausalModel, model_config: PreTrainedConf
         kv_cache_bytes=config.kv_cache_memory_bytes,
         adapter_bytes=config.adapter_memory_bytes,
         enable_lora=config.enable_lora,
+        shares=HOST_SHARES if model.device.type == "cpu" else GPU_SHARES,
     )
 
 
-def _adapter_memory(model: CausalModel, plan: MemoryPlan, device: torch.device) -> AdapterMemory:
+def _activation_bytes(config: EngineConfig, model: CausalModel, accelerator: Accelerator, progress: Progress) -> int:
+    no_adapters = _adapter_memory(model, ALIGNMENT_BYTES).table if config.enable_lora else None
+    return activation_bytes(
+        accelerator, model, no_adapters, config, lambda done, total: progress("compiling kernels", done, total)
+    )
+
+
+def _builder(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    model: CausalModel,
+    backend: Backend,
+    accelerator: Accelerator | None,
+    runner: ModelRunner,
+    progress: Progress,
+) -> BatchBuilder:
+    """Also captures the runner's graphs, which read its tensors."""
+    max_num_rows, max_num_seqs, block_size = config.max_num_batched_tokens, config.max_num_seqs, config.block_size
+    max_blocks = -(-plan.max_model_len // block_size)
+    if accelerator is None:
+        return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size)
+    lists, sizes = None, ()
+    if backend.name == "triton":  # the only one that reads lists, and that never waits for the GPU within a step
+        num_splits = splits_for_device(accelerator.device, model.kv_specs[0].num_kv_heads)
+        lists = WorkLists(max_num_rows, max_num_seqs, plan.max_model_len, num_splits)
+        sizes = () if config.enforce_eager else graph_sizes(min(max_num_rows, max_num_seqs))
+    builder = GpuBatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists, sizes)
+    if sizes:
+        graphs = DecodeGraphs(accelerator, sizes)
+        try:
+            runner.capture(
+                graphs, builder.graph_batch, lambda done, total: progress("capturing CUDA graphs", done, total)
+            )
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise EngineStartError(
+                f"{type(model).__name__} cannot be captured in CUDA graphs ({error}): start with --enforce-eager"
+            ) from error
+    return builder
+
+
+def _adapter_memory(model: CausalModel, size_bytes: int, accelerator: Accelerator | None = None) -> AdapterMemory:
     return AdapterMemory(
         num_groups=len(model.lora_groups),
         num_members=sum(len(group.out_features) for group in model.lora_groups),
         layout_fingerprint=model.layout.fingerprint,
-        size_bytes=plan.arena_size_bytes,
+        size_bytes=size_bytes,
         dtype=model.dtype,
-        device=device,
+        device=model.device,
+        accelerator=accelerator,
     )
 
 

@@ -13,13 +13,26 @@ from loraserve.models.context import ForwardContext
 ATTENTION_NAME = "loraserve"
 
 
+_ATTRIBUTE = "loraserve_attention"
+
+
 @dataclass(slots=True)
 class AttentionLayer:
-    """Attached to a transformers attention module as `loraserve_attention`."""
+    """What our attention must know of the transformers attention module that calls it."""
 
     index: int
     """Of its caches in the context."""
     context: ForwardContext
+
+
+def attach_layer(module: nn.Module, layer: AttentionLayer) -> None:
+    # `nn.Module` is typed to have tensors and modules as attributes, and nothing else.
+    vars(module)[_ATTRIBUTE] = layer
+
+
+def layer_of(module: nn.Module) -> AttentionLayer:
+    """The layer that was attached to it."""
+    return vars(module)[_ATTRIBUTE]
 
 
 def paged_attention_forward(
@@ -39,7 +52,7 @@ def paged_attention_forward(
     query: [1, num_heads, T, head_dim]; key, value: [1, num_kv_heads, T, head_dim]; returns [1, T, num_heads, head_dim].
     Whatever else a model passes is proven irrelevant by the load-time self-check.
     """
-    layer: AttentionLayer = module.loraserve_attention  # type: ignore[assignment]
+    layer = layer_of(module)
     context = layer.context
     batch = context.current_batch()
     k_cache, v_cache = context.k_caches[layer.index], context.v_caches[layer.index]

@@ -62,6 +62,10 @@ class CausalModel:
         return self._model.dtype
 
     @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
     def kv_specs(self) -> list[KVSpec]:
         return [KVSpec(spec.num_kv_heads, spec.head_dim) for spec in self._attention]
 
@@ -146,4 +150,4 @@ def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tu
 
 
 def _weight_sha256(weight: Tensor) -> str:
-    return sha256(weight.detach().contiguous().view(torch.uint8).numpy().data).hexdigest()
+    return sha256(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from loraserve.models.attention import AttentionLayer
+from loraserve.models.attention import AttentionLayer, layer_of
 from loraserve.models.structure import AttentionSpec
 
 
@@ -91,9 +91,8 @@ def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> di
         if parts is None or spec.has_sinks:
             return {}
         name = names[id(spec.module)]
-        layer: AttentionLayer = spec.module.loraserve_attention  # type: ignore[assignment]
         originals[name] = spec.module
-        fused[name] = FusedAttention(spec, parts, layer)
+        fused[name] = FusedAttention(spec, parts, layer_of(spec.module))
     put_modules(model, fused)
     return originals
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,6 +17,7 @@ from transformers import (
 
 from loraserve.models.errors import ModelRefusedError
 
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -54,7 +56,9 @@ def has_fast_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported()
 
 
-def load_model(model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def load_model(
+    model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device = CPU
+) -> PreTrainedModel:
     """Load safetensors weights; pickled weights are never read."""
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -68,13 +72,16 @@ def load_model(model: str, revision: str | None, config: PreTrainedConfig, dtype
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
+    # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
+    nn.Module.to(loaded, device)
     return loaded.eval()
 
 
-def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int) -> PreTrainedModel:
-    """Random weights of the config's shapes, the same for the same seed."""
+def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> PreTrainedModel:
+    """Random weights of the config's shapes, the same for the same seed and kind of device."""
     torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    with device:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager").eval()
 
 
 def load_tokenizer(model: str, revision: str | None) -> PreTrainedTokenizerBase:

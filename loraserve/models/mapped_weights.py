@@ -20,6 +20,8 @@ class MappedWeights:
 
     def give_back(self, weight: Tensor) -> None:
         """Drop the weight's pages from memory if they are a file's; they would be read again if touched."""
+        if not weight.is_cpu:
+            return
         start = -(-weight.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
         end = (weight.data_ptr() + weight.nbytes) // _PAGE_BYTES * _PAGE_BYTES
         if end > start and any(low <= start and end <= high for low, high in self._ranges):

@@ -72,7 +72,7 @@ def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
     weight = weight.detach()
-    x = _probe_input(weight.shape[0], weight.dtype)
+    x = _probe_input(weight.shape[0], weight.dtype, weight.device)
     plus_one = 1.0 + weight.float()
     for factor in (weight.float(), plus_one):
         rounded = factor.to(weight.dtype)
@@ -92,12 +92,13 @@ def _fused_mlp(module: nn.Module, backend: Backend, model: PreTrainedModel) -> n
         fused = FusedGateUpMlp(module, backend)
     else:
         return None
-    x = _probe_input(model.config.get_text_config().hidden_size, model.dtype)
+    x = _probe_input(model.config.get_text_config().hidden_size, model.dtype, model.device)
     return fused if _reproduces(fused, module, x) else None
 
 
-def _probe_input(num_features: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(1, _NUM_PROBE_ROWS, num_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+def _probe_input(num_features: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    rows = torch.randn(1, _NUM_PROBE_ROWS, num_features, generator=torch.Generator().manual_seed(0))
+    return rows.to(device, dtype)
 
 
 def _reproduces(fused: nn.Module, original: nn.Module, x: Tensor) -> bool:

@@ -13,6 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 MAX_TABLE_BYTES = 16 << 20
 """Of one embedding; longer models compute their angles in every step."""
+MAX_GPU_TABLE_BYTES = 256 << 20
+"""There each of the ten operations that compute them is a launch: 131,072 positions of 128 features take 64 MB."""
 
 
 class RotaryTable(nn.Module):
@@ -42,7 +44,8 @@ def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> N
         device = module.get_buffer("inv_freq").device
         x = torch.empty(1, 1, 1, dtype=dtype, device=device)
         rotary_dim = module(x, torch.zeros(1, 1, dtype=torch.int64, device=device))[0].shape[-1]
-        if 2 * max_model_len * rotary_dim * dtype.itemsize <= MAX_TABLE_BYTES:
+        max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
+        if 2 * max_model_len * rotary_dim * dtype.itemsize <= max_bytes:
             cos, sin = module(x, torch.arange(max_model_len, device=device)[None])
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, RotaryTable(cos[0].contiguous(), sin[0].contiguous()))
@@ -63,7 +66,7 @@ def freeze_rope(model: nn.Module, max_model_len: int) -> None:
                     rope_type[layer_type] = "default"
         elif is_batch_dependent(rope_type):
             _freeze(module, str(rope_type), None, max_model_len)
-            setattr(module, "rope_type", "default")  # noqa: B010 - nn.Module is typed to hold tensors only
+            vars(module)["rope_type"] = "default"
 
 
 def _freeze(module: nn.Module, rope_type: str, layer_type: str | None, max_model_len: int) -> None:

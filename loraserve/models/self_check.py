@@ -13,7 +13,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from loraserve.models.attention import AttentionLayer
+from loraserve.models.attention import AttentionLayer, attach_layer
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
@@ -113,6 +113,8 @@ def require_equal(
     name = type(model).__name__
     try:
         difference = check(model, attention, context, probe)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise ModelRefusedError(
             f"{name} cannot be served: its forward pass fails on packed batches ({error})"
@@ -136,7 +138,7 @@ def is_equal(model: PreTrainedModel, attention: Sequence[AttentionSpec], context
 
 def attach_layers(attention: Sequence[AttentionSpec], context: ForwardContext) -> None:
     for index, spec in enumerate(attention):
-        spec.module.loraserve_attention = AttentionLayer(index, context)  # type: ignore[assignment]
+        attach_layer(spec.module, AttentionLayer(index, context))
 
 
 def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) -> tuple[list[Tensor], list[Tensor]]:

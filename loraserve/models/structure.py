@@ -44,9 +44,10 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
     structure = ModelStructure()
     try:
         with _recorded_attention(model, structure), _recorded_linears(model, structure), torch.inference_mode():
-            token_ids = torch.arange(8)[None] % model.config.get_text_config().vocab_size
-            model(input_ids=token_ids, position_ids=torch.arange(8)[None], use_cache=False)
-    except ModelRefusedError:
+            positions = torch.arange(8, device=model.device)[None]
+            token_ids = positions % model.config.get_text_config().vocab_size
+            model(input_ids=token_ids, position_ids=positions, use_cache=False)
+    except (ModelRefusedError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise ModelRefusedError(

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from loraserve.engine.engine import Engine
 from tests.inference.test_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, wrong_answers
 from tests.support.engines import run
-from tests.support.tiny_adapters import reference_answers
+from tests.support.tiny_adapters import reference_answers, without_adapter
 from tests.support.tiny_models import save_tiny_model
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -73,7 +73,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
             peft_model = get_peft_model(model, LoraConfig(**fields))
         _randomise(peft_model, seed)
         peft_model.save_pretrained(str(folder / name))
-        model = peft_model.unload()  # type: ignore[operator]
+        model = without_adapter(peft_model)
         if name in ("bfloat16", "float16"):
             _convert(folder / name, getattr(torch, name))
         adapters[name] = folder / name

@@ -9,9 +9,11 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 
+from loraserve.engine import startup
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
 from tests.support.engines import Answer, Answers, add_adapters, collect, greedy, make_engine, run
+from tests.support.host_accelerator import HostAccelerator
 from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
 from tests.support.tiny_models import CONFIGS, PHI3_ORIGINAL_LENGTH, save_tiny_model
 
@@ -140,6 +142,25 @@ def test_eviction_and_reload_mid_stream_equals_peft(oracle: Oracle) -> None:
     engine, digests = oracle.engine(adapter_memory_bytes=packed_bytes)
     answers = run(engine, oracle.requests(digests, "first-"))
     answers |= run(engine, oracle.requests(digests, "second-"))
+    assert not wrong_answers(oracle, answers, "first-")
+    assert not wrong_answers(oracle, answers, "second-")
+    assert engine.stats().num_adapter_evictions > 0
+
+
+def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU that is treated like a GPU: adapters arrive some steps after they were asked for, and take turns."""
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+    oracle = make_oracle("llama", tmp_path)
+    packed_bytes = max(path.stat().st_size for path in _packed_files(oracle))
+    engine, digests = oracle.engine(adapter_memory_bytes=packed_bytes, max_num_batched_tokens=64)
+    answers: Answers = {}
+    for request in [*oracle.requests(digests, "first-"), *oracle.requests(digests, "second-")]:
+        engine.add_request(request)
+        collect(answers, engine.step())
+    while engine.has_work():
+        collect(answers, engine.step())
     assert not wrong_answers(oracle, answers, "first-")
     assert not wrong_answers(oracle, answers, "second-")
     assert engine.stats().num_adapter_evictions > 0

@@ -1,4 +1,5 @@
 import importlib.util
+import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,48 @@ from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library, open_prebuilt
 from loraserve_kernels.cpu_variants import cpu_flags, usable_variants
 from loraserve_kernels.reference_backend import ReferenceBackend
+
+from tests.support.triton_launches import checked_replay
+
+HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU:
+    # Triton decides when it is imported, which only the fixtures below and the tests of its kernels do, later.
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of Triton's kernels need a GPU where there is one, and leave out bfloat16 where there is none.
+
+    The interpreter multiplies bfloat16's bits as if they were integers.
+    """
+    left_out = []
+    for item in items:
+        if not uses_triton(item):
+            continue
+        if HAS_GPU:
+            item.add_marker(pytest.mark.gpu)
+        elif any(value is torch.bfloat16 for value in parameters(item).values()):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def parameters(item: pytest.Item) -> dict[str, object]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def uses_triton(item: pytest.Item) -> bool:
+    is_direct = isinstance(item, pytest.Function) and "triton_device" in item.fixturenames
+    return is_direct or parameters(item).get("backend") == "triton"
+
+
+@pytest.fixture(scope="session")
+def triton_device() -> str:
+    """Where tests of Triton's kernels put their tensors."""
+    pytest.importorskip("triton")
+    return "cuda" if HAS_GPU else "cpu"
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +90,42 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
         pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
 
 
-@pytest.fixture(params=["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow)])
+@pytest.fixture(params=["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow), "triton"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each implementation in turn: one contract suite for all."""
     if request.param == "reference":
         return ReferenceBackend()
+    if request.param == "triton":
+        request.getfixturevalue("triton_device")
+        from loraserve_kernels.triton_backend import TritonBackend
+
+        return TritonBackend()
     return CpuBackend(request.getfixturevalue("cpu_library" if request.param == "cpu" else "narrowest_library"))
+
+
+@pytest.fixture
+def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """From a call to one that repeats its launches with what is then in its tensors.
+
+    On a GPU a CUDA graph of the call; in the interpreter the call itself, checked to launch the same again.
+    """
+
+    def capture(call: Callable[[], None]) -> Callable[[], None]:
+        if triton_device == "cpu":
+            return checked_replay(call, monkeypatch)
+        call()  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return graph.replay
+
+    return capture
+
+
+@pytest.fixture
+def device(backend: Backend) -> str:
+    """Where the tensors for `backend` must be."""
+    return "cuda" if backend.name == "triton" and HAS_GPU else "cpu"
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])

@@ -50,24 +50,25 @@ def run(backend, inputs: LoraInputs) -> Tensor:
     ],
 )
 def test_adds_the_low_rank_product_of_each_rows_adapter(
-    backend, dtype, assert_close, rows, slots, ranks, in_features, out_features
+    backend, device, dtype, assert_close, rows, slots, ranks, in_features, out_features
 ):
-    inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype)
+    inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype, device)
     expected = expected_y(inputs)
     assert_close(run(backend, inputs), expected)
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
-def test_any_popularity_of_adapters(backend, assert_close, popularity):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_any_popularity_of_adapters(backend, device, dtype, assert_close, popularity):
     rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
     ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
-    inputs = make_lora_inputs(rows, slots, ranks, 96, (64, 80), torch.bfloat16)
+    inputs = make_lora_inputs(rows, slots, ranks, 96, (64, 80), dtype, device)
     expected = expected_y(inputs)
     assert_close(run(backend, inputs), expected)
 
 
-def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, dtype):
-    inputs = make_lora_inputs([3, 2, 4], [BASE, 0, 1], [(8, 0), (0, 8)], 64, (48, 40), dtype)
+def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, device, dtype):
+    inputs = make_lora_inputs([3, 2, 4], [BASE, 0, 1], [(8, 0), (0, 8)], 64, (48, 40), dtype, device)
     inputs.y[0, :2] = torch.tensor([float("nan"), -0.0])
     storage = inputs.y._base
     assert storage is not None
@@ -80,8 +81,8 @@ def test_base_rows_and_absent_members_and_neighbours_keep_their_bits(backend, dt
     assert not torch.equal(storage[touched], before[touched])
 
 
-def test_all_base_changes_nothing(backend):
-    inputs = make_lora_inputs([4], [BASE], [(8,)], 32, (16,))
+def test_all_base_changes_nothing(backend, device):
+    inputs = make_lora_inputs([4], [BASE], [(8,)], 32, (16,), device=device)
     before = inputs.y.clone()
     assert not inputs.segments.has_adapter
     assert torch.equal(run(backend, inputs), before)
@@ -101,8 +102,24 @@ def test_a_rows_bits_do_not_depend_on_its_batch(cpu_library):
         assert torch.equal(alone.y[rows, :], together.y[rows, :])
 
 
-def test_the_tolerance_catches_a_lost_rank(backend, dtype, assert_close):
-    inputs = make_lora_inputs([2], [0], [(64,)], 64, (32,), dtype)
+def test_adds_the_biases_of_members_that_have_one(backend, device, dtype, assert_close):
+    inputs = make_lora_inputs([2, 3, 1], [BASE, 0, 1], [(8, 3), (2, 5)], 20, (16, 24), dtype, device)
+    table = inputs.table
+    bias = torch.randn(24, generator=torch.Generator().manual_seed(2)).to(table.arena)
+    table.offset_bias = torch.full_like(table.offset_b, -1)
+    table.offset_bias[0, 3] = table.arena.numel()
+    table.num_biased = 1
+    table.arena = torch.cat([table.arena, bias])
+    expected = expected_y(inputs)
+    expected[2:5, 16:] += bias.double() * float(table.scaling[0, 3])
+    # Two roundings where the bias is added by itself.
+    found = run(backend, inputs)
+    assert_close(found[:, :16], expected[:, :16])
+    torch.testing.assert_close(found.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=5e-3)
+
+
+def test_the_tolerance_catches_a_lost_rank(backend, device, dtype, assert_close):
+    inputs = make_lora_inputs([2], [0], [(64,)], 64, (32,), dtype, device)
     expected = expected_y(inputs)
     inputs.table.lora_rank[0, 2] = 63
     with pytest.raises(AssertionError):
@@ -124,12 +141,13 @@ def test_the_tolerance_catches_a_lost_rank(backend, dtype, assert_close):
         (lambda i: {"segments": dataclasses.replace(i.segments, start=i.segments.start[1:])}, "segments.start is"),
     ],
 )
-def test_refuses_wrong_shapes_dtypes_and_strides(backend, change, message):
-    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
+def test_refuses_wrong_shapes_dtypes_and_strides(backend, device, change, message):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,), device=device)
     with pytest.raises(ValueError, match=message):
         run(backend, dataclasses.replace(inputs, **change(inputs)))
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"], indirect=True)
 def test_refuses_an_adapter_outside_the_arena(backend):
     inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
     inputs.table.offset_b[0, 2] = inputs.table.arena.numel() - 4 * 16 + 1
@@ -137,8 +155,8 @@ def test_refuses_an_adapter_outside_the_arena(backend):
         run(backend, inputs)
 
 
-def test_reads_table_rows_changed_between_steps(backend, assert_close):
-    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,))
+def test_reads_table_rows_changed_between_steps(backend, device, assert_close):
+    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=device)
     run(backend, inputs)
     for name in ("offset_a", "offset_b", "lora_rank", "scaling"):
         getattr(inputs.table, name)[0] = getattr(inputs.table, name)[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 def expected_output(inputs: AttentionInputs, scaling, sliding_window=None, softcap=None, sinks=None) -> Tensor:
     """Softmax over the visible keys in float64, one row and one head at a time."""
-    batch, out = inputs.batch, torch.zeros(inputs.q.shape, dtype=torch.float64)
+    batch, out = inputs.batch, torch.zeros(inputs.q.shape, dtype=torch.float64, device=inputs.q.device)
     for k, v, first, count in zip(
         inputs.keys, inputs.values, batch.row_start.tolist(), batch.num_rows.tolist(), strict=True
     ):
@@ -56,38 +56,39 @@ SHAPES = [
 @pytest.mark.parametrize(("contexts", "rows", "heads", "kv_heads", "head_dim", "block_size"), SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_attends_to_the_visible_context(
-    backend, dtype, assert_close, contexts, rows, heads, kv_heads, head_dim, block_size, options
+    backend, device, dtype, assert_close, contexts, rows, heads, kv_heads, head_dim, block_size, options
 ):
-    inputs = make_attention_inputs(contexts, rows, heads, kv_heads, head_dim, block_size, dtype)
+    inputs = make_attention_inputs(contexts, rows, heads, kv_heads, head_dim, block_size, dtype, device)
     options = {"scaling": head_dim**-0.5, **options}
     if "sinks" in options:
-        options["sinks"] = torch.linspace(-1, 3, heads).to(dtype)
+        options["sinks"] = torch.linspace(-1, 3, heads).to(device, dtype)
     assert_close(run(backend, inputs, **options), expected_output(inputs, **options))
 
 
-def test_serves_float16(backend, assert_close):
-    inputs = make_attention_inputs([9, 20], [1, 20], 4, 2, 16, dtype=torch.float16)
+def test_serves_float16(backend, device, assert_close):
+    inputs = make_attention_inputs([9, 20], [1, 20], 4, 2, 16, dtype=torch.float16, device=device)
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 900}])
-def test_long_contexts_are_split_between_threads(backend, assert_close, options):
-    inputs = make_attention_inputs([1500, 40], [1, 1], 2, 1, 16)
+def test_long_contexts_are_split_between_threads(backend, device, assert_close, options):
+    inputs = make_attention_inputs([1500, 40], [1, 1], 2, 1, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.3, **options), expected_output(inputs, 0.3, **options))
 
 
-def test_more_query_heads_per_kv_head_than_a_tile_holds(backend, assert_close):
-    inputs = make_attention_inputs([20, 6], [3, 1], 71, 1, 16)
+def test_more_query_heads_per_kv_head_than_a_tile_holds(backend, device, assert_close):
+    inputs = make_attention_inputs([20, 6], [3, 1], 71, 1, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
-def test_scores_beyond_the_range_of_exp(backend, assert_close):
-    inputs = make_attention_inputs([150], [40], 2, 1, 32, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_scores_beyond_the_range_of_exp(backend, device, dtype, assert_close):
+    inputs = make_attention_inputs([150], [40], 2, 1, 32, dtype=dtype, device=device)
     assert_close(run(backend, inputs, scaling=40.0), expected_output(inputs, 40.0))
 
 
-def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend):
-    inputs = make_attention_inputs([200, 77], [1, 30], 4, 2, 32)
+def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend, device):
+    inputs = make_attention_inputs([200, 77], [1, 30], 4, 2, 32, device=device)
     clean = run(backend, inputs, scaling=0.2, sliding_window=16)
     table = inputs.batch.block_table
     for sequence, first_visible in ((0, 200 - 16), (1, 77 - 30 + 1 - 16)):
@@ -100,13 +101,13 @@ def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend):
     assert torch.equal(run(backend, inputs, scaling=0.2, sliding_window=16), clean)
 
 
-def test_sequences_without_rows_are_skipped(backend, assert_close):
-    inputs = make_attention_inputs([10, 20, 5], [1, 0, 2], 2, 2, 16)
+def test_sequences_without_rows_are_skipped(backend, device, assert_close):
+    inputs = make_attention_inputs([10, 20, 5], [1, 0, 2], 2, 2, 16, device=device)
     assert_close(run(backend, inputs, scaling=0.25), expected_output(inputs, 0.25))
 
 
-def test_no_rows_at_all(backend):
-    inputs = make_attention_inputs([10], [0], 2, 2, 16)
+def test_no_rows_at_all(backend, device):
+    inputs = make_attention_inputs([10], [0], 2, 2, 16, device=device)
     assert run(backend, inputs, scaling=0.25).shape == (0, 2, 16)
 
 
@@ -136,8 +137,9 @@ def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype
         torch.set_num_threads(threads)
 
 
-def test_the_tolerance_catches_an_off_by_one_window(backend, assert_close):
-    inputs = make_attention_inputs([40], [4], 2, 1, 16, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_the_tolerance_catches_an_off_by_one_window(backend, device, dtype, assert_close):
+    inputs = make_attention_inputs([40], [4], 2, 1, 16, dtype=dtype, device=device)
     with pytest.raises(AssertionError):
         assert_close(run(backend, inputs, scaling=0.25, sliding_window=20), expected_output(inputs, 0.25, 19))
 
@@ -153,15 +155,15 @@ def test_the_tolerance_catches_an_off_by_one_window(backend, assert_close):
         (lambda i: {"batch": dataclasses.replace(i.batch, num_rows=i.batch.num_rows.long())}, "num_rows.dtype"),
     ],
 )
-def test_refuses_wrong_shapes_dtypes_and_strides(backend, change, message):
-    inputs = make_attention_inputs([5], [2], 4, 2, 16)
+def test_refuses_wrong_shapes_dtypes_and_strides(backend, device, change, message):
+    inputs = make_attention_inputs([5], [2], 4, 2, 16, device=device)
     with pytest.raises(ValueError, match=message):
         run(backend, dataclasses.replace(inputs, **change(inputs)), scaling=0.25)
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 0}, {"softcap": 0.0}, {"sinks": torch.zeros(3)}])
-def test_refuses_options_out_of_range(backend, options):
-    inputs = make_attention_inputs([5], [2], 4, 2, 16)
+def test_refuses_options_out_of_range(backend, device, options):
+    inputs = make_attention_inputs([5], [2], 4, 2, 16, device=device)
     with pytest.raises(ValueError, match=next(iter(options))):
         run(backend, inputs, scaling=0.25, **options)
 

@@ -27,15 +27,15 @@ def rotated(x: torch.Tensor, inputs: RotaryInputs) -> torch.Tensor:
         (1, 4, 2, 16, 16),
         (37, 3, 3, 24, 24),
         (19, 6, 2, 40, 12),
-        (700, 12, 4, 64, 64),
+        (130, 12, 4, 64, 64),
         (5, 2, 1, 128, 126),
         (0, 2, 1, 8, 8),
     ],
 )
 def test_turns_q_in_place_and_stores_turned_k_and_plain_v(
-    backend, dtype, assert_close, num_rows, heads, kv_heads, head_dim, rotary_dim
+    backend, device, dtype, assert_close, num_rows, heads, kv_heads, head_dim, rotary_dim
 ):
-    inputs = make_rotary_inputs(num_rows, heads, kv_heads, head_dim, rotary_dim, dtype)
+    inputs = make_rotary_inputs(num_rows, heads, kv_heads, head_dim, rotary_dim, dtype, device)
     expected_q, expected_k = rotated(inputs.q, inputs), rotated(inputs.kv.k, inputs)
     k_before = inputs.kv.k.clone()
     run(backend, inputs)
@@ -44,13 +44,13 @@ def test_turns_q_in_place_and_stores_turned_k_and_plain_v(
     assert_close(k_slots[inputs.kv.slot_mapping], expected_k)
     assert torch.equal(v_slots[inputs.kv.slot_mapping], inputs.kv.v)
     assert torch.equal(inputs.kv.k, k_before)
-    unused = torch.ones(k_slots.shape[0], dtype=torch.bool)
+    unused = torch.ones(k_slots.shape[0], dtype=torch.bool, device=device)
     unused[inputs.kv.slot_mapping] = False
     assert k_slots[unused].isnan().all()
 
 
-def test_a_planted_error_in_the_angle_is_noticed(backend, assert_close):
-    inputs = make_rotary_inputs(9, 2, 1, 32, 32)
+def test_a_planted_error_in_the_angle_is_noticed(backend, device, assert_close):
+    inputs = make_rotary_inputs(9, 2, 1, 32, 32, device=device)
     expected = rotated(inputs.q, inputs)
     inputs.sin = inputs.sin * 1.001
     run(backend, inputs)
@@ -67,8 +67,8 @@ def test_a_planted_error_in_the_angle_is_noticed(backend, assert_close):
         (lambda i: setattr(i, "sin", i.sin[:, :8].contiguous()), "sin is"),
     ],
 )
-def test_refuses_wrong_shapes_and_dtypes(backend, change, message):
-    inputs = make_rotary_inputs(5, 2, 1, 16, 16)
+def test_refuses_wrong_shapes_and_dtypes(backend, device, change, message):
+    inputs = make_rotary_inputs(5, 2, 1, 16, 16, device=device)
     change(inputs)
     with pytest.raises(ValueError, match=message):
         run(backend, inputs)
@@ -82,3 +82,19 @@ def test_c_refuses_a_slot_outside_the_cache_and_changes_nothing(cpu_library):
         run(CpuBackend(cpu_library), inputs)
     assert torch.equal(inputs.q, before)
     assert inputs.kv.k_cache.isnan().all()
+
+
+def test_triton_passes_over_the_padding_of_a_captured_graph(triton_device):
+    from loraserve_kernels.triton_ops.rotary_kv_write import rotary_kv_write
+
+    inputs = make_rotary_inputs(5, 2, 1, 16, 16, device=triton_device)
+    kv, padding = inputs.kv, [1, 4]
+    kv.slot_mapping[padding] = -1
+    q_before, expected = inputs.q.clone(), rotated(inputs.q, inputs).float()
+    rotary_kv_write(inputs.q, kv.k, kv.v, inputs.cos, inputs.sin, kv.k_cache, kv.v_cache, kv.slot_mapping)
+    assert torch.equal(inputs.q[padding], q_before[padding])
+    torch.testing.assert_close(inputs.q[[0, 2, 3]], expected[[0, 2, 3]])
+    for cache in (kv.k_cache, kv.v_cache):
+        by_slot = cache.transpose(1, 2).flatten(0, 1)
+        assert not by_slot[kv.slot_mapping[[0, 2, 3]]].isnan().any()
+        assert by_slot.isnan().all(dim=(1, 2)).sum() == len(by_slot) - 3

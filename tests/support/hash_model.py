@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -151,24 +152,29 @@ def make_hash_engine(
     **overrides: object,
 ) -> tuple[Engine, HashRunner]:
     """An engine that checks its invariants after every step. max_model_len is what the blocks hold, at most 48."""
+    settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
+    config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
     runner = HashRunner(num_blocks, block_size, None if adapters is None else adapters.table)
+    max_model_len = min(48, num_blocks * block_size)
+    max_blocks = -(-max_model_len // block_size)
+    builder = BatchBuilder(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
     parts = SimpleNamespace(
+        backend=ReferenceBackend(),
         description=SimpleNamespace(
-            max_model_len=min(48, num_blocks * block_size),
+            max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
             layout=SimpleNamespace(fingerprint="hash model"),
         ),
+        accelerator=None,
+        builder=_RecordingBuilder(builder, runner),
         runner=runner,
         adapters=adapters,
         num_blocks=num_blocks,
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)
-    settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
-    config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
     engine = Engine(config, lambda *_: None)
-    engine._builder = _RecordingBuilder(engine._builder, runner)  # type: ignore[assignment]
     return engine, runner
 
 

@@ -38,7 +38,7 @@ typedef uint16_t vu16 __attribute__((vector_size(2 * LANES)));
 
 enum dtype { FLOAT32 = 0, BFLOAT16 = 1 };
 
-/* What every exported function returns; cpu_library.py turns these into ValueError. */
+/* What every exported function returns; cpu_calls.py turns these into ValueError. */
 enum status {
     OK = 0,
     BAD_SEGMENTS = 1,

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from loraserve_adapters.errors import AdapterError
+from loraserve_kernels.adapter_table import MAX_LORA_RANK
 
 from loraserve.engine import adapter_memory
 from loraserve.engine.adapter_memory import AdapterMemory
@@ -114,6 +115,16 @@ def test_an_adapter_larger_than_the_arena_is_refused_by_name(paths: dict[str, Pa
         add(memory, paths, ADAPTERS[5])
     assert caught.value.code == "too_large"
     assert not memory.knows(ADAPTERS[5].digest)
+
+
+def test_refuses_a_rank_the_kernels_have_no_room_for(tmp_path: Path) -> None:
+    memory = make_adapter_memory(600)
+    largest, too_large = TinyAdapter(1, MAX_LORA_RANK), TinyAdapter(1, MAX_LORA_RANK + 1)
+    memory.add(largest.digest, str(largest.write(tmp_path)))
+    with pytest.raises(AdapterError, match="has rank 513, at most 512 is accepted") as caught:
+        memory.add(too_large.digest, str(too_large.write(tmp_path)))
+    assert caught.value.code == "rank_too_large"
+    assert not memory.knows(too_large.digest)
 
 
 def test_a_file_of_another_adapter_is_refused(paths: dict[str, Path]) -> None:
@@ -238,7 +249,7 @@ def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monke
     memory = make_adapter_memory(4)
     add(memory, paths, *ADAPTERS[:5])
     files = {digest: memory._read(digest, path, verify=True) for digest, path in paths.items()}
-    monkeypatch.setattr(AdapterMemory, "_read", lambda self, digest, path, verify: files[digest])
+    monkeypatch.setattr(AdapterMemory, "_read", lambda self, digest, path, *, verify=False: files[digest])
     for i in range(10_000):
         load(memory, ADAPTERS[i * i % 5])
     memory.check_invariants({})

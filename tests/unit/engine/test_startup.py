@@ -3,27 +3,40 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from loraserve import demo
+from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.startup import ModelDescription, start
+from loraserve.engine.errors import EngineStartError
+from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.startup import EngineParts, ModelDescription, start
+from tests.support.host_accelerator import HostAccelerator
 
 MIB = 1 << 20
 
 
 def describe(tmp_path: Path, stated: dict[str, object], **options: object) -> ModelDescription:
+    return start_demo(tmp_path, stated, **options).description
+
+
+def start_demo(
+    tmp_path: Path,
+    stated: dict[str, object],
+    progress: startup.Progress = lambda *_: None,
+    **options: object,
+) -> EngineParts:
     model = Path(demo.__file__).parent / "model"
     folder = Path(shutil.copytree(model, tmp_path / "model"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [259, 258], **stated}))
-    config = EngineConfig(
-        str(folder),
-        backend="reference",
-        kv_cache_memory_bytes=4 * MIB,
-        adapter_memory_bytes=4 * MIB,
-        num_threads=1,
-        **options,  # type: ignore[arg-type]
-    )
-    return start(config, lambda *_: None).description
+    settings: dict[str, object] = {
+        "backend": "reference",
+        "kv_cache_memory_bytes": 4 * MIB,
+        "adapter_memory_bytes": 4 * MIB,
+        "num_threads": 1,
+    }
+    config = EngineConfig(str(folder), **settings | options)  # type: ignore[arg-type]
+    return start(config, progress)
 
 
 STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.05, "max_new_tokens": 77}
@@ -44,3 +57,38 @@ def test_sampling_defaults_are_what_the_generation_config_states(
     description = describe(tmp_path, stated, **options)
     assert description.default_sampling == expected
     assert {258, 259} <= set(description.eos_token_ids), "what ends a text is no sampling default"
+
+
+def test_on_an_accelerator_memory_is_what_a_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = HostAccelerator(free=100 * MIB, peak=10 * MIB)
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: accelerator)
+    phases: list[str] = []
+    parts = start_demo(
+        tmp_path, {}, lambda phase, *_: phases.append(phase), kv_cache_memory_bytes=None, max_num_batched_tokens=64
+    )
+    assert isinstance(parts.builder, GpuBatchBuilder)
+    assert accelerator.num_recordings == 0, "the reference backend reads tensors on the host"
+    assert "compiling kernels" in phases
+    block_bytes = 4 * MIB // start_demo(tmp_path / "host", {}).num_blocks
+    assert parts.num_blocks * block_bytes < 0.4 * (90 - 2 * 10) * MIB
+
+
+def test_too_little_memory_for_a_step_names_the_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = HostAccelerator(free=100 * MIB, peak=60 * MIB)
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: accelerator)
+    with pytest.raises(EngineStartError, match=r"--max-num-batched-tokens.*--gpu-memory-utilization"):
+        start_demo(tmp_path, {}, max_num_batched_tokens=64)
+
+
+def test_running_out_of_memory_names_the_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(startup.loader, "load_model", load)
+    with pytest.raises(EngineStartError, match=r"--max-model-len, .*--gpu-memory-utilization .*\(CUDA out of memory"):
+        start_demo(tmp_path, {})
+
+
+def test_a_device_that_is_not_there_is_no_start(tmp_path: Path) -> None:
+    with pytest.raises(EngineStartError, match="--device cuda:99 "):
+        start_demo(tmp_path, {}, device="cuda:99")

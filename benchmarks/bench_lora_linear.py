@@ -1,0 +1,49 @@
+"""µs of a linear alone, its LoRA alone, and both, on a GPU: what LoRA adds where it runs, right after the linear.
+
+Run: PYTHONPATH=kernels python benchmarks/bench_lora_linear.py
+"""
+
+from collections.abc import Iterator
+
+import torch
+from gpu_bench import Case, run_bench
+from gpu_lora import DTYPE, Workload, workloads
+from gpu_timing import Call
+
+
+def make_call(workload: Workload, seed: int, *, has_linear: bool, has_lora: bool) -> Call:
+    from loraserve_kernels.triton_backend import TritonBackend
+
+    inputs, backend = workload.make(seed), TritonBackend()
+    shape = (sum(inputs.group.out_features), inputs.group.in_features) if has_linear else (0, 0)
+    weight = torch.randn(shape, device="cuda", dtype=DTYPE)
+
+    def call() -> None:
+        y = torch.nn.functional.linear(inputs.x, weight) if has_linear else inputs.y
+        if has_lora:
+            backend.lora_add(y, inputs.x, inputs.group, inputs.table, inputs.segments)
+
+    return call
+
+
+def cases() -> Iterator[Case]:
+    for workload in workloads():
+        lora_bytes = workload.shrink_bytes() + workload.expand_bytes()
+        lora_flops = workload.shrink_flops() + workload.expand_flops()
+        x_elements, y_elements = (workload.num_rows * n for n in workload.features)
+        linear_bytes = workload.weight_bytes() + 2 * (x_elements + y_elements)
+        linear_flops = workload.num_rows * workload.weight_bytes()
+        for arm, has_linear, has_lora in (("linear", True, False), ("lora", False, True), ("both", True, True)):
+            yield Case(
+                workload.name,
+                arm,
+                lambda seed, w=workload, has_linear=has_linear, has_lora=has_lora: make_call(
+                    w, seed, has_linear=has_linear, has_lora=has_lora
+                ),
+                has_linear * linear_bytes + has_lora * lora_bytes,
+                has_linear * linear_flops + has_lora * lora_flops,
+            )
+
+
+if __name__ == "__main__":
+    run_bench("lora_linear", cases)

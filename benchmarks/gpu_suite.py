@@ -1,0 +1,214 @@
+"""Everything that needs a GPU, in under 9 minutes: its tests, the kernel benchmarks, the engine benchmark.
+
+Writes one JSON file with machine, versions, commit and all results, after every part, so that a run that is cut short
+keeps what it has. Needs no installation: torch, triton, transformers, peft and pytest, and the repository's folders on
+PYTHONPATH, which `make gpu` sets.
+
+Some parts can be named, to spread them over several runs into one file: make gpu ARGS="--only kernels engine". Where
+git does not know the commit, `--commit` says it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parent.parent
+LIBRARIES = ("torch", "triton", "transformers", "peft", "numpy")
+GRACE_S = 25
+"""For start, compilation and ceilings of a benchmark, beyond the seconds after which it starts no case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process."""
+
+    name: str
+    kind: str
+    """What a person names to run it: tests, kernels or engine."""
+    command: tuple[str, ...]
+    budget_s: int
+    """A benchmark is told this, and killed `GRACE_S` later; tests are killed then."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    name: str
+    exit_code: int
+    """-1: killed because its time was over."""
+    seconds: float
+    summary: str
+    """The last line of its output."""
+    content: dict[str, object] = field(default_factory=dict)
+    """What a benchmark wrote."""
+
+
+KERNEL_BUDGETS_S = {
+    "lora_shrink": 20,
+    "lora_expand": 20,
+    "lora_linear": 20,
+    "paged_decode": 25,
+    "paged_prefill": 25,
+    "rms_norm": 10,
+    "silu_mul": 5,
+    "rotary_kv_write": 10,
+    "sampling": 25,
+}
+
+
+def parts() -> list[Part]:
+    """Most of them end early, when all cases are measured. What `--total-s` leaves bounds them together."""
+    pytest = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_spread_tests())
+    found = [Part("tests", "tests", (*pytest, "tests/kernels", "tests/inference"), 150)]
+    for name, budget_s in KERNEL_BUDGETS_S.items():
+        found.append(Part(name, "kernels", (sys.executable, f"benchmarks/bench_{name}.py"), budget_s))
+    found.append(Part("engine", "engine", (sys.executable, "benchmarks/bench_engine_gpu.py"), 110))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=["tests", "kernels", "engine"], help="default: all")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-<device>.json")
+    parser.add_argument("--commit", default="", help="default: git's")
+    parser.add_argument("--total-s", type=int, default=520, help="start no part that could end after so many seconds")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("make gpu: no CUDA device, so nothing was tested or measured. Run it on a machine with an NVIDIA GPU.")
+    out = args.out or ROOT / "benchmarks" / "results" / f"gpu-{device_slug()}.json"
+    commit = args.commit or git_commit()
+    outcomes = read_outcomes(out, commit)
+    end = time.monotonic() + args.total_s
+    for part in parts():
+        if args.only and part.kind not in args.only:
+            continue
+        seconds_left = int(end - time.monotonic())
+        if seconds_left < 2 * GRACE_S:
+            print(f"== {part.name}: left out, {max(0, seconds_left)} s are left", flush=True)
+            continue
+        outcomes[part.name] = run_part(part, min(part.budget_s, seconds_left - GRACE_S))
+        write_outcomes(out, commit, outcomes)
+    print_summary(out, outcomes)
+    sys.exit(any(outcome.exit_code for outcome in outcomes.values()))
+
+
+def run_part(part: Part, budget_s: int) -> Outcome:
+    """Runs in a process group of its own, which is ended when its time is over; its output is shown and kept."""
+    print(f"== {part.name}: at most {budget_s + GRACE_S} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        is_bench = part.kind != "tests"
+        arguments = ("--json", str(results), "--budget-s", str(budget_s)) if is_bench else ()
+        started = time.monotonic()
+        with (Path(folder) / "output").open("w+") as output:
+            process = subprocess.Popen(
+                [*part.command, *arguments], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                exit_code = process.wait(budget_s + GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                exit_code = -1
+            output.seek(0)
+            text = output.read()
+        print(text, flush=True)
+        content = json.loads(results.read_text()) if results.exists() else {}
+    lines = text.strip().splitlines()
+    return Outcome(part.name, exit_code, round(time.monotonic() - started, 1), lines[-1] if lines else "", content)
+
+
+def read_outcomes(path: Path, commit: str) -> dict[str, Outcome]:
+    """Of an earlier run on the same commit, whose parts are kept unless they run again."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text())
+    if not commit or content["commit"] != commit:
+        return {}
+    return {part["name"]: Outcome(**part) for part in content["parts"]}
+
+
+def write_outcomes(path: Path, commit: str, outcomes: dict[str, Outcome]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": machine(),
+        "versions": versions(),
+        "parts": [asdict(outcome) for outcome in outcomes.values()],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def print_summary(path: Path, outcomes: dict[str, Outcome]) -> None:
+    for outcome in outcomes.values():
+        state = {0: "ok", -1: "time over"}.get(outcome.exit_code, f"failed ({outcome.exit_code})")
+        print(f"{outcome.name:16} {state:12} {outcome.seconds:6.1f} s  {outcome.summary[:120]}")
+    print(f"written to {path}")
+
+
+def machine() -> dict[str, str | int]:
+    properties = torch.cuda.get_device_properties(0)
+    cpu_info = Path("/proc/cpuinfo")
+    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
+    cpus = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpu_memory_bytes": properties.total_memory,
+        "multiprocessors": properties.multi_processor_count,
+        "cuda": torch.version.cuda or "",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cpu": cpus[0] if cpus else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def git_commit() -> str:
+    """With + if files had changed since; empty if it is not known."""
+    head = _output("git", "rev-parse", "--short", "HEAD")
+    return head + ("+" if head and _output("git", "status", "--porcelain", "-uno") else "")
+
+
+def device_slug() -> str:
+    return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+
+
+def _spread_tests() -> tuple[str, ...]:
+    """Compiling kernels is most of their time, and each compiles on one core."""
+    return ("-n", "8", "--dist", "loadfile") if find_spec("xdist") else ()
+
+
+def _output(*command: str) -> str:
+    """Empty if the program is not there or fails."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Timing shared by the GPU benchmarks: CUDA graphs over rotated arguments, beside bandwidths measured in the same run.
+
+One `replay_us` sample is one replay of a graph that goes through every argument set, so a set is read again only after
+all the others, which together are larger than the cache.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+MIN_NODES = 32
+"""Calls per graph at least: the start of a replay, some 10 µs, is spread over them."""
+POOL_BYTES = 256 << 20
+"""Argument sets together: four times the 60 MB of L2 of an H200."""
+MAX_SETS = 256
+PROBE_BYTES = 1 << 30
+"""Buffers for the bandwidths: far beyond the cache."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one call in µs, over the replays."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this GPU reaches in this run."""
+
+    copy_bytes_per_s: float
+    """Bytes read plus bytes written of a device-to-device copy."""
+    read_bytes_per_s: float
+    """A sum over float32."""
+    flops_per_s: float
+    """A bfloat16 product of 8192 x 8192 matrices."""
+    launch_us: float
+    """One node of a graph that does next to nothing."""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The larger of the two bandwidths."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    def floor_us(self, size_bytes: float, flops: float) -> float:
+        """The least time for work that moves and computes this much (performance floors: bytes, arithmetic, launch)."""
+        return max(size_bytes / self.bytes_per_s * 1e6, flops / self.flops_per_s * 1e6, self.launch_us)
+
+
+def require_cuda() -> None:
+    """Exit with one line where there is no GPU."""
+    if not torch.cuda.is_available():
+        sys.exit("No CUDA device: GPU benchmarks measure nothing here. Run them on a machine with an NVIDIA GPU.")
+
+
+def pool_size(size_bytes: int) -> int:
+    """How many argument sets of this size to rotate over."""
+    return max(2, min(MAX_SETS, -(-POOL_BYTES // max(1, size_bytes))))
+
+
+def replay_us(calls: Sequence[Call], repeats: int = 15) -> Times:
+    """Time per call of a CUDA graph of all calls in turn, at least `MIN_NODES`; the calls' arguments must stay alive.
+
+    Each call must be capturable: no host synchronisation, no shape that depends on values.
+    """
+    rounds = -(-MIN_NODES // len(calls))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls:  # compiles, and fills the allocator
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    for _ in range(3):
+        graph.replay()
+    samples = [event_us(graph.replay) / (rounds * len(calls)) for _ in range(repeats)]
+    deciles = statistics.quantiles(samples, n=10)
+    return Times(statistics.median(samples), deciles[0], deciles[-1])
+
+
+def event_us(call: Call) -> float:
+    """GPU time of one call, without a graph."""
+    started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    started.record()
+    call()
+    ended.record()
+    ended.synchronize()
+    return started.elapsed_time(ended) * 1e3
+
+
+def measure_ceilings() -> Ceilings:
+    source = torch.randn(PROBE_BYTES // 4, device="cuda")
+    target = torch.empty_like(source)
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    dots = [torch.zeros(1, device="cuda") for _ in range(MIN_NODES)]
+    return Ceilings(
+        copy_bytes_per_s=2e6 * PROBE_BYTES / _median_us(lambda: target.copy_(source)),
+        read_bytes_per_s=1e6 * PROBE_BYTES / _median_us(source.sum),
+        flops_per_s=2e6 * 8192**3 / _median_us(lambda: left @ right),
+        launch_us=replay_us([dot.zero_ for dot in dots]).median_us,
+    )
+
+
+def _median_us(call: Call) -> float:
+    for _ in range(3):
+        call()
+    return statistics.median(event_us(call) for _ in range(11))

@@ -1,0 +1,20 @@
+"""Greedy sampling: the most likely token of each row of logits."""
+
+from torch import Tensor
+
+from loraserve_kernels.checks import mismatch, require_dense_last
+
+
+def check_argmax(logits: Tensor, num_columns: int) -> None:
+    """Raise `ValueError` unless shapes are those of `Backend.argmax`."""
+    if logits.dim() != 2 or not 0 < num_columns <= logits.shape[1]:
+        raise mismatch("logits", list(logits.shape), f"[R, at least {num_columns}], num_columns above 0")
+    require_dense_last("logits", logits)
+
+
+def argmax_reference(logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+    """`Backend.argmax` in plain torch, whose `argmax` returns the first of equals and takes NaN for the largest."""
+    check_argmax(logits, num_columns)
+    rows = logits[:, :num_columns]
+    indices = rows.argmax(-1)
+    return indices.tolist(), rows.gather(1, indices[:, None])[:, 0].isfinite().tolist()

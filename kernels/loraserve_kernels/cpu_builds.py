@@ -1,0 +1,91 @@
+"""Compiling the C functions for this very CPU: with which compilers and OpenMP runtimes, and where the result is kept.
+
+OpenMP: torch brings its own runtime (`torch/lib/libgomp*.so*` in the wheels). We use whichever runtime the process has
+loaded already, so that torch and we share one pool of threads instead of two that spin against each other.
+"""
+
+import hashlib
+import os
+import platform
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraserve_kernels import c_compiler
+from loraserve_kernels.c_compiler import NATIVE_FLAG, Compiler, find_compilers
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One way to compile for this CPU: which compiler, with or without OpenMP and whose runtime."""
+
+    compiler: Compiler
+    openmp: str
+
+    def key(self) -> str:
+        """Names the result: same sources, flags, CPU and compiler, same key."""
+        digest = hashlib.sha256()
+        for source in sorted(c_compiler.SOURCE_DIR.iterdir()):
+            digest.update(f"{source.name}\0".encode() + source.read_bytes())
+        command, version = self.compiler.command, self.compiler.version
+        flags = (*c_compiler.FLAGS, NATIVE_FLAG)
+        digest.update("\0".join((*command, *flags, version, self.openmp, cpu_description())).encode())
+        return digest.hexdigest()[:32]
+
+    def run(self, directory: Path) -> Path:
+        """Compile into `directory`. Raises `CompilerUnavailable`."""
+        compile_openmp = () if self.openmp == "none" else ("-fopenmp",)
+        runtime = {"none": (), "own": ("-fopenmp",)}.get(self.openmp, (self.openmp,))
+        target = directory / f"{self.key()}.so"
+        self.compiler.build(target, (NATIVE_FLAG, *compile_openmp), runtime)
+        return target
+
+
+def builds() -> Iterator[Build]:
+    """Every compiler found, each with torch's OpenMP runtime, then its own, then none; best first."""
+    runtime = loaded_openmp_runtime()
+    compilers = list(find_compilers())
+    for openmp in ([str(runtime)] if runtime else []) + ["own", "none"]:
+        for compiler in compilers:
+            yield Build(compiler, openmp)
+
+
+def loaded_openmp_runtime() -> Path | None:
+    """The OpenMP library this process has mapped, torch's own if there are several; None where that cannot be read."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return None
+    paths = sorted(set(re.findall(r"/\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*", maps)))
+    return Path(min(paths, key=lambda path: "/torch/" not in path)) if paths else None
+
+
+def cpu_description() -> str:
+    """The instruction sets of this machine: a cache shared between machines must not mix their builds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.platform() + platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
+    first = {
+        name: value for name, _, value in (line.partition(":") for line in reversed(lines)) if name.strip() in wanted
+    }
+    return platform.machine() + str(sorted(first.items()))
+
+
+def private_directory(cache_dir: Path | None) -> Path:
+    """cache_dir (or the default) if only we can write to it, else a new temporary directory."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraserve"
+    directory = cache_dir or base
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if status.st_uid == os.getuid() and not others_write and os.access(directory, os.W_OK):
+            return directory
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="loraserve-"))

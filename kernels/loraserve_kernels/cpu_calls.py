@@ -1,0 +1,190 @@
+"""How the C functions of `csrc/` are called: dtypes, structures, arguments and statuses as its headers have them."""
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+STATUS_MESSAGES = {
+    1: "row ranges of segments or sequences are not within the rows of the batch and its block table",
+    2: "an adapter slot, rank or offset points outside the adapter table or its arena",
+    3: "slot_mapping has an entry outside the KV cache",
+    4: "block_table has a block id outside the KV cache within a context",
+    6: "this library has no packed linears for the dtype",
+}
+
+
+class PackedLinearStruct(ctypes.Structure):
+    """`struct packed_linear` of packed_linear.h."""
+
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("num_outputs", c_int64), ("depth", c_int64))
+
+
+class LoraGroupStruct(ctypes.Structure):
+    """`struct group` of lora_add.h."""
+
+    _fields_ = (("in_features", c_int64), ("num_members", c_int64), ("out_features", c_void_p))
+
+
+class AdapterTableStruct(ctypes.Structure):
+    """`struct table` of lora_add.h."""
+
+    _fields_ = (
+        ("arena", c_void_p),
+        ("arena_size", c_int64),
+        ("offset_a", c_void_p),
+        ("stride_a", c_int64),
+        ("offset_b", c_void_p),
+        ("lora_rank", c_void_p),
+        ("scaling", c_void_p),
+        ("stride_members", c_int64),
+        ("num_slots", c_int64),
+    )
+
+
+class AttentionStruct(ctypes.Structure):
+    """`struct attention` of paged_attention.h."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_row_stride", c_int64),
+        ("q_head_stride", c_int64),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("num_blocks", c_int64),
+        ("block_size", c_int64),
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("context_lens", c_void_p),
+        ("row_start", c_void_p),
+        ("num_rows", c_void_p),
+        ("sinks", c_void_p),
+        ("out", c_void_p),
+        ("num_sequences", c_int64),
+        ("num_heads", c_int64),
+        ("num_kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("sliding_window", c_int64),
+        ("scaling", c_float),
+        ("softcap", c_float),
+    )
+
+
+class RotaryStruct(ctypes.Structure):
+    """`struct rotary` of row_ops.h."""
+
+    _fields_ = (
+        ("q", c_void_p),
+        ("q_row_stride", c_int64),
+        ("q_head_stride", c_int64),
+        ("k", c_void_p),
+        ("k_row_stride", c_int64),
+        ("k_head_stride", c_int64),
+        ("v", c_void_p),
+        ("v_row_stride", c_int64),
+        ("v_head_stride", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("num_rows", c_int64),
+        ("num_heads", c_int64),
+        ("num_blocks", c_int64),
+        ("num_kv_heads", c_int64),
+        ("block_size", c_int64),
+        ("head_dim", c_int64),
+        ("rotary_dim", c_int64),
+    )
+
+
+class DecoderLayerStruct(ctypes.Structure):
+    """`struct decoder_layer` of decoder_layer.c."""
+
+    _fields_ = (
+        ("linears", PackedLinearStruct * 4),
+        ("groups", c_void_p * 4),
+        ("tables", c_void_p * 4),
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("k_cache", c_void_p),
+        ("v_cache", c_void_p),
+        ("num_blocks", c_int64),
+        ("num_kv_heads", c_int64),
+        ("block_size", c_int64),
+        ("head_dim", c_int64),
+        ("num_heads", c_int64),
+        ("hidden_size", c_int64),
+        ("intermediate_size", c_int64),
+        ("sliding_window", c_int64),
+        ("input_eps", c_float),
+        ("mlp_eps", c_float),
+        ("q_eps", c_float),
+        ("k_eps", c_float),
+        ("scaling", c_float),
+        ("softcap", c_float),
+    )
+
+
+class LayerStepStruct(ctypes.Structure):
+    """`struct layer_step` of decoder_layer.c."""
+
+    _fields_ = (
+        ("num_rows", c_int64),
+        ("num_sequences", c_int64),
+        ("max_blocks", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("rotary_dim", c_int64),
+        ("slot_mapping", c_void_p),
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("context_lens", c_void_p),
+        ("row_start", c_void_p),
+        ("sequence_rows", c_void_p),
+        ("segment_start", c_void_p),
+        ("segment_adapter_slot", c_void_p),
+        ("num_segments", c_int64),
+    )
+
+
+POINTER_STRIDE = [c_void_p, c_int64]
+SIGNATURES = {
+    "lora_add": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
+    "kv_write": [*[c_void_p, c_int64, c_int64] * 2, *[c_void_p] * 3, *[c_int64] * 5, c_int, c_int],
+    "paged_attention": [c_void_p, c_int64, c_int64, c_int, c_int],
+    "rotary_kv_write": [c_void_p, c_int, c_int],
+    "rms_norm": [c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_int, c_int],
+    "linear_rowmajor": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int, c_int],
+    "argmax": [c_void_p, *POINTER_STRIDE, c_int64, c_int64, c_int, c_int],
+    "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
+    "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
+    "packed_weight_bytes": [c_int64, c_int64, c_int],
+    "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
+    "decoder_layer": [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int],
+}
+
+
+def open_functions(path: Path) -> ctypes.CDLL:
+    """Load and declare the functions. Raises `OSError`."""
+    library = ctypes.CDLL(str(path))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_int64 if name == "packed_weight_bytes" else c_int
+    return library
+
+
+def raise_for(status: int) -> None:
+    """Turn a status of the C functions into an exception."""
+    if status == 0:
+        return
+    message = STATUS_MESSAGES.get(status)
+    if message is None:
+        raise MemoryError(f"CPU kernel failed with status {status}: no memory for its scratch space")
+    raise ValueError(message)

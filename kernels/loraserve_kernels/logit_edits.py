@@ -1,0 +1,124 @@
+"""What changes logits before a token is chosen, as tensors: allowed tokens, bias, banned tokens, penalties."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+IS_ALLOWED, IS_BANNED = 1, 2
+"""Bits of `LogitEdits.marks`."""
+IN_PROMPT = 1 << 30
+"""Bit of `LogitEdits.token_counts`; the bits below count the token in the output."""
+
+
+@dataclass(slots=True)
+class RowEdits:
+    """Of one row. Token ids outside the vocabulary are passed over."""
+
+    allowed_token_ids: Sequence[int] = ()
+    """Empty = all."""
+    bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: Iterable[int] = ()
+    """Stop tokens of a sequence that is too short to stop."""
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    count_row: int = -1
+    """Row of the token counts; -1 = no penalties."""
+
+
+@dataclass(slots=True)
+class LogitEdits:
+    """Of R rows, applied in this order: allowed tokens, bias, bans; repetition, then frequency and presence penalty.
+
+    Row r lists tokens `start[r]` to `start[r + 1]`, each once.
+    """
+
+    is_edited: Tensor
+    """int8 [R]: 0 = the row's logits are taken as they are."""
+    is_blank: Tensor
+    """int8 [R]: 1 = all but the allowed tokens are out."""
+    start: Tensor
+    """int32 [R + 1]."""
+    token_ids: Tensor
+    """int32 [E]."""
+    biases: Tensor
+    """float32 [E]."""
+    marks: Tensor
+    """int8 [E]: `IS_ALLOWED` | `IS_BANNED`."""
+    repetition: Tensor
+    """float32 [R]."""
+    frequency: Tensor
+    """float32 [R]."""
+    presence: Tensor
+    """float64 [R]."""
+    count_row: Tensor
+    """int32 [R]; rows with penalties have different ones."""
+    token_counts: Tensor
+    """int32 [P, V]: how often a sequence's output has each token, | `IN_PROMPT`."""
+
+
+def pack_edits(rows: Sequence[RowEdits], token_counts: Tensor) -> LogitEdits:
+    """On the device of `token_counts`, which is not copied."""
+    starts, token_ids, biases, marks = [0], [], [], []
+    for row in rows:
+        found: dict[int, tuple[float, int]] = dict.fromkeys(row.allowed_token_ids, (0.0, IS_ALLOWED))
+        for token_id, bias in row.bias.items():
+            found[token_id] = (bias, found.get(token_id, (0.0, 0))[1])
+        for token_id in row.banned_token_ids:
+            bias, mark = found.get(token_id, (0.0, 0))
+            found[token_id] = (bias, mark | IS_BANNED)
+        inside = [token_id for token_id in found if 0 <= token_id < token_counts.shape[1]]
+        token_ids += inside
+        biases += [found[token_id][0] for token_id in inside]
+        marks += [found[token_id][1] for token_id in inside]
+        starts.append(len(token_ids))
+    device = token_counts.device
+    is_edited = [
+        bool(row.allowed_token_ids) or row.count_row >= 0 or starts[i + 1] > starts[i] for i, row in enumerate(rows)
+    ]
+    return LogitEdits(
+        is_edited=torch.tensor(is_edited, dtype=torch.int8, device=device),
+        is_blank=torch.tensor([bool(row.allowed_token_ids) for row in rows], dtype=torch.int8, device=device),
+        start=torch.tensor(starts, dtype=torch.int32, device=device),
+        token_ids=torch.tensor(token_ids, dtype=torch.int32, device=device),
+        biases=torch.tensor(biases, dtype=torch.float32, device=device),
+        marks=torch.tensor(marks, dtype=torch.int8, device=device),
+        repetition=torch.tensor([row.repetition for row in rows], dtype=torch.float32, device=device),
+        frequency=torch.tensor([row.frequency for row in rows], dtype=torch.float32, device=device),
+        presence=torch.tensor([row.presence for row in rows], dtype=torch.float64, device=device),
+        count_row=torch.tensor([row.count_row for row in rows], dtype=torch.int32, device=device),
+        token_counts=token_counts,
+    )
+
+
+def fill_token_counts(counts: Tensor, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
+    """Start a sequence's row of `LogitEdits.token_counts`: int32 [V]."""
+    vocab_size = counts.shape[0]
+    outputs = torch.tensor(output_token_ids, dtype=torch.int64)
+    prompt = torch.tensor(prompt_token_ids, dtype=torch.int64)
+    filled = torch.bincount(outputs[(outputs >= 0) & (outputs < vocab_size)], minlength=vocab_size)
+    filled[prompt[(prompt >= 0) & (prompt < vocab_size)]] |= IN_PROMPT
+    counts.copy_(filled)
+
+
+def edit_row_reference(logits: Tensor, edits: LogitEdits, row: int) -> Tensor:
+    """float32 [V]: one row of logits [V] with its edits."""
+    logits = logits.float()
+    listed = slice(int(edits.start[row]), int(edits.start[row + 1]))
+    token_ids, marks = edits.token_ids[listed].long(), edits.marks[listed]
+    edited = torch.full_like(logits, -torch.inf) if edits.is_blank[row] else logits.clone()
+    allowed = token_ids[(marks & IS_ALLOWED) > 0]
+    edited[allowed] = logits[allowed]
+    edited[token_ids] += edits.biases[listed]
+    edited[token_ids[(marks & IS_BANNED) > 0]] = -torch.inf
+    if edits.count_row[row] < 0:
+        return edited
+    counts = edits.token_counts[edits.count_row[row]]
+    num_outputs = counts & (IN_PROMPT - 1)
+    repetition = edits.repetition[row]
+    frequency = (edits.frequency[row] * num_outputs.float()).double()
+    subtrahend = (frequency + edits.presence[row] * (num_outputs > 0)).float()
+    penalised = torch.where(edited > 0, edited / repetition, edited * repetition) - subtrahend
+    return torch.where(counts > 0, penalised, edited)

@@ -1,0 +1,125 @@
+"""The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, which is for tests."""
+
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.argmax import argmax_reference
+from loraserve_kernels.backend import Linear
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.kv_write import check_kv_write
+from loraserve_kernels.logit_edits import LogitEdits
+from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
+from loraserve_kernels.lora_tiles import check_tiles, tiles_of
+from loraserve_kernels.prepacked_linear import RowMajorLinear
+from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
+from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
+from loraserve_kernels.sampling import DrawParams, check_sample
+from loraserve_kernels.silu_mul import check_silu_mul
+from loraserve_kernels.step_batch import Segments, StepBatch
+from loraserve_kernels.triton_ops.kv_write import kv_write
+from loraserve_kernels.triton_ops.lora_expand import lora_expand
+from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
+from loraserve_kernels.triton_ops.paged_attention import paged_attention
+from loraserve_kernels.triton_ops.rms_norm import add_rms_norm, rms_norm
+from loraserve_kernels.triton_ops.rotary_kv_write import rotary_kv_write
+from loraserve_kernels.triton_ops.sampling import sample
+from loraserve_kernels.triton_ops.silu_mul import silu_mul
+
+
+class TritonBackend:
+    """Implements `Backend`. Every op gives the same bits in every run.
+
+    Given work lists (`Segments.tiles`, `StepBatch.attention`), no op but `argmax` reads a tensor on the host, and what
+    is launched depends on shapes alone: a step can be captured in a CUDA graph and replayed with other values, be they
+    more adapters or larger ranks. Values are trusted: unlike in the C functions, no offset is checked.
+    """
+
+    name = "triton"
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+        """See `Backend.linear`. `F.linear` on the weight as it is; no copy in either case."""
+        return RowMajorLinear(weight, bias)
+
+    def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer:
+        """See `Backend.decoder_layer`."""
+        return ComposedDecoderLayer(parts, self)
+
+    def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
+        """See `Backend.lora_add`. A bias is added before the only rounding, also where `table.num_biased` is 0."""
+        check_lora_add(y, x, group, table, segments)
+        if not segments.has_adapter or x.shape[0] == 0:
+            return
+        check_adapter_table(group, table)
+        tiles = tiles_of(segments, x.shape[0])
+        check_tiles(tiles, x)
+        lora_expand(y, lora_shrink(x, group, table, tiles), group, table, tiles)
+
+    def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+        """See `Backend.kv_write`. A row whose slot is -1 is passed over."""
+        check_kv_write(k, v, k_cache, v_cache, slot_mapping)
+        kv_write(k, v, k_cache, v_cache, slot_mapping)
+
+    def rotary_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """See `Backend.rotary_kv_write`. A row whose slot is -1 is passed over, its q too."""
+        check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+        rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """See `Backend.paged_attention`. Rows that belong to no sequence are left undefined."""
+        return paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            batch,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `Backend.rms_norm`."""
+        check_rms_norm(x, weight)
+        return rms_norm(x, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """See `Backend.add_rms_norm`."""
+        check_add_rms_norm(x, residual, weight)
+        return add_rms_norm(x, residual, weight, eps)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """See `Backend.silu_mul`."""
+        check_silu_mul(gate, up)
+        return silu_mul(gate, up)
+
+    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+        """See `Backend.argmax`. By torch, and it waits for the GPU; `triton_ops.sampling` samples without a wait."""
+        return argmax_reference(logits, num_columns)
+
+    def sample(
+        self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `SamplesOnDevice`."""
+        check_sample(logits, vocab_size, draws, edits)
+        return sample(logits, vocab_size, draws, edits)

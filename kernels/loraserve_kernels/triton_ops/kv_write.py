@@ -1,0 +1,69 @@
+"""Copy the step's K and V rows into their cache slots."""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 2048
+"""Elements of K per program, and as many of V: the 8 heads of 128 of a Llama-3-8B row take half of it."""
+
+
+@triton.jit
+def _kv_write_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    slot_ptr,
+    num_heads,
+    head_dim,
+    block_size,
+    k_row_stride,
+    k_head_stride,
+    v_row_stride,
+    v_head_stride,
+    HEADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slot_ptr + row)
+    if slot < 0:
+        return
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None].to(tl.int64)
+    columns = tl.arange(0, COLUMNS)[None, :]
+    mask = (heads < num_heads) & (columns < head_dim)
+    cache_row = ((slot // block_size) * num_heads + heads) * block_size + slot % block_size
+    offset = cache_row * head_dim + columns
+    k = tl.load(k_ptr + row * k_row_stride + heads * k_head_stride + columns, mask=mask)
+    v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=mask)
+    tl.store(k_cache_ptr + offset, k, mask=mask)
+    tl.store(v_cache_ptr + offset, v, mask=mask)
+
+
+def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """`Backend.kv_write`; a row whose slot is -1 (padding of a captured graph) is passed over."""
+    num_rows, num_heads, head_dim = k.shape
+    if not k.numel():
+        return
+    columns = triton.next_power_of_2(head_dim)
+    heads = min(triton.next_power_of_2(num_heads), max(1, _TILE // columns))
+    _kv_write_kernel[(num_rows, triton.cdiv(num_heads, heads))](
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        num_heads,
+        head_dim,
+        k_cache.shape[2],
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        HEADS=heads,
+        COLUMNS=columns,
+        num_warps=4,
+    )

@@ -1,0 +1,195 @@
+"""y += scaling * (hidden B + bias) for the adapter of each row, for all members of a group at once; the second half of
+`lora_add`, after `lora_shrink`.
+"""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
+
+DECODE_PROGRAMS = 1056
+"""Eight for each of the 132 multiprocessors of an H100 or H200. A decode batch has as many tiles as rows where each row
+has its own adapter and few where all share one, but one grid for both: a program takes one tile after the other.
+"""
+
+
+@triton.jit
+def _expand_tile(
+    y_ptr,  # of the member's first column, as hidden_ptr
+    hidden_ptr,
+    b_ptr,
+    bias_ptr,
+    has_bias,
+    first_row,
+    end_row,
+    lora_rank,
+    first_column,
+    out_features,
+    scaling,
+    y_stride,
+    plane_stride,
+    hidden_stride,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Adds one adapter's product for up to BLOCK_M rows and BLOCK_N columns of one member."""
+    row = first_row + tl.arange(0, BLOCK_M)
+    is_row = row < end_row
+    row = row.to(tl.int64)
+    column = first_column + tl.arange(0, BLOCK_N)
+    is_column = column < out_features
+    y_block_ptr = y_ptr + row[:, None] * y_stride + column[None, :]
+    is_y = is_row[:, None] & is_column[None, :]
+    y = tl.load(y_block_ptr, mask=is_y)
+    hidden_rows_ptr = hidden_ptr + row[:, None] * hidden_stride
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for first in range(0, lora_rank, BLOCK_R):
+        rank = first + tl.arange(0, BLOCK_R)
+        is_rank = rank < lora_rank
+        b_block_ptr = b_ptr + rank[:, None].to(tl.int64) * out_features + column[None, :]
+        b = tl.load(b_block_ptr, mask=is_rank[:, None] & is_column[None, :], other=0.0)
+        # Without a mask for the ranks, which need not be a multiple of 4, the loads are of 16 bytes.
+        hidden_block_ptr = hidden_rows_ptr + rank[None, :]
+        hidden = tl.load(hidden_block_ptr, mask=is_row[:, None], other=0.0)
+        for split in tl.static_range(1, SPLITS):
+            plane_ptr = hidden_block_ptr + tl.cast(split, tl.int64) * plane_stride
+            hidden += tl.load(plane_ptr, mask=is_row[:, None], other=0.0)
+        hidden = tl.where(is_rank[None, :], hidden, 0.0)
+        # Tensor cores multiply numbers of one type. To round hidden to B's would not be float32 arithmetic, so
+        # bfloat16 takes two products, of its upper and its lower 8 bits: at 64 rows and rank 16 they cost a tenth of
+        # what moving y does. float16 would overflow that way; its B is exact in TF32.
+        if b.dtype == tl.bfloat16:
+            upper = hidden.to(tl.bfloat16)
+            lower = (hidden - upper.to(tl.float32)).to(tl.bfloat16)
+            total = tl.dot(upper, b, total)
+            total = tl.dot(lower, b, total)
+        elif b.dtype == tl.float16:
+            total = tl.dot(hidden, b.to(tl.float32), total, input_precision="tf32x3")
+        else:
+            total = tl.dot(hidden, b, total, input_precision="ieee")
+    if has_bias:
+        total += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    total = y.to(tl.float32) + total * scaling
+    tl.store(y_block_ptr, total.to(y.dtype), mask=is_y)
+
+
+# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+@triton.jit(do_not_specialize=["num_tiles", "num_table_members", "member_start"])
+def _lora_expand_kernel(
+    y_ptr,  # [num_rows, sum(OUT_FEATURES)]
+    hidden_ptr,  # float32 [SPLITS, num_rows, hidden_stride]
+    arena_ptr,
+    tiles_ptr,  # int32 [num_tiles, 3]
+    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
+    offset_bias_ptr,
+    lora_rank_ptr,
+    scaling_ptr,
+    y_stride,
+    plane_stride,
+    hidden_stride,
+    num_tiles,
+    num_table_members,
+    member_start,
+    OUT_FEATURES: tl.constexpr,
+    MEMBER_COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
+    OFFSET_ALIGNMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    # The member whose columns these are; the blocks of one come after those of the other.
+    block = tl.program_id(0)
+    member = 0
+    out_features = OUT_FEATURES[0]
+    member_column = 0
+    member_block = 0
+    num_columns = 0
+    num_blocks = 0
+    for i in tl.static_range(1, len(OUT_FEATURES)):
+        num_columns += OUT_FEATURES[i - 1]
+        num_blocks += (OUT_FEATURES[i - 1] + BLOCK_N - 1) // BLOCK_N
+        is_after = block >= num_blocks
+        member = tl.where(is_after, i, member)
+        out_features = tl.where(is_after, OUT_FEATURES[i], out_features)
+        member_column = tl.where(is_after, num_columns, member_column)
+        member_block = tl.where(is_after, num_blocks, member_block)
+
+    for tile in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+        tile_ptr = tiles_ptr + tile * 3
+        adapter_slot = tl.load(tile_ptr).to(tl.int64)
+        if adapter_slot >= 0:
+            index = adapter_slot * num_table_members + member_start
+            lora_rank = tl.load(lora_rank_ptr + index + member)
+            offset_bias = tl.full((), -1, tl.int64)
+            if HAS_BIASES:
+                offset_bias = tl.load(offset_bias_ptr + index + member)
+            if (lora_rank > 0) | (offset_bias >= 0):
+                _expand_tile(
+                    y_ptr + member_column,
+                    hidden_ptr + member * MEMBER_COLUMNS,
+                    arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index + member), OFFSET_ALIGNMENT),
+                    arena_ptr + offset_bias,
+                    offset_bias >= 0,
+                    tl.load(tile_ptr + 1),
+                    tl.load(tile_ptr + 2),
+                    lora_rank,
+                    (block - member_block) * BLOCK_N,
+                    out_features,
+                    tl.load(scaling_ptr + index + member),
+                    y_stride,
+                    plane_stride,
+                    hidden_stride,
+                    SPLITS,
+                    BLOCK_M,
+                    BLOCK_N,
+                    BLOCK_R,
+                )
+
+
+def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
+    """Adds to y in place; arguments as checked by `lora_add`, hidden from `lora_shrink` with the same tiles.
+
+    Rows in no tile and columns of absent members are neither read nor written. The sum is rounded once, to y's dtype.
+    """
+    num_tiles = tiles.shape[0]
+    is_decode = tile_rows(y.shape[0]) == LORA_TILE_ROWS
+    # Compiled for sm_90, these take 137 and 128 registers a thread, so three and four programs with 8 KiB of loads each
+    # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one.
+    block_n = 256 if is_decode else 64
+    column_blocks = sum(triton.cdiv(columns, block_n) for columns in group.out_features)
+    tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
+    _lora_expand_kernel[column_blocks, tile_programs](
+        y,
+        hidden,
+        table.arena,
+        tiles,
+        table.offset_b,
+        table.offset_bias,
+        table.lora_rank,
+        table.scaling,
+        y.stride(0),
+        hidden.stride(0),
+        hidden.stride(1),
+        num_tiles,
+        table.lora_rank.stride(0),
+        group.member_start,
+        OUT_FEATURES=group.out_features,
+        MEMBER_COLUMNS=MAX_LORA_RANK,
+        SPLITS=hidden.shape[0],
+        HAS_BIASES=table.offset_bias.numel() > 0,
+        OFFSET_ALIGNMENT=table.offset_alignment,
+        BLOCK_M=tile_rows(y.shape[0]),
+        BLOCK_N=block_n,
+        BLOCK_R=16,
+        num_warps=4,
+        num_stages=2 if is_decode else 1,
+    )

@@ -1,0 +1,142 @@
+"""hidden = x Aᵀ for the adapter of each row, for all members of a group at once; the first half of `lora_add`.
+
+The sum over in_features is split into planes that the second half, `lora_expand`, adds up in a fixed order: no atomics,
+nothing to clear, the same bits in every run.
+"""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
+
+TARGET_PROGRAMS = 528
+"""Four for each of the 132 multiprocessors of an H100 or H200; a decode batch is split to have as many."""
+
+PREFILL_TARGET_PROGRAMS = 132
+"""Higher tiles have loads enough under way with one for each."""
+
+MAX_SPLITS = 16
+PREFILL_MAX_SPLITS = 4
+"""`lora_expand` reads every plane again for each block of its columns: 4 of rank 16 are as many bytes as it moves of
+y."""
+
+MIN_SPLIT_FEATURES = 256
+"""Two blocks of bfloat16: with fewer, starting a program costs more than its loads."""
+
+MAX_RANK_PROGRAMS = 16
+"""Programs that share the ranks of one tile; all but the first few end at once where ranks are small."""
+
+
+def num_splits(num_tiles: int, in_features: int, *, is_decode: bool) -> int:
+    """Planes of the sum over in_features: a power of two, from shapes alone."""
+    programs, most = (TARGET_PROGRAMS, MAX_SPLITS) if is_decode else (PREFILL_TARGET_PROGRAMS, PREFILL_MAX_SPLITS)
+    wanted = min(programs // num_tiles, most, in_features // MIN_SPLIT_FEATURES)
+    return 1 << max(wanted.bit_length() - 1, 0)
+
+
+# Not compiled anew for a 1 or a multiple of 16 in what differs between a model's layers.
+@triton.jit(do_not_specialize=["num_groups", "num_table_members", "group_index", "member_start"])
+def _lora_shrink_kernel(
+    hidden_ptr,  # float32 [splits, num_rows, hidden_stride]
+    x_ptr,  # [num_rows, in_features]
+    arena_ptr,
+    tiles_ptr,  # int32 [num_tiles, 3]
+    offset_a_ptr,  # int64 [num_slots, num_groups]
+    lora_rank_ptr,  # int32 [num_slots, num_table_members]
+    x_stride,
+    in_features,
+    split_features,  # a multiple of BLOCK_K
+    plane_stride,
+    hidden_stride,
+    num_groups,
+    num_table_members,
+    group_index,
+    member_start,
+    NUM_MEMBERS: tl.constexpr,
+    MEMBER_COLUMNS: tl.constexpr,
+    OFFSET_ALIGNMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    tile_ptr = tiles_ptr + tl.program_id(0) * 3
+    adapter_slot = tl.load(tile_ptr).to(tl.int64)
+    if adapter_slot < 0:
+        return
+    rank_ptr = lora_rank_ptr + adapter_slot * num_table_members + member_start
+    stacked_rank = 0
+    for member in tl.static_range(NUM_MEMBERS):
+        stacked_rank += tl.load(rank_ptr + member)
+
+    row = tl.load(tile_ptr + 1) + tl.arange(0, BLOCK_M)
+    is_row = row < tl.load(tile_ptr + 2)
+    row = row.to(tl.int64)
+    x_rows_ptr = x_ptr + row[:, None] * x_stride
+    offset_a = tl.load(offset_a_ptr + adapter_slot * num_groups + group_index)
+    a_ptr = arena_ptr + tl.multiple_of(offset_a, OFFSET_ALIGNMENT)
+    split = tl.program_id(1)
+    first_feature = split * split_features
+    end_feature = tl.minimum(first_feature + split_features, in_features)
+    hidden_rows_ptr = hidden_ptr + split.to(tl.int64) * plane_stride + row[:, None] * hidden_stride
+
+    for first_rank in range(tl.program_id(2) * BLOCK_R, stacked_rank, tl.num_programs(2) * BLOCK_R):
+        rank = first_rank + tl.arange(0, BLOCK_R)
+        is_rank = rank < stacked_rank
+        a_rows_ptr = a_ptr + rank[None, :].to(tl.int64) * in_features
+        total = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+        for first in range(first_feature, end_feature, BLOCK_K):
+            feature = first + tl.arange(0, BLOCK_K)
+            is_feature = feature < end_feature
+            x = tl.load(x_rows_ptr + feature[None, :], mask=is_row[:, None] & is_feature[None, :], other=0.0)
+            a = tl.load(a_rows_ptr + feature[:, None], mask=is_feature[:, None] & is_rank[None, :], other=0.0)
+            total = tl.dot(x, a, total, input_precision="ieee")
+        column, member_end = rank, 0
+        for member in tl.static_range(NUM_MEMBERS - 1):
+            member_end += tl.load(rank_ptr + member)
+            column = tl.where(rank >= member_end, (member + 1) * MEMBER_COLUMNS + rank - member_end, column)
+        tl.store(hidden_rows_ptr + column[None, :], total, mask=is_row[:, None] & is_rank[None, :])
+
+
+def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> Tensor:
+    """float32 [splits, T, num_members * MAX_LORA_RANK] whose planes add up to x Aᵀ; arguments as checked by `lora_add`.
+
+    A member's ranks start at column member * MAX_LORA_RANK. All else, rows of the base model too, is undefined.
+    """
+    num_rows, num_tiles, num_members = x.shape[0], tiles.shape[0], len(group.out_features)
+    is_decode = tile_rows(num_rows) == LORA_TILE_ROWS
+    splits = num_splits(num_tiles, group.in_features, is_decode=is_decode)
+    block_k = (256 if is_decode else 128) // x.element_size()
+    hidden = torch.empty(splits, num_rows, num_members * MAX_LORA_RANK, dtype=torch.float32, device=x.device)
+    rank_programs = min(max(TARGET_PROGRAMS // (num_tiles * splits), 1), MAX_RANK_PROGRAMS)
+    _lora_shrink_kernel[num_tiles, splits, rank_programs](
+        hidden,
+        x,
+        table.arena,
+        tiles,
+        table.offset_a,
+        table.lora_rank,
+        x.stride(0),
+        group.in_features,
+        triton.cdiv(triton.cdiv(group.in_features, splits), block_k) * block_k,
+        hidden.stride(0),
+        hidden.stride(1),
+        table.offset_a.stride(0),
+        table.lora_rank.stride(0),
+        group.group_index,
+        group.member_start,
+        NUM_MEMBERS=num_members,
+        MEMBER_COLUMNS=MAX_LORA_RANK,
+        OFFSET_ALIGNMENT=table.offset_alignment,
+        BLOCK_M=tile_rows(num_rows),
+        BLOCK_R=32 if is_decode else 64,
+        BLOCK_K=block_k,
+        num_warps=4,
+        num_stages=4,
+    )
+    return hidden

@@ -1,0 +1,55 @@
+"""Causal attention over the paged KV cache on a GPU: rows of decoding and of prefilled sequences, mixed."""
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.attention_work import APPEND_ROWS, AttentionWork, make_attention_work, splits_for_device
+from loraserve_kernels.checks import mismatch, require_dense
+from loraserve_kernels.paged_attention import check_paged_attention
+from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.triton_ops.attention_tile import Scores
+from loraserve_kernels.triton_ops.paged_decode import paged_decode
+from loraserve_kernels.triton_ops.paged_prefill import paged_prefill
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: StepBatch,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """`Backend.paged_attention`, for scaling above 0. Rows of no sequence are left undefined.
+
+    With `batch.attention` nothing is read on the host and every launch follows from shapes, so that it can be captured
+    in a CUDA graph; without, the lists are made here.
+    """
+    check_paged_attention(q, k_cache, v_cache, batch, sliding_window, softcap, sinks)
+    if scaling <= 0:
+        raise mismatch("scaling", scaling, "above 0")
+    work = batch.attention
+    if work is None:
+        num_splits = splits_for_device(q.device, k_cache.shape[1])
+        work = make_attention_work(batch.context_lens, batch.num_rows, num_splits)
+    _check_work(work, q)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    shared = (out, q, k_cache, v_cache, batch)
+    scores = Scores(scaling, softcap)
+    paged_decode(*shared, work.decode_splits, 1, scores=scores, sliding_window=sliding_window, sinks=sinks)
+    paged_decode(*shared, work.append_splits, APPEND_ROWS, scores=scores, sliding_window=sliding_window, sinks=sinks)
+    paged_prefill(*shared, work.prefill_tiles, scores=scores, sliding_window=sliding_window, sinks=sinks)
+    return out
+
+
+def _check_work(work: AttentionWork, q: Tensor) -> None:
+    for name, num_columns in (("decode_splits", 4), ("append_splits", 4), ("prefill_tiles", 3)):
+        entries: Tensor = getattr(work, name)
+        require_dense(f"attention.{name}", entries, torch.int32)
+        if entries.dim() != 2 or entries.shape[1] != num_columns:
+            raise mismatch(f"attention.{name}", list(entries.shape), f"[number of entries, {num_columns}]")
+        if entries.device != q.device:
+            raise mismatch(f"attention.{name}.device", entries.device, f"{q.device}, as q")

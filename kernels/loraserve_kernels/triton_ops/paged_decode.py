@@ -1,0 +1,260 @@
+"""Attention of one row or a few: programs share the keys of a context, and a second kernel merges their parts."""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.triton_ops.attention_tile import (
+    Scores,
+    attend_keys,
+    first_state,
+    key_tile,
+    padded,
+    query_tile,
+    sinks_or,
+)
+
+MAX_QUERIES = 64
+"""Query vectors of a tile: what one of Hopper's warp groups multiplies. More take several tiles; each reads K and V."""
+
+MERGE_ELEMENTS = 2048
+"""Partial results a merging program holds at a time."""
+
+
+@triton.jit
+def _paged_decode_kernel(
+    out,
+    partial,
+    partial_log,
+    q,
+    k_cache,
+    v_cache,
+    sinks,
+    block_table,
+    context_lens,
+    row_start,
+    num_rows,
+    splits,
+    stride_q_row,
+    stride_q_head,
+    stride_block,
+    stride_head,
+    stride_table,
+    inner_scale,
+    scale,
+    sliding_window,
+    MAX_ROWS: tl.constexpr,
+    GROUP: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Program (split, kv head, query tile). Query vector i is head i % GROUP of the tile's row i // GROUP.
+
+    A whole context's output goes to out. A part's goes to partial, normalised, and the base-2 logarithm of its total
+    weight to partial_log: -inf where a row sees none of its keys.
+    """
+    split, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence = tl.load(splits + split * 4).to(tl.int64)
+    if sequence < 0:
+        return
+    first_row = tl.load(splits + split * 4 + 1)
+    part = tl.load(splits + split * 4 + 2)
+    num_parts = tl.load(splits + split * 4 + 3)
+    context_len = tl.load(context_lens + sequence)
+    rows, rows_left = 1, 1
+    if MAX_ROWS > 1:
+        rows_left = tl.load(num_rows + sequence) - first_row
+        rows = tl.minimum(rows_left, MAX_ROWS)
+    num_queries = rows * GROUP
+    first_query = tl.program_id(2) * QUERIES
+    if first_query >= num_queries:
+        return
+    before = context_len - rows_left  # position of the tile's first row
+    end_key = before + rows
+    first_key = 0
+    if HAS_WINDOW:
+        first_key = tl.maximum(before - sliding_window + 1, 0)
+    first_tile = first_key // KEYS
+    num_tiles = tl.cdiv(end_key, KEYS) - first_tile
+    begin = (first_tile + part * num_tiles // num_parts) * KEYS
+    end = (first_tile + (part + 1) * num_tiles // num_parts) * KEYS
+
+    query = first_query + tl.arange(0, QUERIES)
+    has_query = query < num_queries
+    head = kv_head * GROUP + query % GROUP
+    dim = tl.arange(0, BLOCK_DIM)
+    stored = has_query[:, None] & (dim < HEAD_DIM)[None, :]
+    row = tl.load(row_start + sequence).to(tl.int64) + first_row + query // GROUP
+    q_offset = row * stride_q_row + head.to(tl.int64) * stride_q_head
+    queries = tl.load(q + q_offset[:, None] + dim[None, :], mask=stored, other=0.0)
+    num_sinks = tl.where(part == 0, num_queries, 0)
+    maximum, total = first_state(sinks, head, query < num_sinks, HAS_SINKS, QUERIES)
+    output = tl.zeros((QUERIES, BLOCK_DIM), tl.float32)
+    output, maximum, total = attend_keys(
+        output,
+        maximum,
+        total,
+        queries,
+        before + query // GROUP,
+        k_cache + kv_head.to(tl.int64) * stride_head,
+        v_cache + kv_head.to(tl.int64) * stride_head,
+        block_table + sequence * stride_table,
+        begin,
+        end,
+        first_key,
+        end_key,
+        stride_block,
+        inner_scale,
+        scale,
+        sliding_window,
+        True,
+        HAS_WINDOW,
+        HAS_SOFTCAP,
+        HEAD_DIM,
+        BLOCK_DIM,
+        BLOCK_SIZE,
+        KEYS,
+    )
+    total = tl.where(total > 0.0, total, 1.0)
+    output = output / total[:, None]
+    if num_parts == 1:
+        out_offset = (row * NUM_HEADS + head) * HEAD_DIM
+        tl.store(out + out_offset[:, None] + dim[None, :], output.to(out.dtype.element_ty), stored)
+    else:
+        at = (split * MAX_ROWS + query // GROUP) * NUM_HEADS + head
+        tl.store(partial_log + at, maximum + tl.log2(total), has_query)
+        tl.store(partial + at[:, None] * HEAD_DIM + dim[None, :], output, stored)
+
+
+@triton.jit
+def _merge_kernel(
+    out,
+    partial,
+    partial_log,
+    row_start,
+    num_rows,
+    splits,
+    MAX_ROWS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Program (split, head, row of the tile): a tile's first part sums all its parts, in their order."""
+    split, head, row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    sequence = tl.load(splits + split * 4).to(tl.int64)
+    first_row = tl.load(splits + split * 4 + 1)
+    part = tl.load(splits + split * 4 + 2)
+    num_parts = tl.load(splits + split * 4 + 3)
+    if (part != 0) | (num_parts == 1):  # an unused entry's part is -1
+        return
+    if first_row + row >= tl.load(num_rows + sequence):
+        return
+    dim = tl.arange(0, BLOCK_DIM)
+    output = tl.zeros((BLOCK_DIM,), tl.float32)
+    maximum, total = float("-inf"), 0.0
+    for first in range(0, num_parts, PARTS):
+        index = first + tl.arange(0, PARTS)
+        at = ((split + index) * MAX_ROWS + row) * NUM_HEADS + head
+        log = tl.load(partial_log + at, mask=index < num_parts, other=float("-inf"))
+        mask = (index < num_parts)[:, None] & (dim < HEAD_DIM)[None, :]
+        values = tl.load(partial + at[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+        new_maximum = tl.maximum(maximum, tl.max(log, 0))
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        fade, weights = tl.exp2(maximum - shift), tl.exp2(log - shift)
+        output = output * fade + tl.sum(weights[:, None] * values, 0)
+        total = total * fade + tl.sum(weights, 0)
+        maximum = new_maximum
+    out_row = tl.load(row_start + sequence).to(tl.int64) + first_row + row
+    out_offset = (out_row * NUM_HEADS + head) * HEAD_DIM
+    tl.store(out + out_offset + dim, (output / total).to(out.dtype.element_ty), dim < HEAD_DIM)
+
+
+def paged_decode(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: StepBatch,
+    splits: Tensor,
+    max_rows: int,
+    *,
+    scores: Scores,
+    sliding_window: int | None,
+    sinks: Tensor | None,
+) -> None:
+    """Write the rows of out: [T, num_heads, head_dim], dense, that are in splits, and no other.
+
+    splits: `AttentionWork.decode_splits` with max_rows 1, `append_splits` with `APPEND_ROWS`. Arguments are checked by
+    the caller.
+    """
+    num_splits, (_, num_heads, head_dim) = splits.shape[0], q.shape
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    if num_splits == 0:
+        return
+    group, block_dim = num_heads // num_kv_heads, padded(head_dim)
+    queries = query_tile(max_rows * group, MAX_QUERIES, q.dtype)
+    # Sizes that follow from shapes alone: nothing here may depend on how many of the splits are used.
+    partial = torch.empty(num_splits, max_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
+    partial_log = torch.empty(num_splits, max_rows, num_heads, dtype=torch.float32, device=q.device)
+    _paged_decode_kernel[(num_splits, num_kv_heads, triton.cdiv(max_rows * group, queries))](
+        out,
+        partial,
+        partial_log,
+        q,
+        k_cache,
+        v_cache,
+        sinks_or(sinks, q),
+        batch.block_table,
+        batch.context_lens,
+        batch.row_start,
+        batch.num_rows,
+        splits,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        batch.block_table.stride(0),
+        scores.inner_scale,
+        scores.scale,
+        sliding_window or 0,
+        MAX_ROWS=max_rows,
+        GROUP=group,
+        NUM_HEADS=num_heads,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFTCAP=scores.softcap is not None,
+        HAS_SINKS=sinks is not None,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        QUERIES=queries,
+        BLOCK_SIZE=block_size,
+        KEYS=key_tile(block_dim, k_cache.dtype),
+        num_warps=4,
+        num_stages=3,
+    )
+    _merge_kernel[(num_splits, num_heads, max_rows)](
+        out,
+        partial,
+        partial_log,
+        batch.row_start,
+        batch.num_rows,
+        splits,
+        MAX_ROWS=max_rows,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        PARTS=MERGE_ELEMENTS // block_dim,
+        num_warps=2,
+    )

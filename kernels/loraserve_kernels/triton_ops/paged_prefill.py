@@ -1,0 +1,183 @@
+"""Attention of sequences with several rows: large tiles of query vectors, each over all keys it sees."""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loraserve_kernels.attention_work import PREFILL_ROWS
+from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.triton_ops.attention_tile import (
+    Scores,
+    attend_keys,
+    first_state,
+    key_tile,
+    padded,
+    query_tile,
+    sinks_or,
+)
+
+MAX_QUERIES = 128
+"""Query vectors of a tile: 64 for each of two of Hopper's warp groups. With half as many, K and V would come from
+L2 at 64 bytes a clock and SM, which is all it gives."""
+
+
+@triton.jit
+def _paged_prefill_kernel(
+    out,
+    q,
+    k_cache,
+    v_cache,
+    sinks,
+    block_table,
+    context_lens,
+    row_start,
+    num_rows,
+    tiles,
+    stride_q_row,
+    stride_q_head,
+    stride_block,
+    stride_head,
+    stride_table,
+    inner_scale,
+    scale,
+    sliding_window,
+    GROUP: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Program (tile, query tile of it, kv head). Query vector i of a tile is head i % GROUP of its row i // GROUP."""
+    tile, kv_head = tl.program_id(0), tl.program_id(2)
+    sequence = tl.load(tiles + tile * 3).to(tl.int64)
+    if sequence < 0:
+        return
+    first_row = tl.load(tiles + tile * 3 + 1)
+    num_queries = (tl.load(tiles + tile * 3 + 2) - first_row) * GROUP
+    first_query = tl.program_id(1) * QUERIES
+    if first_query >= num_queries:
+        return
+    context_len = tl.load(context_lens + sequence)
+    before = context_len - tl.load(num_rows + sequence) + first_row  # position of the tile's first row
+    last_query = tl.minimum(first_query + QUERIES, num_queries) - 1
+    first_position, last_position = before + first_query // GROUP, before + last_query // GROUP
+    # Key tiles begin at multiples of KEYS; what lies outside first_key .. end_key is masked.
+    end_key = last_position + 1
+    first_key = 0
+    if HAS_WINDOW:
+        first_key = tl.maximum(first_position - sliding_window + 1, 0)
+    begin = first_key // KEYS * KEYS
+    seen_by_all = begin
+    if HAS_WINDOW:
+        seen_by_all = tl.cdiv(tl.maximum(last_position - sliding_window + 1, 0), KEYS) * KEYS
+    diagonal = tl.maximum((first_position + 1) // KEYS * KEYS, seen_by_all)
+
+    query = tl.minimum(first_query + tl.arange(0, QUERIES), last_query)  # repeated at the end, so that each sees a key
+    has_row = first_query + tl.arange(0, QUERIES) < num_queries
+    head = kv_head * GROUP + query % GROUP
+    dim = tl.arange(0, BLOCK_DIM)
+    stored = has_row[:, None] & (dim < HEAD_DIM)[None, :]
+    row = tl.load(row_start + sequence).to(tl.int64) + first_row + query // GROUP
+    q_offset = row * stride_q_row + head.to(tl.int64) * stride_q_head
+    queries = tl.load(q + q_offset[:, None] + dim[None, :], mask=stored, other=0.0)
+    position = before + query // GROUP
+    k_cache += kv_head.to(tl.int64) * stride_head
+    v_cache += kv_head.to(tl.int64) * stride_head
+    blocks = block_table + sequence * stride_table
+    maximum, total = first_state(sinks, head, has_row, HAS_SINKS, QUERIES)
+    output = tl.zeros((QUERIES, BLOCK_DIM), tl.float32)
+    for phase in tl.static_range(3):  # what only some rows see, what all see, what the last rows see
+        if phase > 0 or HAS_WINDOW:
+            output, maximum, total = attend_keys(
+                output,
+                maximum,
+                total,
+                queries,
+                position,
+                k_cache,
+                v_cache,
+                blocks,
+                begin if phase == 0 else (seen_by_all if phase == 1 else diagonal),
+                tl.minimum(seen_by_all, end_key) if phase == 0 else (diagonal if phase == 1 else end_key),
+                first_key,
+                end_key,
+                stride_block,
+                inner_scale,
+                scale,
+                sliding_window,
+                phase != 1,
+                HAS_WINDOW,
+                HAS_SOFTCAP,
+                HEAD_DIM,
+                BLOCK_DIM,
+                BLOCK_SIZE,
+                KEYS,
+            )
+    output = output / total[:, None]
+    out_offset = (row * NUM_HEADS + head) * HEAD_DIM
+    tl.store(out + out_offset[:, None] + dim[None, :], output.to(out.dtype.element_ty), stored)
+
+
+def paged_prefill(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: StepBatch,
+    tiles: Tensor,
+    *,
+    scores: Scores,
+    sliding_window: int | None,
+    sinks: Tensor | None,
+) -> None:
+    """Write the rows of out: [T, num_heads, head_dim], dense, in tiles, and no other.
+
+    tiles: `AttentionWork.prefill_tiles`. Arguments are checked by the caller.
+    """
+    num_tiles, (_, num_heads, head_dim) = tiles.shape[0], q.shape
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    if num_tiles == 0:
+        return
+    group, block_dim = num_heads // num_kv_heads, padded(head_dim)
+    most_queries = min(PREFILL_ROWS, q.shape[0]) * group
+    queries = query_tile(most_queries, MAX_QUERIES, q.dtype)
+    _paged_prefill_kernel[(num_tiles, triton.cdiv(most_queries, queries), num_kv_heads)](
+        out,
+        q,
+        k_cache,
+        v_cache,
+        sinks_or(sinks, q),
+        batch.block_table,
+        batch.context_lens,
+        batch.row_start,
+        batch.num_rows,
+        tiles,
+        q.stride(0),
+        q.stride(1),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        batch.block_table.stride(0),
+        scores.inner_scale,
+        scores.scale,
+        sliding_window or 0,
+        GROUP=group,
+        NUM_HEADS=num_heads,
+        HAS_WINDOW=sliding_window is not None,
+        HAS_SOFTCAP=scores.softcap is not None,
+        HAS_SINKS=sinks is not None,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        QUERIES=queries,
+        BLOCK_SIZE=block_size,
+        KEYS=key_tile(block_dim, k_cache.dtype),
+        num_warps=8 if queries == MAX_QUERIES else 4,
+        num_stages=3,
+    )

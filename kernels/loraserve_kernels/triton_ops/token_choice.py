@@ -1,0 +1,427 @@
+"""Second stage: one program per row draws its token.
+
+With top_k or top_p only a few tokens can be drawn. The k-th largest lane maximum is a logit that at least k tokens
+reach; what reaches it is gathered, sorted and drawn from in float64, as on the CPU. Where that is not enough (top_k
+above `_MAX_WANTED`, a nucleus of more than `_PROBE` tokens, logits of which very many are equal) thresholds are
+searched for over the whole row by bisection, which reads the row 30 times for bfloat16 and twice as often for float32.
+"""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
+
+import triton
+import triton.language as tl
+
+from loraserve_kernels.triton_ops.logit_rows import columns_if, load_logits, logit_of_key, order_key
+
+_MAX_WANTED = tl.constexpr(1024)
+"""The largest top_k that is gathered and sorted."""
+_PROBE = tl.constexpr(512)
+"""Tokens among which a nucleus is looked for first, as on the CPU."""
+_MAX_CANDIDATES = tl.constexpr(2048)
+"""Tokens sorted, and lanes gathered from, at most: the wanted ones and what ties with the last of them."""
+_GATHERED_LANES = tl.constexpr(32)
+"""Lanes at a time."""
+_SEARCHED = tl.constexpr(4096)
+"""Logits at a time in a pass of the bisection."""
+_NONE = tl.constexpr(2**31 - 1)
+
+MIN_LANES = 512
+"""Smaller vocabularies share one compiled kernel."""
+
+
+@triton.jit(do_not_specialize=["vocab_size", "row_stride", "num_lanes"])  # compiling takes seconds
+def choose_kernel(
+    raw_ptr,
+    edited_ptr,
+    is_edited_ptr,
+    peak_ptr,
+    lane_max_ptr,
+    lane_mass_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    log_min_p_ptr,
+    seed_ptr,
+    position_ptr,
+    lane_list_ptr,
+    candidate_ptr,
+    token_ids_ptr,
+    vocab_size,
+    row_stride,
+    num_lanes,
+    least_temperature,
+    HAS_EDITS: tl.constexpr,
+    KEY_SHIFT: tl.constexpr,
+    LENGTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """KEY_SHIFT: low bits of an unedited row's `order_key` that say nothing. LANES: a power of two >= num_lanes."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperature_ptr + row)
+    peak = tl.load(peak_ptr + row)
+    if (temperature < least_temperature) | (peak == float("inf")):
+        return
+    edited_end = tl.full([], 0, tl.int32)
+    if HAS_EDITS:
+        edited_end = columns_if(is_edited_ptr + row, vocab_size)
+    raw_ptr += row * row_stride
+    edited_ptr += row * vocab_size
+    lane_max_ptr += row * num_lanes
+    lane_mass_ptr += row * num_lanes
+    lane_list_ptr += row * _MAX_CANDIDATES
+    candidate_ptr += row * _MAX_CANDIDATES
+    top_p = tl.load(top_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    top_k = tl.where(has_top_k, top_k, vocab_size)
+    floor = (peak.to(tl.float64) + temperature * tl.load(log_min_p_ptr + row)).to(tl.float32)
+    uniform = _uniform(tl.load(seed_ptr + row), tl.load(position_ptr + row))
+    token_id = tl.full([], -1, tl.int32)
+    if has_top_k | (top_p < 1):
+        most_narrow = num_lanes * 3 // 4
+        wanted = tl.where(has_top_k, top_k, tl.maximum(1, tl.minimum(_PROBE, most_narrow)))
+        if (has_top_k == 0) | (wanted <= tl.minimum(_MAX_WANTED, most_narrow)):
+            num_candidates = _gather_candidates(
+                raw_ptr,
+                edited_ptr,
+                edited_end,
+                lane_max_ptr,
+                lane_list_ptr,
+                candidate_ptr,
+                wanted,
+                vocab_size,
+                num_lanes,
+                HAS_EDITS,
+                LENGTH,
+                LANES,
+            )
+            if num_candidates <= _MAX_CANDIDATES:
+                total = tl.full([], -1.0, tl.float64)
+                if has_top_k == 0:
+                    lane = tl.arange(0, LANES)
+                    masses = tl.load(lane_mass_ptr + lane, mask=lane < num_lanes, other=0.0)
+                    total = tl.sum(masses.to(tl.float64), axis=0)
+                token_id = _choose_of_candidates(
+                    candidate_ptr, num_candidates, total, peak, floor, temperature, top_k, top_p, uniform
+                )
+        if token_id < 0:
+            token_id = _choose_by_search(
+                raw_ptr,
+                edited_ptr,
+                edited_end,
+                peak,
+                floor,
+                (1.0 / temperature).to(tl.float32),
+                top_k,
+                top_p,
+                uniform,
+                vocab_size,
+                tl.where(edited_end > 0, 0, KEY_SHIFT),
+                HAS_EDITS,
+            )
+    else:
+        token_id = _choose_of_all(
+            raw_ptr,
+            edited_ptr,
+            edited_end,
+            lane_mass_ptr,
+            peak,
+            floor,
+            temperature,
+            uniform,
+            vocab_size,
+            num_lanes,
+            HAS_EDITS,
+            LENGTH,
+            LANES,
+        )
+    tl.store(token_ids_ptr + row, token_id.to(tl.int64))
+
+
+@triton.jit
+def _uniform(seed, position):
+    """In [0, 1), 53 random bits: output `position` of SplitMix64 started at the first output of the seed's own."""
+    state = _mix(seed.to(tl.uint64, bitcast=True) + 0x9E3779B97F4A7C15)
+    bits = _mix(state + (position.to(tl.uint64, bitcast=True) + 1) * 0x9E3779B97F4A7C15)
+    return (bits >> 11).to(tl.float64) * 2.0**-53
+
+
+@triton.jit
+def _mix(word):
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    return word ^ (word >> 31)
+
+
+@triton.jit
+def _first_past(weights, cumulative, is_kept, target, PLACES: tl.constexpr):
+    """The first kept place with weight whose cumulative weight is above target; if rounding left none, the last one."""
+    place = tl.arange(0, PLACES)
+    is_possible = is_kept & (weights > 0)
+    first = tl.min(tl.where(is_possible & (cumulative > target), place, _NONE), axis=0)
+    last = tl.max(tl.where(is_possible, place, 0), axis=0)
+    return tl.minimum(first, last)
+
+
+@triton.jit
+def _next(number, step: tl.constexpr):
+    """The float64 after (step 1) or before (step -1) one that is not negative."""
+    return (number.to(tl.int64, bitcast=True) + step).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _choose_of_all(
+    raw_ptr,
+    edited_ptr,
+    edited_end,
+    lane_mass_ptr,
+    peak,
+    floor,
+    temperature,
+    uniform,
+    vocab_size,
+    num_lanes,
+    HAS_EDITS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    lanes = tl.arange(0, LANES)
+    masses = tl.load(lane_mass_ptr + lanes, mask=lanes < num_lanes, other=0.0).to(tl.float64)
+    cumulative = tl.cumsum(masses, axis=0)
+    total = tl.max(cumulative, axis=0)
+    target = tl.minimum(uniform * total, _next(total, -1))
+    lane = _first_past(masses, cumulative, lanes < num_lanes, target, LANES)
+    mass = tl.sum(tl.where(lanes == lane, masses, 0.0), axis=0)
+    before = tl.sum(tl.where(lanes == lane, cumulative - masses, 0.0), axis=0)
+    inner_uniform = tl.maximum((target - before) / mass, 0.0)
+    columns = lane + tl.arange(0, LENGTH) * num_lanes
+    logits = load_logits(raw_ptr, edited_ptr, edited_end, columns, columns < vocab_size, HAS_EDITS)
+    weights = tl.exp((logits.to(tl.float64) - peak.to(tl.float64)) / temperature)
+    weights = tl.where((columns < vocab_size) & (logits >= floor), weights, 0.0)
+    cumulative = tl.cumsum(weights, axis=0)
+    total = tl.max(cumulative, axis=0)
+    target = tl.minimum(inner_uniform * total, _next(total, -1))
+    return lane + num_lanes * _first_past(weights, cumulative, columns < vocab_size, target, LENGTH)
+
+
+@triton.jit
+def _gather_candidates(
+    raw_ptr,
+    edited_ptr,
+    edited_end,
+    lane_max_ptr,
+    lane_list_ptr,
+    candidate_ptr,
+    wanted,
+    vocab_size,
+    num_lanes,
+    HAS_EDITS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """How many tokens reach the `wanted`-th largest lane maximum; they are written as keys that sort best first.
+
+    More than `_MAX_CANDIDATES`: there are too many, and what was written is of no use.
+    """
+    lanes = tl.arange(0, LANES)
+    maxima = tl.load(lane_max_ptr + lanes, mask=lanes < num_lanes, other=-float("inf"))
+    keys = tl.where(lanes < num_lanes, order_key(maxima), -(2**31)).to(tl.int64)
+    threshold = tl.full([], -(2**31), tl.int64)
+    step = tl.full([], 2**31, tl.int64)
+    for _ in range(32):
+        is_reached = tl.sum((keys >= threshold + step).to(tl.int32), axis=0) >= wanted
+        threshold += tl.where(is_reached, step, 0)
+        step = step >> 1
+    is_listed = (lanes < num_lanes) & (keys >= threshold)
+    places = tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
+    num_listed = tl.sum(is_listed.to(tl.int32), axis=0)
+    tl.store(lane_list_ptr + places, lanes, mask=is_listed & (places < _MAX_CANDIDATES))
+    tl.debug_barrier()  # other threads read what this one wrote
+    num_candidates = tl.where(num_listed <= _MAX_CANDIDATES, 0, _NONE)
+    start = 0
+    while (start < num_listed) & (num_candidates <= _MAX_CANDIDATES):
+        listed = start + tl.arange(0, _GATHERED_LANES)
+        lane = tl.load(lane_list_ptr + listed, mask=listed < num_listed, other=0)
+        columns = lane[:, None] + tl.arange(0, LENGTH)[None, :] * num_lanes
+        mask = (listed < num_listed)[:, None] & (columns < vocab_size)
+        logits = load_logits(raw_ptr, edited_ptr, edited_end, columns, mask, HAS_EDITS)
+        key = order_key(logits)
+        is_candidate = tl.reshape(mask & (key.to(tl.int64) >= threshold), [_GATHERED_LANES * LENGTH])
+        entry = tl.reshape(((~key).to(tl.int64) << 32) | columns.to(tl.int64), [_GATHERED_LANES * LENGTH])
+        target = num_candidates + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
+        tl.store(candidate_ptr + target, entry, mask=is_candidate & (target < _MAX_CANDIDATES))
+        num_candidates += tl.sum(is_candidate.to(tl.int32), axis=0)
+        start += _GATHERED_LANES
+    tl.debug_barrier()
+    return num_candidates
+
+
+@triton.jit
+def _ascending(values, num_values, PLACES: tl.constexpr):
+    """Sorted, the first `num_values` being those that are not the largest integer (Batcher's bitonic network).
+
+    Takes 15 exchanges for up to 32 values and 66 for 2048, where `tl.sort` always takes those of its array.
+    """
+    place = tl.arange(0, PLACES)
+    size = 2
+    while size < 2 * num_values:
+        stride = size // 2
+        while stride > 0:
+            others = tl.gather(values, place ^ stride, axis=0)
+            takes_least = ((place & stride) == 0) == ((place & size) == 0)
+            values = tl.where(takes_least, tl.minimum(values, others), tl.maximum(values, others))
+            stride = stride // 2
+        size = size * 2
+    return values
+
+
+@triton.jit
+def _choose_of_candidates(candidate_ptr, num_candidates, total, peak, floor, temperature, top_k, top_p, uniform):
+    """total: the weight that top_p is a share of, or negative for that of the top_k; -1 if the nucleus is larger."""
+    places = tl.arange(0, _MAX_CANDIDATES)
+    is_candidate = places < num_candidates
+    entries = tl.load(candidate_ptr + places, mask=is_candidate, other=2**63 - 1)
+    entries = _ascending(entries, num_candidates, _MAX_CANDIDATES)
+    logits = tl.where(is_candidate, logit_of_key((~(entries >> 32)).to(tl.int32)), peak)
+    weights = tl.exp((logits.to(tl.float64) - peak.to(tl.float64)) / temperature)
+    weights = tl.where(is_candidate & (places < top_k) & (logits >= floor), weights, 0.0)
+    cumulative = tl.cumsum(weights, axis=0)
+    found = tl.max(cumulative, axis=0)
+    bound = tl.where(top_p < 1, top_p * tl.where(total < 0, found, total), float("inf"))
+    is_kept = is_candidate & ((places == 0) | (cumulative - weights < bound))
+    kept_total = tl.max(tl.where(is_kept, cumulative, 0.0), axis=0)
+    target = tl.minimum(uniform * kept_total, _next(kept_total, -1))
+    place = _first_past(weights, cumulative, is_kept, target, _MAX_CANDIDATES)
+    token_id = tl.sum(tl.where(places == place, entries & 0x7FFFFFFF, 0), axis=0).to(tl.int32)
+    return tl.where((total < 0) | (found >= bound), token_id, -1)
+
+
+@triton.jit
+def _weights_of(logits, peak, floor, inverse_temperature):
+    return tl.where(logits >= floor, tl.exp((logits - peak) * inverse_temperature), 0.0)
+
+
+@triton.jit
+def _reaching(
+    raw_ptr, edited_ptr, edited_end, key, shift, peak, floor, inverse_temperature, vocab_size, HAS_EDITS: tl.constexpr
+):
+    """(number int32, mass float64) of the tokens whose shifted key is at least `key`; the mass sums float32 sums."""
+    count = tl.full([], 0, tl.int32)
+    mass = tl.full([], 0.0, tl.float64)
+    for start in range(0, vocab_size, _SEARCHED):
+        columns = start + tl.arange(0, _SEARCHED)
+        logits = load_logits(raw_ptr, edited_ptr, edited_end, columns, columns < vocab_size, HAS_EDITS)
+        is_in = (columns < vocab_size) & ((order_key(logits) >> shift) >= key)
+        weights = tl.where(is_in, _weights_of(logits, peak, floor, inverse_temperature), 0.0)
+        count += tl.sum(is_in.to(tl.int32), axis=0)
+        mass += tl.sum(weights, axis=0).to(tl.float64)
+    return count, mass
+
+
+@triton.jit
+def _last_key(
+    raw_ptr,
+    edited_ptr,
+    edited_end,
+    low,
+    end,
+    min_count,
+    min_mass,
+    shift,
+    peak,
+    floor,
+    inverse_temperature,
+    vocab_size,
+    HAS_EDITS: tl.constexpr,
+):
+    """The largest shifted key below `end` that so many tokens of so much mass reach; `low` is taken to be one."""
+    while end - low > 1:
+        middle = (low + end) >> 1
+        count, mass = _reaching(
+            raw_ptr, edited_ptr, edited_end, middle, shift, peak, floor, inverse_temperature, vocab_size, HAS_EDITS
+        )
+        is_reached = (count >= min_count) & (mass >= min_mass)
+        low = tl.where(is_reached, middle, low)
+        end = tl.where(is_reached, end, middle)
+    return low
+
+
+@triton.jit
+def _choose_by_search(
+    raw_ptr,
+    edited_ptr,
+    edited_end,
+    peak,
+    floor,
+    inverse_temperature,
+    top_k,
+    top_p,
+    uniform,
+    vocab_size,
+    shift,
+    HAS_EDITS: tl.constexpr,
+):
+    """Three bisections over keys: the k-th token, the last of the nucleus, the drawn one; then its place among equals.
+
+    All tokens above key `least` are kept, and the first `num_last` with that key.
+    """
+    end = (order_key(peak) >> shift).to(tl.int64) + 1
+    least = (tl.full([], -(2**31), tl.int32) >> shift).to(tl.int64)
+    num_last = tl.full([], _NONE, tl.int32)
+    args = (shift, peak, floor, inverse_temperature, vocab_size)
+    count, total = _reaching(raw_ptr, edited_ptr, edited_end, least, *args, HAS_EDITS)
+    if top_k < vocab_size:
+        least = _last_key(raw_ptr, edited_ptr, edited_end, least, end, top_k, 0.0, *args, HAS_EDITS)
+        count, mass = _reaching(raw_ptr, edited_ptr, edited_end, least + 1, *args, HAS_EDITS)
+        num_last = top_k - count
+        total = mass + num_last * _weight_of_key(least, shift, peak, floor, inverse_temperature)
+    if top_p < 1:
+        bound = top_p * total
+        last = _last_key(raw_ptr, edited_ptr, edited_end, least, end, 0, bound, *args, HAS_EDITS)
+        weight = _weight_of_key(last, shift, peak, floor, inverse_temperature)
+        reaching, total = _reaching(raw_ptr, edited_ptr, edited_end, last, *args, HAS_EDITS)
+        count, mass = _reaching(raw_ptr, edited_ptr, edited_end, last + 1, *args, HAS_EDITS)
+        num_equal = tl.where(last == least, tl.minimum(reaching - count, num_last), reaching - count)
+        needed = tl.maximum((bound - mass) / weight, 0.0)
+        num_needed = needed.to(tl.int64)
+        num_needed += (num_needed < needed).to(tl.int64)  # rounded up
+        num_last = tl.maximum(tl.minimum(num_needed, num_equal.to(tl.int64)), 1).to(tl.int32)
+        least = last
+        total = mass + num_last * weight
+    target = tl.minimum(uniform * total, _next(total, -1))
+    drawn = _last_key(raw_ptr, edited_ptr, edited_end, least, end, 0, _next(target, 1), *args, HAS_EDITS)
+    reaching, total = _reaching(raw_ptr, edited_ptr, edited_end, drawn, *args, HAS_EDITS)
+    count, mass = _reaching(raw_ptr, edited_ptr, edited_end, drawn + 1, *args, HAS_EDITS)
+    num_equal = tl.where(drawn == least, tl.minimum(reaching - count, num_last), reaching - count)
+    past = tl.maximum((target - mass) / _weight_of_key(drawn, shift, peak, floor, inverse_temperature), 0.0)
+    place = tl.minimum(past.to(tl.int64), num_equal.to(tl.int64) - 1).to(tl.int32)
+    return _nth_of_key(raw_ptr, edited_ptr, edited_end, drawn, shift, place, vocab_size, HAS_EDITS)
+
+
+@triton.jit
+def _weight_of_key(key, shift, peak, floor, inverse_temperature):
+    """float64, at least the smallest positive float32, of the tokens with this shifted key."""
+    low_bits = tl.where(key < 0, (tl.full([], 1, tl.int64) << shift) - 1, 0)
+    logit = logit_of_key(((key << shift) | low_bits).to(tl.int32))
+    return tl.maximum(_weights_of(logit, peak, floor, inverse_temperature), 1e-45).to(tl.float64)
+
+
+@triton.jit
+def _nth_of_key(raw_ptr, edited_ptr, edited_end, key, shift, place, vocab_size, HAS_EDITS: tl.constexpr):
+    """The id of token number `place` (from 0, by ascending id) of those with this shifted key."""
+    token_id = tl.full([], -1, tl.int32)
+    num_before = tl.full([], 0, tl.int32)
+    start = 0
+    while (start < vocab_size) & (token_id < 0):
+        columns = start + tl.arange(0, _SEARCHED)
+        logits = load_logits(raw_ptr, edited_ptr, edited_end, columns, columns < vocab_size, HAS_EDITS)
+        is_equal = (columns < vocab_size) & ((order_key(logits) >> shift) == key)
+        places = num_before + tl.cumsum(is_equal.to(tl.int32), axis=0) - 1
+        token_id = tl.max(tl.where(is_equal & (places == place), columns, -1), axis=0)
+        num_before += tl.sum(is_equal.to(tl.int32), axis=0)
+        start += _SEARCHED
+    return token_id
+
+
+MAX_CANDIDATES = _MAX_CANDIDATES.value

@@ -1,0 +1,129 @@
+"""What the engine asks of a GPU besides kernels: memory, events, a second stream and graphs."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Event(Protocol):
+    """A point in a stream's work."""
+
+    def query(self) -> bool:
+        """Whether the work before it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it is."""
+        ...
+
+
+class Accelerator(Protocol):
+    """One device. Its current stream is where everything runs unless `on_side_stream` says otherwise."""
+
+    device: torch.device
+
+    def host_buffer(self, size_bytes: int) -> Tensor:
+        """uint8, zeros, page-locked: the device copies from it while the host goes on."""
+        ...
+
+    def record(self) -> Event:
+        """An event behind all that is queued on the current stream."""
+        ...
+
+    def wait_for(self, event: Event) -> None:
+        """What is queued on the current stream from now on runs after the event."""
+        ...
+
+    def on_side_stream(self) -> AbstractContextManager[None]:
+        """Work queued in the block goes to one stream of its own, behind nothing that is queued on the main one."""
+        ...
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Run the call, then record it; what is returned repeats its launches with what is then in its tensors.
+
+        All recordings share their temporary memory, so only one may run at a time.
+        """
+        ...
+
+    def free_bytes(self) -> int:
+        """What can still be allocated, by anybody; memory this process holds but does not use is given back first."""
+        ...
+
+    def peak_bytes(self, call: Callable[[], None]) -> int:
+        """Memory that a call needs for a while, beyond what is allocated before and after it."""
+        ...
+
+
+class CudaAccelerator:
+    """`Accelerator` of an NVIDIA GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        torch.cuda.set_device(device)  # Triton launches on the current one
+        self._pool = torch.cuda.graph_pool_handle()
+        self._capture_stream = torch.cuda.Stream(device)
+        self._side_stream = torch.cuda.Stream(device)
+
+    def host_buffer(self, size_bytes: int) -> Tensor:
+        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def record(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def wait_for(self, event: Event) -> None:
+        assert isinstance(event, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(event)
+
+    def on_side_stream(self) -> AbstractContextManager[None]:
+        return torch.cuda.stream(self._side_stream)
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        stream = self._capture_stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()  # compiles kernels and sets up libraries, neither of which can be recorded
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream):
+            call()
+        torch.cuda.current_stream().wait_stream(stream)
+        return graph.replay
+
+    def free_bytes(self) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info()[0]
+
+    def peak_bytes(self, call: Callable[[], None]) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+        call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_reserved() - before
+
+
+def choose_device(requested: str, num_gpus: int) -> torch.device:
+    """auto = the CPU: no GPU has run this yet, so one is used only when asked for. Raises `ValueError` for a person."""
+    kind, _, number = requested.partition(":")
+    if requested in ("auto", "cpu"):
+        return torch.device("cpu")
+    if kind != "cuda" or not (requested == "cuda" or number.isdecimal()):
+        raise ValueError(f"--device {requested} is not supported: choose auto, cpu, cuda or cuda:<number>")
+    if num_gpus == 0:
+        hint = "no NVIDIA GPU is usable" if torch.version.cuda else f"torch {torch.__version__} is a build without CUDA"
+        raise ValueError(f"--device {requested} cannot be used: {hint}; choose cpu")
+    index = int(number or 0)
+    if index >= num_gpus:
+        raise ValueError(f"--device {requested} does not exist: there are {num_gpus} GPUs, from cuda:0 on")
+    return torch.device("cuda", index)
+
+
+def accelerator_of(device: torch.device) -> Accelerator | None:
+    """None for a CPU, which needs none of it."""
+    return CudaAccelerator(device) if device.type == "cuda" else None

@@ -1,0 +1,130 @@
+"""Batches for a GPU: copied there at once, with the kernels' work lists, and padded to the size of a captured graph."""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.batch_builder import BatchBuilder, BatchShape, ScheduledSequence
+from loraserve.engine.decode_graphs import graph_size
+from loraserve.engine.work_lists import WorkLists
+
+REBALANCE_STEPS = 32
+"""The attention's list is right for longer contexts too, only less and less balanced."""
+
+
+class GpuBatchBuilder(BatchBuilder):
+    """Each batch is in the device's memory for what is queued after `build`."""
+
+    def __init__(
+        self,
+        max_num_rows: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        accelerator: Accelerator,
+        work: WorkLists | None,
+        graph_sizes: Seq[int],
+    ) -> None:
+        """work: None for a backend that reads no lists. graph_sizes: ascending; empty = nothing is captured."""
+        super().__init__(
+            max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, () if work is None else work.specs
+        )
+        if work is not None:
+            work.use(self._lists)
+        self._work = work
+        self._graph_sizes = graph_sizes
+        self._num_padded = 0
+        """Rows beyond the last batch's that a graph computes."""
+        self._num_steps = 0
+        """Since the attention's lists were made."""
+
+    def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """As `BatchBuilder.build`."""
+        self._buffers.wait()
+        previous = self._batch
+        batch = super().build(scheduled)
+        self._num_steps += 1
+        if batch is previous and self._num_steps >= REBALANCE_STEPS:
+            self._list_attention(batch)
+        self._buffers.upload(self._block_table.end_bytes(len(scheduled)))
+        return batch
+
+    def graph_batch(self, num_rows: int, has_adapter: bool) -> StepBatch:
+        """So many rows, all of them padding, to capture a graph with.
+
+        Its tensors are those that later batches of one row a sequence have their values in.
+        """
+        self._buffers.wait()
+        self._batch = None
+        self._pad(0, num_rows)
+        no_start = np.zeros(1, np.int32)
+        segments = Segments(self._segment_start.tensor[:2], self._segment_slot.tensor[:1], has_adapter)
+        sampled = Segments(self._sampled_start.tensor[:2], self._sampled_slot.tensor[:1], has_adapter)
+        batch = StepBatch(
+            token_ids=self._token_ids.tensor[:num_rows],
+            positions=self._positions.tensor[:num_rows],
+            slot_mapping=self._slot_mapping.tensor[:num_rows],
+            block_table=self._block_table.tensor[:num_rows],
+            context_lens=self._context_lens.tensor[:num_rows],
+            row_start=self._row_start.tensor[:num_rows],
+            num_rows=self._num_rows.tensor[:num_rows],
+            segments=segments,
+            sampled_rows=self._sampled_rows.tensor[:num_rows],
+            sampled_segments=sampled,
+        )
+        if self._work is not None:
+            no_sequence = self._context_lens.array[:0]
+            batch.attention = self._work.attention(no_sequence, no_sequence, num_rows)
+            no_segment = self._segment_slot.array[:0]
+            segments.tiles = self._work.lora(no_start, no_segment, num_rows, num_rows)
+            sampled.tiles = self._work.sampled_lora(no_start, no_segment, num_rows, num_rows)
+        self._buffers.upload(self._block_table.end_bytes(0))
+        return batch
+
+    def _make_batch(self, shape: BatchShape) -> StepBatch:
+        batch = super()._make_batch(shape)
+        num_seqs = len(shape.num_rows)
+        is_decode = all(num == 1 for num in shape.num_rows) and all(num == 1 for num in shape.num_sampled_rows)
+        size = graph_size(self._graph_sizes, num_seqs) if is_decode else None
+        self._num_padded = 0 if size is None else size - num_seqs
+        if size is not None:
+            self._pad(num_seqs, size)
+        if self._work is not None:
+            self._list_attention(batch)
+            self._list_lora(batch, size)
+        return batch
+
+    def _list_attention(self, batch: StepBatch) -> None:
+        if self._work is None:
+            return
+        num_seqs = len(batch.context_lens)
+        context_lens, num_rows = self._context_lens.array[:num_seqs], self._num_rows.array[:num_seqs]
+        batch.attention = self._work.attention(context_lens, num_rows, self._num_padded)
+        self._num_steps = 0
+
+    def _list_lora(self, batch: StepBatch, size: int | None) -> None:
+        assert self._work is not None
+        segments, sampled = batch.segments, batch.sampled_segments
+        if segments.has_adapter:
+            start, slot = _used(self._segment_start.array, self._segment_slot.array, segments)
+            segments.tiles = self._work.lora(start, slot, size or len(batch.token_ids), size or len(slot))
+        if sampled.has_adapter:
+            start, slot = _used(self._sampled_start.array, self._sampled_slot.array, sampled)
+            sampled.tiles = self._work.sampled_lora(start, slot, size or len(batch.sampled_rows), size or len(slot))
+
+    def _pad(self, first: int, end: int) -> None:
+        """Rows that belong to no sequence: nothing is written for them, and what comes out is not read."""
+        self._token_ids.array[first:end] = 0
+        self._positions.array[first:end] = 0
+        self._slot_mapping.array[first:end] = -1
+        self._sampled_rows.array[first:end] = np.arange(first, end)
+        self._context_lens.array[first:end] = 0
+        self._row_start.array[first:end] = np.arange(first, end)
+        self._num_rows.array[first:end] = 0
+
+
+def _used(start: np.ndarray, adapter_slot: np.ndarray, segments: Segments) -> tuple[np.ndarray, np.ndarray]:
+    num_segments = len(segments.adapter_slot)
+    return start[: num_segments + 1], adapter_slot[:num_segments]

@@ -1,0 +1,103 @@
+"""How much of a GPU's memory is left for KV cache and adapters, by running the largest step there can be."""
+
+from collections.abc import Callable
+
+import torch
+from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.errors import EngineStartError
+from loraserve.engine.model_runner import ModelRunner
+from loraserve.models.causal_model import CausalModel
+
+SAMPLING_BYTES = 12
+"""A logit, for a step whose rows all have edits or ask for log-probabilities: a copy in float32 and two while it is
+searched."""
+COMPILED_ROWS = (2, 16, 17, 32, 64, 128, 256, 257, 512)
+"""Of a prompt: on both sides of where the kernels' tiles change their size."""
+OUT_OF_MEMORY_ADVICE = (
+    "lower --max-model-len, --kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens, or raise "
+    "--gpu-memory-utilization if nothing else needs the GPU"
+)
+
+
+class GpuMemory:
+    """Ours is a share of what was free at the start, before the weights were loaded."""
+
+    def __init__(self, accelerator: Accelerator, utilization: float) -> None:
+        """Raises `EngineStartError` for a utilization that is not in (0, 1]."""
+        if not 0 < utilization <= 1:
+            raise EngineStartError(f"--gpu-memory-utilization is {utilization:g}; it must be above 0 and at most 1")
+        self._accelerator = accelerator
+        self._free_at_start = accelerator.free_bytes()
+        self._ours = int(utilization * self._free_at_start)
+
+    def left_bytes(self, activation_bytes: int = 0) -> int:
+        """Of our share, beyond what is allocated now and what a step takes for a while."""
+        taken = self._free_at_start - self._accelerator.free_bytes() + activation_bytes
+        if taken >= self._ours:
+            raise EngineStartError(
+                f"weights and activations take {taken} bytes of {self._accelerator.device}, but {self._ours} are ours "
+                f"(--gpu-memory-utilization of the {self._free_at_start} that were free): {OUT_OF_MEMORY_ADVICE}"
+            )
+        return self._ours - taken
+
+
+def activation_bytes(
+    accelerator: Accelerator,
+    model: CausalModel,
+    table: AdapterTable | None,
+    config: EngineConfig,
+    progress: Callable[[int, int], None],
+) -> int:
+    """What a step needs at most beside weights, KV cache and adapters, measured; graphs have as much of their own.
+
+    Also compiles the kernels of steps with prompts. table: of adapters of rank 0; the model's caches and table are
+    replaced.
+    """
+    num_rows = config.max_num_batched_tokens
+    num_sampled = min(config.max_num_seqs, num_rows)
+    runner = ModelRunner(model, 1, config.block_size, table, accelerator.device)
+
+    def batch(num_rows: int) -> StepBatch:
+        sampled = min(num_sampled, num_rows)
+        return _profile_batch(num_rows, sampled, config.block_size, table is not None, accelerator.device)
+
+    sizes = [*(size for size in COMPILED_ROWS if size < num_rows), num_rows]
+    for index, size in enumerate(sizes):
+        runner.forward(batch(size))
+        progress(index + 1, len(sizes))
+    largest = batch(num_rows)
+    measured = accelerator.peak_bytes(lambda: _drop(runner.forward(largest)))
+    num_pools = 1 if config.enforce_eager else 2
+    return num_pools * measured + num_sampled * model.logits_size * SAMPLING_BYTES
+
+
+def _drop(_: torch.Tensor) -> None:
+    """A result that nobody wants."""
+
+
+def _profile_batch(
+    num_rows: int, num_sampled: int, block_size: int, has_adapter: bool, device: torch.device
+) -> StepBatch:
+    """One sequence whose every block is the only one there is, and whose K and V are written nowhere but there."""
+
+    def int32(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    rows = torch.arange(num_rows, device=device)
+    slot = 0 if has_adapter else -1
+    return StepBatch(
+        token_ids=torch.zeros_like(rows),
+        positions=torch.zeros_like(rows),
+        slot_mapping=rows % block_size,
+        block_table=torch.zeros((1, -(-num_rows // block_size)), dtype=torch.int32, device=device),
+        context_lens=int32(num_rows),
+        row_start=int32(0),
+        num_rows=int32(num_rows),
+        segments=Segments(int32(0, num_rows), int32(slot), has_adapter),
+        sampled_rows=rows[num_rows - num_sampled :],
+        sampled_segments=Segments(int32(0, num_sampled), int32(slot), has_adapter),
+    )

@@ -1,0 +1,152 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from loraserve_kernels.attention_work import (
+    APPEND_ROWS,
+    FEW_ROWS,
+    PREFILL_ROWS,
+    SPLIT_KEYS,
+    append_capacity,
+    decode_capacity,
+    fill_append_splits,
+    fill_decode_splits,
+    fill_prefill_tiles,
+    make_attention_work,
+    prefill_capacity,
+    splits_for_device,
+)
+
+MAX_CONTEXT = 131_072
+
+
+def filled(fill, shape, context_lens, num_rows) -> np.ndarray:
+    """A list that was full of other values before."""
+    entries = np.full(shape, 77, np.int32)
+    fill(entries, np.array(context_lens, np.int32), np.array(num_rows, np.int32))
+    return entries
+
+
+def used(entries: np.ndarray) -> np.ndarray:
+    """Without the unused entries, which are all at the end."""
+    count = int((entries[:, 0] >= 0).sum())
+    assert (entries[count:] == -1).all()
+    return entries[:count]
+
+
+def decode_splits(context_lens, num_splits) -> np.ndarray:
+    return used(filled(fill_decode_splits, (num_splits, 4), context_lens, [1] * len(context_lens)))
+
+
+def rows_of(tiles: np.ndarray) -> list[tuple[int, int]]:
+    """Every (sequence, row) in tiles, whose columns are (sequence, first_row, end_row)."""
+    return sorted((int(sequence), row) for sequence, first, end in tiles for row in range(first, end))
+
+
+def units(keys: int) -> int:
+    return math.ceil(keys / SPLIT_KEYS)
+
+
+def longest_part(splits: np.ndarray, context_lens) -> int:
+    """In units of `SPLIT_KEYS`."""
+    return max(math.ceil(units(context_lens[sequence]) / num_parts) for sequence, _, _, num_parts in splits)
+
+
+contexts = st.lists(st.integers(1, MAX_CONTEXT), min_size=1, max_size=40)
+rows_and_prefixes = st.lists(st.tuples(st.integers(0, 600), st.integers(0, 5000)), min_size=1, max_size=20)
+
+
+@given(contexts, st.integers(0, 100))
+def test_the_parts_of_each_sequence_are_all_there_adjacent_and_in_order(context_lens, num_splits):
+    splits = decode_splits(context_lens, decode_capacity(len(context_lens), MAX_CONTEXT, num_splits))
+    expected = []
+    for sequence in range(len(context_lens)):
+        num_parts = int(splits[splits[:, 0] == sequence][0, 3])
+        expected += [[sequence, 0, part, num_parts] for part in range(num_parts)]
+        assert num_parts <= units(context_lens[sequence])
+    assert splits.tolist() == expected
+
+
+@given(contexts, st.integers(0, 100))
+def test_no_split_with_as_many_entries_has_a_shorter_longest_part(context_lens, num_splits):
+    capacity = len(context_lens) + num_splits
+    longest = longest_part(decode_splits(context_lens, capacity), context_lens)
+    if longest > 1:
+        assert sum(math.ceil(units(context) / (longest - 1)) for context in context_lens) > capacity
+
+
+def test_one_long_context_is_split_beside_many_short_ones():
+    context_lens = [MAX_CONTEXT] + [100] * 255
+    splits = decode_splits(context_lens, decode_capacity(256, MAX_CONTEXT, 66))
+    assert (splits[:, 0] == 0).sum() == 64
+    assert longest_part(splits, context_lens) * SPLIT_KEYS == 2048
+
+
+def test_short_contexts_get_no_parts_they_cannot_use():
+    assert decode_capacity(3, 4096, 0) == 3
+    assert decode_capacity(3, SPLIT_KEYS, 500) == 3
+    assert decode_capacity(3, 4 * SPLIT_KEYS, 500) == 12
+    assert decode_capacity(0, 4096, 500) == 0
+
+
+@given(rows_and_prefixes, st.integers(0, 100))
+def test_every_row_is_in_one_list_once(rows_and_prefixes, num_splits):
+    num_rows = [rows for rows, _ in rows_and_prefixes]
+    context_lens = [rows + prefix for rows, prefix in rows_and_prefixes]
+    num_seqs, total = len(num_rows), sum(num_rows)
+    decode_length = decode_capacity(num_seqs, MAX_CONTEXT, num_splits)
+    append_length = append_capacity(total, num_seqs, MAX_CONTEXT, num_splits)
+    decode = used(filled(fill_decode_splits, (decode_length, 4), context_lens, num_rows))
+    append = used(filled(fill_append_splits, (append_length, 4), context_lens, num_rows))
+    prefill = used(filled(fill_prefill_tiles, (prefill_capacity(total, num_seqs), 3), context_lens, num_rows))
+    tiles = [(sequence, 0, 1) for sequence in decode[decode[:, 2] == 0, 0]]
+    for sequence, first, _, _ in append[append[:, 2] == 0]:
+        tiles.append((sequence, first, min(first + APPEND_ROWS, num_rows[sequence])))
+    tiles += [tuple(tile) for tile in prefill]
+    assert rows_of(tiles) == [(sequence, row) for sequence, rows in enumerate(num_rows) for row in range(rows)]
+    assert all(0 < end - first <= PREFILL_ROWS for _, first, end in prefill)
+    keys = [context_lens[sequence] - num_rows[sequence] + end for sequence, _, end in prefill]
+    assert keys == sorted(keys, reverse=True)
+
+
+def test_the_number_of_rows_decides_the_list():
+    lens, rows = torch.tensor([10, 500, 7, 300, 300, 16, 17]), torch.tensor([1, 500, 0, 1, 2, 16, 17])
+    work = make_attention_work(lens.int(), rows.int(), num_splits=2)
+    assert work.decode_splits.tolist() == [[0, 0, 0, 1], [3, 0, 0, 3], [3, 0, 1, 3], [3, 0, 2, 3]]
+    assert work.append_splits.tolist() == [[4, 0, 0, 3], [4, 0, 1, 3], [4, 0, 2, 3], [5, 0, 0, 1], [-1] * 4]
+    assert work.prefill_tiles[:3].tolist() == [[1, 384, 500], [1, 256, 384], [1, 128, 256]]
+    assert work.prefill_tiles[3:].tolist() == [[1, 0, 128], [6, 0, 17], [-1, -1, -1]]
+
+
+def test_few_rows_in_all_are_not_prefilled_in_large_tiles():
+    lens = torch.tensor([200, FEW_ROWS, 1])
+    work = make_attention_work(lens.int(), torch.tensor([40, FEW_ROWS - 40, 1]).int(), num_splits=0)
+    assert len(work.prefill_tiles) == 0
+    assert used(work.append_splits.numpy())[:4].tolist() == [[0, 0, 0, 1], [0, 16, 0, 1], [0, 32, 0, 1], [1, 0, 0, 1]]
+    work = make_attention_work(lens.int(), torch.tensor([41, FEW_ROWS - 40, 1]).int(), num_splits=0)
+    assert len(used(work.prefill_tiles.numpy())) == 3
+    assert len(work.append_splits) == 0
+
+
+def test_refuses_lists_that_are_too_short():
+    with pytest.raises(ValueError, match="splits is 1, expected at least 2"):
+        filled(fill_decode_splits, (1, 4), [5, 5], [1, 1])
+    with pytest.raises(ValueError, match="splits is 2, expected at least 3"):
+        filled(fill_append_splits, (2, 4), [5, 18], [2, 18])
+    with pytest.raises(ValueError, match="tiles is 2, expected at least 3"):
+        filled(fill_prefill_tiles, (2, 3), [300], [300])
+
+
+def test_no_rows_are_no_work():
+    none = torch.zeros(1, dtype=torch.int32)
+    work = make_attention_work(none, none, num_splits=3)
+    for entries in (work.decode_splits, work.append_splits, work.prefill_tiles):
+        assert len(entries) == 0
+        assert entries.dtype == torch.int32
+
+
+def test_there_are_splits_where_there_is_no_gpu():
+    assert splits_for_device(torch.device("cpu"), num_kv_heads=8) > 0

@@ -1,0 +1,40 @@
+import pytest
+import torch
+from loraserve_kernels import choose_backend as module
+from loraserve_kernels.choose_backend import choose_backend
+
+
+@pytest.mark.parametrize("requested", ["auto", "triton"])
+def test_triton_serves_gpus(triton_device, requested):
+    backend, reason = choose_backend("cuda", requested)
+    assert backend.name == "triton"
+    assert reason.startswith("triton: 3.")
+
+
+def test_auto_never_chooses_triton_on_a_cpu(triton_device):
+    assert choose_backend("cpu")[0].name != "triton"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is not asked for where there is a GPU")
+def test_on_a_cpu_triton_needs_its_interpreter(triton_device, monkeypatch):
+    backend, reason = choose_backend("cpu", "triton")
+    assert backend.name == "triton"
+    assert reason.endswith("interpreted")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match=r"device is cpu, expected cuda .* set TRITON_INTERPRET=1"):
+        choose_backend("cpu", "triton")
+
+
+def test_triton_serves_no_other_devices(triton_device):
+    with pytest.raises(ValueError, match="device is meta"):
+        choose_backend("meta", "triton")
+    assert choose_backend("meta")[0].name == "reference"
+
+
+def test_without_triton_a_gpu_has_the_reference(monkeypatch):
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    backend, reason = choose_backend("cuda")
+    assert backend.name == "reference"
+    assert "pip install triton" in reason
+    with pytest.raises(ValueError, match="triton is not installed"):
+        choose_backend("cuda", "triton")

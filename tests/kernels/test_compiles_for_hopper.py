@@ -1,0 +1,89 @@
+"""Where there is no GPU, what the interpreter ran must still compile for one and fit it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = ["_paged_decode_kernel", "_merge_kernel", "_paged_decode_kernel", "_merge_kernel", "_paged_prefill_kernel"]
+KERNELS_PATH = Path(__file__).parents[2] / "kernels"
+MAX_SHARED_BYTES = 227 * 1024
+
+
+def compiled(case: str, cache: Path) -> list[dict]:
+    pytest.importorskip("triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {
+        "TRITON_CACHE_DIR": str(cache),
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "PYTHONPATH": str(KERNELS_PATH),
+    }
+    program = Path(__file__).with_name("compile_for_hopper.py")
+    run = subprocess.run([sys.executable, program, case], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["attention-128", "attention-64-window-sinks", "attention-256-window-softcap"])
+def test_attention_fits_registers_and_shared_memory(tmp_path, case):
+    kernels = compiled(case, tmp_path)
+    assert [kernel["kernel"] for kernel in kernels] == KERNELS
+    assert [kernel["stack_bytes"] for kernel in kernels] == [0] * len(KERNELS)
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES
+    assert kernels[-1]["has_wgmma"]
+
+
+@pytest.mark.slow
+def test_float32_attention_compiles(tmp_path):
+    kernels = compiled("attention-float32", tmp_path)
+    assert [kernel["kernel"] for kernel in kernels] == KERNELS
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "is_prefill"), [("lora-decode", False), ("lora-lone-row", False), ("lora-prefill", True)]
+)
+def test_lora_leaves_room_for_several_programs(tmp_path, case, is_prefill):
+    kernels = compiled(case, tmp_path)
+    assert [kernel["kernel"] for kernel in kernels] == ["_lora_shrink_kernel", "_lora_expand_kernel"]
+    assert [kernel["stack_bytes"] for kernel in kernels] == [0, 0]
+    # A multiprocessor has 65,536 registers; a program is 128 threads, and the prefill's shrink two to a multiprocessor.
+    assert kernels[0]["registers"] <= 65536 // 128 // (2 if is_prefill else 3)
+    assert kernels[1]["registers"] <= 65536 // 128 // 3
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES // 3
+    assert [kernel["has_wgmma"] for kernel in kernels] == [is_prefill, is_prefill]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_lora_compiles_in_other_dtypes(tmp_path, dtype):
+    for case in (f"lora-decode-{dtype}", f"lora-prefill-{dtype}"):
+        kernels = compiled(case, tmp_path)
+        assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.slow
+def test_the_small_ops_keep_everything_in_registers(tmp_path):
+    kernels = compiled("small-ops", tmp_path)
+    assert {kernel["kernel"] for kernel in kernels} == {
+        "_rms_norm_kernel",
+        "_silu_mul_kernel",
+        "_kv_write_kernel",
+        "_rotary_kv_write_kernel",
+    }
+    assert max(kernel["stack_bytes"] for kernel in kernels) == 0
+    assert max(kernel["registers"] for kernel in kernels) <= 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["sampling-bfloat16-128256", "sampling-float32-151936", "sampling-float16-20"])
+def test_sampling_compiles_and_hardly_spills(tmp_path, case):
+    kernels = compiled(case, tmp_path)
+    assert "choose_kernel" in {kernel["kernel"] for kernel in kernels}
+    assert max(kernel["stack_bytes"] for kernel in kernels) <= 256
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= 48 * 1024

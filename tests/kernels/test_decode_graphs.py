@@ -1,0 +1,103 @@
+"""Decode steps as replays over the builder's padded tensors: the engine's tokens are those without graphs.
+
+On a GPU they are CUDA graphs; on a CPU a replay makes the captured launches again, in Triton's interpreter.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from loraserve.engine import startup
+from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest
+from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run
+from tests.support.host_accelerator import HostAccelerator
+from tests.support.tiny_adapters import save_adapters
+from tests.support.tiny_models import save_tiny_model
+
+pytestmark = [
+    pytest.mark.slow,
+    *([pytest.mark.gpu] if torch.cuda.is_available() else []),
+    # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
+]
+
+NUM_TOKENS = 3
+SETTINGS = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "backend": "triton"}
+ADAPTERS = ("rank1", "patterns64", "head8")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save_adapters(save_tiny_model("llama", folder / "model"), folder / "adapters")
+    return folder
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> HostAccelerator | None:
+    """What the engine runs on; None for a real GPU."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        return None
+    accelerator = HostAccelerator()
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: accelerator)
+    return accelerator
+
+
+def start(folder: Path, **overrides: object) -> tuple[Engine, dict[str | None, str | None]]:
+    engine = make_engine(folder / "model", **SETTINGS | overrides)
+    adapters = {name: folder / "adapters" / name for name in ADAPTERS}
+    return engine, {None: None, **add_adapters(engine, adapters, folder / "packed")}
+
+
+def requests(digests: dict[str | None, str | None], names: list[str | None], turn: str) -> list[EngineRequest]:
+    rng = random.Random(turn)
+    lengths = [rng.randrange(1, 12) for _ in names]
+    return [
+        greedy(f"{turn}-{i}", rng.choices(range(256), k=length), NUM_TOKENS, digests[name], logprobs=(2, None)[i % 2])
+        for i, (name, length) in enumerate(zip(names, lengths, strict=True))
+    ]
+
+
+def run_turns(engine: Engine, digests: dict[str | None, str | None]) -> Answers:
+    """The base model alone, then adapters that come one by one, more of them and of larger ranks than at first."""
+    answers = run(engine, requests(digests, [None], "base"))
+    for request in requests(digests, ["rank1", "patterns64", None, "head8"], "mixed"):
+        engine.add_request(request)
+        collect(answers, engine.step())
+    while engine.has_work():
+        collect(answers, engine.step())
+    return answers
+
+
+def assert_equal_answers(found: Answers, expected: Answers) -> None:
+    assert found.keys() == expected.keys()
+    for key, answer in expected.items():
+        assert found[key].token_ids == answer.token_ids, key
+        for ours, theirs in zip(found[key].logprobs, answer.logprobs, strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4), key
+
+
+def test_replayed_steps_give_the_tokens_of_a_plain_engine(folder: Path, accelerator: HostAccelerator | None) -> None:
+    plain, digests = start(folder, backend="auto", device="cpu")
+    expected = run_turns(plain, digests)
+    largest = max(path.stat().st_size for path in (folder / "packed").iterdir())
+    graphs, digests = start(folder, adapter_memory_bytes=largest)  # adapters take turns in it
+    if accelerator is not None:
+        assert accelerator.num_recordings == 2 * len((1, 2, 3))
+    assert_equal_answers(run_turns(graphs, digests), expected)
+    assert graphs.stats().num_adapter_evictions > 0
+    if accelerator is not None:
+        assert accelerator.num_replays > 0
+
+
+def test_without_graphs_there_are_the_same_tokens(folder: Path, accelerator: HostAccelerator | None) -> None:
+    plain, digests = start(folder, backend="auto", device="cpu")
+    expected = run(plain, requests(digests, [None, "rank1"], "eager"))
+    eager, digests = start(folder, enforce_eager=True)
+    assert_equal_answers(run(eager, requests(digests, [None, "rank1"], "eager")), expected)
+    if accelerator is not None:
+        assert accelerator.num_recordings == 0

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from loraserve_kernels.adapter_table import MAX_LORA_RANK
+from loraserve_kernels.lora_add import POPULARITIES, LoraInputs, make_lora_inputs, make_popularity, matrix
+from loraserve_kernels.lora_tiles import tiles_of
+from torch import Tensor
+
+BASE = -1
+
+
+def shrink(inputs: LoraInputs) -> Tensor:
+    from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
+
+    return lora_shrink(inputs.x, inputs.group, inputs.table, tiles_of(inputs.segments, inputs.x.shape[0]))
+
+
+def splits_of(num_tiles: int, in_features: int, *, is_decode: bool = True) -> int:
+    from loraserve_kernels.triton_ops.lora_shrink import num_splits
+
+    return num_splits(num_tiles, in_features, is_decode=is_decode)
+
+
+def assert_planes_add_up(planes: Tensor, inputs: LoraInputs) -> None:
+    """To x Aᵀ in float64, whose numbers are of size 1, within float32's rounding of up to 1,500 terms."""
+    table, group = inputs.table, inputs.group
+    starts = inputs.segments.start.tolist()
+    for slot, first, end in zip(inputs.segments.adapter_slot.tolist(), starts[:-1], starts[1:], strict=True):
+        ranks = [] if slot == BASE else table.lora_rank[slot, group.member_start :].tolist()
+        if not sum(ranks):
+            continue
+        a = matrix(table, int(table.offset_a[slot, group.group_index]), sum(ranks), group.in_features)
+        expected = inputs.x[first:end].double() @ a.double().T
+        for member, columns in enumerate(expected.split(ranks, dim=1)):
+            found = planes[:, first:end, member * MAX_LORA_RANK :][..., : columns.shape[1]]
+            torch.testing.assert_close(found.double().sum(0), columns, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "ranks", "in_features"),
+    [
+        pytest.param([1], [0], [(1,)], 1, id="smallest"),
+        pytest.param([3, 2], [0, 1], [(1, 1, 1), (1, 0, 1)], 17, id="rank-1"),
+        pytest.param([2, 5], [0, 1], [(512, 3, 512), (512, 512, 512)], 130, id="largest-ranks"),
+        pytest.param([2, 1, 37, 4], [BASE, 0, 1, 2], [(33, 16), (16, 64), (8, 33)], 101, id="mixed-ranks"),
+        pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [(4,), (5,), (6,)], 32, id="empty-segments"),
+        pytest.param([3, 3], [0, 1], [(0, 9, 0), (0, 0, 0)], 40, id="absent-members"),
+        pytest.param([259, 1, 5], [0, BASE, 1], [(20, 7), (70, 0)], 77, id="prefill"),
+        pytest.param([1, 2], [0, 1], [(5, 8), (16, 2)], 1500, id="split"),
+    ],
+)
+def test_planes_add_up_to_x_times_a_transposed(triton_device, dtype, rows, slots, ranks, in_features):
+    inputs = make_lora_inputs(rows, slots, ranks, in_features, (8,) * len(ranks[0]), dtype, triton_device)
+    planes = shrink(inputs)
+    assert planes.dtype == torch.float32
+    assert_planes_add_up(planes, inputs)
+
+
+@pytest.mark.parametrize("popularity", POPULARITIES)
+def test_any_popularity_of_adapters(triton_device, popularity):
+    rows, slots = make_popularity(popularity, num_rows=24, num_slots=16)
+    ranks = [(1 + 7 * slot % 40, slot % 3 * 8) for slot in range(16)]
+    inputs = make_lora_inputs(rows, slots, ranks, 96, (8, 8), device=triton_device)
+    assert_planes_add_up(shrink(inputs), inputs)
+
+
+def test_few_tiles_are_split_and_every_plane_counts(triton_device):
+    inputs = make_lora_inputs([3], [0], [(20,)], 1100, (8,), device=triton_device)
+    planes = shrink(inputs)
+    assert planes.shape[0] == splits_of(1, 1100) == 4
+    planes[3, 2, 19] = 0
+    with pytest.raises(AssertionError):
+        assert_planes_add_up(planes, inputs)
+
+
+def test_the_number_of_splits_follows_from_shapes():
+    pytest.importorskip("triton")
+    assert splits_of(1, 1) == 1
+    assert splits_of(1, 4096) == 16
+    assert splits_of(64, 4096) == 8
+    assert splits_of(256, 4096) == 2
+    assert splits_of(17, 4096, is_decode=False) == 4
+    assert splits_of(129, 14336, is_decode=False) == 1
+
+
+def test_the_same_bits_in_every_run(triton_device):
+    inputs = make_lora_inputs([1, 1], [0, 1], [(40,), (8,)], 1100, (8,), device=triton_device)
+    first = shrink(inputs)
+    second = shrink(inputs)
+    for row, lora_rank in ((0, 40), (1, 8)):
+        assert torch.equal(first[:, row, :lora_rank], second[:, row, :lora_rank])
+
+
+def test_a_row_does_not_see_its_neighbours(triton_device):
+    """NaN in rows of the base model and of other adapters stays there."""
+    inputs = make_lora_inputs([2, 3, 2], [BASE, 0, 1], [(9,), (4,)], 50, (8,), device=triton_device)
+    inputs.x[:2] = inputs.x[5:] = inputs.x[3] = float("nan")
+    planes = shrink(inputs)
+    assert planes[:, 2, :9].isfinite().all()
+    assert planes[:, 4, :9].isfinite().all()
+    assert planes[:, 3, :9].isnan().all()

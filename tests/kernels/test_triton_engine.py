@@ -1,0 +1,50 @@
+"""The whole engine on Triton's kernels, interpreted where there is no GPU, against PEFT in float32."""
+
+import random
+from pathlib import Path
+
+from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
+from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
+from tests.support.tiny_models import save_tiny_model
+
+NUM_TOKENS = 4
+VOCAB_SIZE = 259
+ADAPTERS = ("patterns64", "head8")
+"""All linears with ranks 3 to 64, and one with an adapted `lm_head`, which sees the sampled rows only."""
+
+
+def wrong_token(reference: Reference, answer: Answer) -> str | None:
+    """The first token that is not PEFT's, or whose log-probability is another; None when there is none."""
+    assert min(reference.margin(i) for i in range(NUM_TOKENS)) > 1e-3, "a tie: choose another seed"
+    logprobs = reference.logits.log_softmax(-1)
+    for i, (expected, found) in enumerate(zip(reference.token_ids, answer.logprobs, strict=True)):
+        difference = abs(found.logprob - float(logprobs[i, expected]))
+        if answer.token_ids[i] != expected or difference > 1e-4 * float(reference.logits[i, :VOCAB_SIZE].abs().max()):
+            return f"output {i} is {answer.token_ids[i]} instead of {expected}, off by {difference:.2g}"
+    return answer.error
+
+
+def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
+    model = save_tiny_model("llama", tmp_path / "model")
+    saved = save_adapters(model, tmp_path / "adapters")
+    adapters = {name: saved[name] for name in ADAPTERS}
+    rng = random.Random(0)
+    prompts: dict[str | None, list[int]] = {
+        name: [rng.randrange(256) for _ in range(length)]
+        for name, length in zip([None, *ADAPTERS], (3, 21, 7), strict=True)
+    }
+    references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
+    engine = make_engine(tmp_path / "model", backend="triton", device=triton_device)
+    assert engine.describe().backend == "triton"
+    digests = {None: None, **add_adapters(engine, adapters, tmp_path / "packed")}
+
+    def requests(turn: str, names: list[str | None]) -> list:
+        return [greedy(f"{turn}-{name}", prompts[name], NUM_TOKENS, digests[name], logprobs=0) for name in names]
+
+    answers = run(engine, requests("first", [*prompts]))
+    wrong = {name: wrong_token(reference, answers[f"first-{name}", 0]) for name, reference in references.items()}
+    assert wrong == dict.fromkeys(prompts)
+
+    again = run(engine, requests("hit", ["patterns64"]))["hit-patterns64", 0]
+    assert again.num_cached_tokens == 16
+    assert wrong_token(references["patterns64"], again) is None

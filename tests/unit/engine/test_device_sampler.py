@@ -1,0 +1,94 @@
+"""Where the device samples, tokens are those of the host's sampler, whatever else is in the batch."""
+
+import pytest
+import torch
+from loraserve_kernels.logit_edits import LogitEdits
+from loraserve_kernels.sampling import DrawParams, SamplesOnDevice, sample_reference
+from torch import Tensor
+
+from loraserve.engine.device_sampler import DeviceSampler
+from loraserve.engine.request import SamplingParams
+from loraserve.engine.sampler import Sampler
+from loraserve.engine.sampling_row import SamplingRow
+from tests.support.host_accelerator import HostAccelerator
+
+VOCAB_SIZE, LOGITS_SIZE = 150, 160
+
+
+class SamplingBackend:
+    def __init__(self) -> None:
+        self.draws: list[DrawParams | None] = []
+
+    def sample(
+        self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
+    ) -> tuple[Tensor, Tensor]:
+        self.draws.append(draws)
+        return sample_reference(logits, vocab_size, draws, edits)
+
+
+@pytest.fixture
+def backend() -> SamplingBackend:
+    backend = SamplingBackend()
+    assert isinstance(backend, SamplesOnDevice)
+    return backend
+
+
+def on_device(backend: SamplingBackend) -> Sampler:
+    device = DeviceSampler(backend, HostAccelerator(), VOCAB_SIZE, 8)
+    return Sampler(VOCAB_SIZE, LOGITS_SIZE, device=device)
+
+
+def row(seed: int = 3, position: int = 11, **params: object) -> SamplingRow:
+    return SamplingRow(SamplingParams(max_tokens=9, **params), seed, position, [1, 2], [5], (7,))  # type: ignore[arg-type]
+
+
+GREEDY = row(temperature=0.0)
+DRAWN = [
+    row(seed=-1, temperature=0.7, top_k=5),
+    row(seed=1 << 63, position=2, temperature=1.3, top_p=0.8),
+    row(seed=5, temperature=1.0, min_p=0.05),
+]
+OTHERS = [
+    row(temperature=0.0, logprobs=2),
+    row(temperature=0.9, logit_bias={4: 50.0}),
+    row(temperature=0.0, repetition_penalty=1.5),
+]
+
+
+def logits(num_rows: int) -> Tensor:
+    return torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)) * 3
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[GREEDY, GREEDY], DRAWN, [GREEDY, *DRAWN], OTHERS, [OTHERS[0], GREEDY, OTHERS[1], *DRAWN, OTHERS[2]]],
+    ids=["greedy", "drawn", "both", "others", "all"],
+)
+def test_tokens_are_those_of_the_host(backend: SamplingBackend, rows: list[SamplingRow]) -> None:
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits(len(rows)), rows)
+    assert on_device(backend).sample(logits(len(rows)), rows) == expected
+
+
+def test_a_greedy_batch_has_nothing_to_draw(backend: SamplingBackend) -> None:
+    on_device(backend).sample(logits(2), [GREEDY, GREEDY])
+    assert backend.draws == [None]
+
+
+def test_rows_that_need_the_host_alone_never_reach_the_device(backend: SamplingBackend) -> None:
+    on_device(backend).sample(logits(3), OTHERS)
+    assert backend.draws == []
+
+
+def test_a_row_that_is_not_finite_is_told_and_alone(backend: SamplingBackend) -> None:
+    broken = logits(3)
+    broken[1, 4] = torch.nan
+    sampled = on_device(backend).sample(broken, [GREEDY, GREEDY, DRAWN[0]])
+    assert sampled.is_finite == [True, False, True]
+    assert sampled.token_ids[0] == int(broken[0, :VOCAB_SIZE].argmax())
+
+
+def test_parameters_of_the_step_before_are_not_seen(backend: SamplingBackend) -> None:
+    sampler = on_device(backend)
+    sampler.sample(logits(4), [*DRAWN, GREEDY])
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits(2), [GREEDY, DRAWN[1]])
+    assert sampler.sample(logits(2), [GREEDY, DRAWN[1]]) == expected

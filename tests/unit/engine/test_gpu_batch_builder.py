@@ -1,0 +1,151 @@
+"""Batches for a GPU hold what the CPU's do, with work lists, and padded where a graph computes them."""
+
+import numpy as np
+import pytest
+from loraserve_kernels.attention_work import make_attention_work
+from loraserve_kernels.lora_tiles import tiles_of
+from loraserve_kernels.step_batch import Segments, StepBatch
+from torch import Tensor
+
+from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.gpu_batch_builder import REBALANCE_STEPS, GpuBatchBuilder
+from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.sequence import RequestState, Sequence
+from loraserve.engine.work_lists import WorkLists
+from tests.support.host_accelerator import HostAccelerator
+
+MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE = 600, 6, 80, 16
+MAX_CONTEXT = MAX_BLOCKS * BLOCK_SIZE
+NUM_SPLITS = 8
+SIZES = (1, 2, 4, 6)
+
+
+@pytest.fixture
+def builder() -> GpuBatchBuilder:
+    work = WorkLists(MAX_ROWS, MAX_SEQS, MAX_CONTEXT, NUM_SPLITS)
+    return GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), work, SIZES)
+
+
+def item(num_computed: int, num_rows: int, num_sampled: int = 1, adapter_slot: int = -1) -> ScheduledSequence:
+    token_ids = list(range(num_computed + num_rows))
+    request = EngineRequest("r", token_ids, SamplingParams(max_tokens=1))
+    sequence = Sequence(RequestState(request, 0.0, b""), 0, token_ids, len(token_ids))
+    sequence.num_computed_tokens = num_computed
+    sequence.blocks = [3 + 2 * i for i in range(-(-len(token_ids) // BLOCK_SIZE))]
+    sequence.adapter_slot = adapter_slot
+    return ScheduledSequence(sequence, num_rows, num_sampled)
+
+
+MIXED = [
+    item(40, 1),
+    item(0, 9, 0),
+    item(700, 1, adapter_slot=0),
+    item(3, 130, adapter_slot=0),
+    item(0, 420, adapter_slot=4),
+]
+
+
+def entries(work: Tensor) -> list[list[int]]:
+    return [entry for entry in work.tolist() if entry[0] >= 0]
+
+
+def without_lists(batch: StepBatch) -> list[list[int]]:
+    of_rows = (batch.token_ids, batch.positions, batch.slot_mapping, batch.sampled_rows)
+    of_sequences = (batch.context_lens, batch.row_start, batch.num_rows)
+    segments = (batch.segments, batch.sampled_segments)
+    of_segments = [tensor for found in segments for tensor in (found.start, found.adapter_slot)]
+    return [tensor.tolist() for tensor in (*of_rows, *of_sequences, *of_segments)]
+
+
+def test_a_batch_is_what_the_cpu_gets(builder: GpuBatchBuilder) -> None:
+    expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(MIXED)
+    found = builder.build(MIXED)
+    assert without_lists(found) == without_lists(expected)
+    for row, scheduled in enumerate(MIXED):
+        blocks = scheduled.sequence.blocks
+        assert found.block_table[row, : len(blocks)].tolist() == blocks
+
+
+@pytest.mark.parametrize("scheduled", [MIXED, MIXED[:2], MIXED[2:3], MIXED[3:4], MIXED[4:]])
+def test_work_lists_are_those_that_ops_would_make(builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]) -> None:
+    batch = builder.build(scheduled)
+    expected = make_attention_work(batch.context_lens, batch.num_rows, NUM_SPLITS)
+    assert batch.attention is not None
+    assert entries(batch.attention.prefill_tiles) == entries(expected.prefill_tiles)
+    for found, made in (
+        (batch.attention.decode_splits, expected.decode_splits),
+        (batch.attention.append_splits, expected.append_splits),
+    ):
+        assert {tuple(entry[:2]) for entry in entries(found)} == {tuple(entry[:2]) for entry in entries(made)}
+    for segments, num_rows in (
+        (batch.segments, len(batch.token_ids)),
+        (batch.sampled_segments, len(batch.sampled_rows)),
+    ):
+        if segments.has_adapter:
+            bare = Segments(segments.start, segments.adapter_slot, has_adapter=True)
+            assert segments.tiles is not None
+            assert entries(segments.tiles) == entries(tiles_of(bare, num_rows))
+
+
+def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBuilder) -> None:
+    captured = builder.graph_batch(4, has_adapter=True)
+    assert captured.attention is not None
+    assert captured.segments.tiles is not None
+    assert entries(captured.attention.decode_splits) == entries(captured.segments.tiles) == []
+    builder.build(MIXED)  # leaves other values in the padding's place
+    batch = builder.build([item(40, 1), item(17, 1, adapter_slot=0), item(18, 1, adapter_slot=2)])
+    assert batch.attention is not None
+    assert captured.token_ids.tolist() == [40, 17, 18, 0]
+    assert captured.positions.tolist() == [40, 17, 18, 0]
+    assert captured.slot_mapping.tolist() == [7 * 16 + 8, 5 * 16 + 1, 5 * 16 + 2, -1]
+    assert captured.context_lens.tolist() == [41, 18, 19, 0]
+    assert captured.row_start.tolist() == captured.sampled_rows.tolist() == [0, 1, 2, 3]
+    assert captured.num_rows.tolist() == [1, 1, 1, 0]
+    assert captured.segments.tiles.tolist() == [[0, 1, 2], [2, 2, 3], [-1, 0, 0], [-1, 0, 0]]
+    assert captured.sampled_segments.tiles is not None
+    assert captured.sampled_segments.tiles.tolist() == captured.segments.tiles.tolist()
+    assert [entry[0] for entry in entries(captured.attention.decode_splits)] == [0, 1, 2]
+    for name in ("decode_splits", "append_splits", "prefill_tiles"):
+        assert getattr(captured.attention, name).shape == getattr(batch.attention, name).shape
+        assert getattr(captured.attention, name).data_ptr() == getattr(batch.attention, name).data_ptr()
+
+
+def test_neighbours_of_one_adapter_leave_no_old_tile_behind(builder: GpuBatchBuilder) -> None:
+    captured = builder.graph_batch(4, has_adapter=True)
+    builder.build([item(1, 1, adapter_slot=slot) for slot in range(4)])
+    builder.build([item(1, 1, adapter_slot=5) for _ in range(3)])
+    assert captured.segments.tiles is not None
+    assert captured.segments.tiles.tolist() == [[5, 0, 3], [-1, 0, 0], [-1, 0, 0], [-1, 0, 0]]
+
+
+def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilder) -> None:
+    scheduled = [item(100, 1), item(100, 1)]
+    batch = builder.build(scheduled)
+    assert batch.attention is not None
+    assert len(entries(batch.attention.decode_splits)) == 2
+    for longer in scheduled:
+        longer.sequence.num_computed_tokens = 1000
+        longer.sequence.token_ids = list(range(1001))
+        longer.sequence.blocks = list(range(63))
+    for _ in range(REBALANCE_STEPS):
+        assert builder.build(scheduled) is batch
+    assert len(entries(batch.attention.decode_splits)) > 2
+
+
+def test_arrays_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
+    accelerator = builder._buffers._accelerator
+    assert isinstance(accelerator, HostAccelerator)
+    builder.build(MIXED[:1])
+    assert not accelerator.events[-1].is_done
+    first = accelerator.events[-1]
+    builder.build(MIXED[:1])
+    assert first.is_done
+
+
+def test_without_lists_and_graphs_a_batch_is_only_copied() -> None:
+    builder = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, ())
+    batch = builder.build([item(17, 1, adapter_slot=1)])
+    assert batch.token_ids.tolist() == [17]
+    assert batch.attention is None
+    assert batch.segments.tiles is None
+    assert not np.shares_memory(batch.token_ids.numpy(), builder._token_ids.array)
