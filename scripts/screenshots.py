@@ -20,6 +20,7 @@ from pathlib import Path
 
 import httpx
 from playwright.sync_api import Browser, BrowserType, Page, sync_playwright
+from usage_history import write_usage_history
 
 import loraserve.demo
 
@@ -49,10 +50,14 @@ SHOTS = [
     Shot("console-adapter", "#/adapters/support-tone"),
     Shot("console-live-dark", "#/live", theme="dark"),
     Shot("console-requests", "#/requests"),
-    Shot("console-keys-dark", "#/access", theme="dark"),
+    Shot("console-tenants-dark", "#/access", theme="dark"),
     Shot("console-phone-adapters", "#/adapters", PHONE),
     Shot("console-phone-adapter-dark", "#/adapters/support-tone", PHONE, "dark"),
 ]
+
+
+QUIET_SHOTS = [Shot("console-usage", "#/access/usage?span=7d")]
+"""Before the traffic, which would be the tallest bar of the week."""
 
 
 def main() -> None:
@@ -63,16 +68,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch) / "data") as url:
         fill(url, Path(scratch))
         with sync_playwright() as playwright, chromium(playwright.chromium) as browser:
-            for shot in SHOTS:
-                with view(browser, url, shot) as page:
-                    page.screenshot(path=folder / f"{shot.name}.png")
+            take(browser, url, QUIET_SHOTS, folder)
+            traffic(url)
+            take(browser, url, SHOTS, folder)
             playground(browser, url, folder / "console-playground.png")
             refused_upload(browser, url, Path(scratch), folder / "console-report.png")
     check(folder)
 
 
+def take(browser: Browser, url: str, shots: list[Shot], folder: Path) -> None:
+    for shot in shots:
+        with view(browser, url, shot) as page:
+            page.screenshot(path=folder / f"{shot.name}.png")
+
+
 @contextmanager
 def served(data_dir: Path) -> Iterator[str]:
+    data_dir.mkdir(mode=0o700)
+    write_usage_history(data_dir)
     # Memory that the demo's small adapters can be seen in.
     memory = ["--adapter-memory-bytes", "4M", "--kv-cache-memory-bytes", "16M"]
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "0", "--data-dir", str(data_dir), *memory]
@@ -98,7 +111,7 @@ def chromium(kind: BrowserType) -> Iterator[Browser]:
 
 
 def fill(url: str, scratch: Path) -> None:
-    """Adapters, versions, tenants and some traffic."""
+    """Adapters, versions and tenants."""
     with httpx.Client(base_url=url, timeout=60) as http:
         for tenant, weight in (("acme", 2), ("globex", 1)):
             body = {"id": tenant, "weight": weight, "limits": {"requests_per_min": 600, "max_concurrent": 8}}
@@ -112,7 +125,6 @@ def fill(url: str, scratch: Path) -> None:
         canary = {"version": 2, "canary": {"version": 3, "weight_bp": 1000}}
         http.put("/v1/adapters/support-tone/aliases/live", json=canary).raise_for_status()
         http.put("/v1/adapters/support-tone/aliases/staging", json={"version": 3}).raise_for_status()
-    traffic(url)
 
 
 def traffic(url: str) -> None:

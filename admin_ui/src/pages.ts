@@ -35,6 +35,7 @@ export const PAGES: Page[] = [
     title: "Live",
     icon: "live",
     needs: "viewer",
+    secondary: true,
     load: async () => (await import("./views/live/live")).Live,
   },
   {

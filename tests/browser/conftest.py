@@ -86,6 +86,7 @@ def tenant(server: ServerProcess, admin: httpx.Client, tenant_numbers: Iterator[
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
+        # For a developer's machine; `.ci/run` installs one.
         pytest.skip(f"no Chromium on PATH ({', '.join(BROWSERS)})")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_FLAGS)

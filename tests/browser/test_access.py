@@ -123,6 +123,67 @@ def test_revoking_a_key_wants_its_name_typed_and_is_for_ever(root: Console, tena
     assert status_of(root.url, secret) == 401
 
 
+def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
+    open_keys(root, tenant)
+    secret = make_key(root, "shrinking")
+    key_row(root, "shrinking").get_by_role("button", name="Edit").click()
+    dialog = root.dialog("Edit shrinking")
+    dialog.get_by_label("Requests per minute").fill("0")
+    dialog.get_by_label("Only these adapters").fill("uppercase")
+    dialog.get_by_role("button", name="Save").click()
+    root.toast("Changed shrinking.")
+    expect(key_row(root, "shrinking")).to_contain_text("0 requests per minute")
+    expect(key_row(root, "shrinking")).to_contain_text("uppercase")
+    headers = {"authorization": f"Bearer {secret}"}
+    body = {"model": "uppercase", "prompt": "hello", "max_tokens": 1}
+    assert httpx.post(f"{root.url}/v1/completions", json=body, headers=headers).status_code == 429
+
+
+def test_all_keys_are_shown_with_whose_they_are(root: Console, tenant: Tenant, admin_secret: str):
+    open_keys(root, tenant)
+    of_all = root.page.get_by_test_id("key-row").filter(has_text="all tenants")
+    expect(of_all).to_have_count(0)
+    root.page.get_by_role("button", name="All keys").click()
+    expect(of_all.filter(has_text=admin_secret.removeprefix("ls-").split("_", 1)[0])).to_have_count(1)
+    expect(root.page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
+
+
+def test_a_key_that_has_ended_says_so(root: Console, tenant: Tenant):
+    tenant.key("infer", name="brief", expires_in_s=1)
+    open_keys(root, tenant)
+    expect(key_row(root, "brief")).to_contain_text("expired", timeout=30_000)
+
+
+def test_over_plain_http_keys_are_made_and_copied_all_the_same(root: Console, tenant: Tenant):
+    # What a browser leaves out on a page from another machine without https.
+    root.page.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', { value: undefined });"
+        "Object.defineProperty(crypto, 'randomUUID', { value: undefined });"
+        "document.addEventListener('copy', () => { window.copied = String(document.getSelection()) });"
+    )
+    open_keys(root, tenant)
+    secret = make_key(root, "from afar")
+    root.page.get_by_test_id("secret").get_by_role("button", name="Copy the key").click()
+    expect(root.page.get_by_test_id("secret").get_by_role("button", name="Copied")).to_be_visible()
+    assert root.page.evaluate("window.copied") == secret
+
+
+def test_suspending_a_tenant_refuses_its_requests_until_that_is_undone(root: Console, tenant: Tenant):
+    page = root.open("#/access")
+    row = page.get_by_test_id("tenant-row").filter(has=page.get_by_text(tenant.name, exact=True))
+    row.get_by_role("button", name="Suspend").click()
+    dialog = root.dialog(f"Suspend {tenant.name}?")
+    expect(dialog.get_by_role("button", name="Suspend")).to_be_disabled()
+    dialog.get_by_label(f"Type {tenant.name} to confirm").fill(tenant.name)
+    dialog.get_by_role("button", name="Suspend").click()
+    toast = root.toast(f"Suspended {tenant.name}.")
+    assert status_of(root.url, tenant.operator_key) in (401, 403)
+    toast.get_by_role("button", name="Undo").click()
+    root.toast("Undone.")
+    expect(row).to_contain_text("active")
+    assert status_of(root.url, tenant.operator_key) == 200
+
+
 def test_a_tenant_is_made_changed_suspended_and_resumed(root: Console, tenant: Tenant):
     page = root.open("#/access")
     page.get_by_role("button", name="New tenant").click()

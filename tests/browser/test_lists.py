@@ -94,6 +94,55 @@ def test_several_adapters_are_disabled_at_once_and_that_is_undone(console: Conso
     assert tenant.http.get("/v1/adapters/first").json()["enabled"] is True
 
 
+def test_several_adapters_are_deleted_after_their_number_is_typed_and_come_back(console: Console, tenant: Tenant):
+    for name in ("first", "second"):
+        tenant.add(name, ADAPTER_DIR / "uppercase")
+    page = console.open("#/adapters")
+    # Of all that are shown only its own can be changed.
+    page.get_by_label("Select all that are shown").check()
+    bar = page.get_by_role("region", name="Selected adapters")
+    expect(bar).to_contain_text("2 selected")
+    bar.get_by_role("button", name="Delete").click()
+    dialog = console.dialog("Delete 2 adapters?")
+    delete = dialog.get_by_role("button", name="Delete", exact=True)
+    dialog.get_by_label("Type delete 2 to confirm").fill("delete")
+    expect(delete).to_be_disabled()
+    dialog.get_by_label("Type delete 2 to confirm").fill("delete 2")
+    delete.click()
+    toast = console.toast("Deleted 2 adapters.")
+    expect(page.get_by_test_id("adapter-row")).to_have_count(len(ADAPTERS))
+    assert tenant.http.get("/v1/adapters/first").json()["status"] == "deleted"
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Undone.")
+    assert [tenant.http.get(f"/v1/adapters/{name}").json()["status"] for name in ("first", "second")] == ["ready"] * 2
+
+
+def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tenant: Tenant):
+    for name in ("first", "second"):
+        tenant.add(name, ADAPTER_DIR / "uppercase")
+    page = console.open("#/adapters")
+    page.get_by_label("Select all that are shown").check()
+    page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Pin for an hour").click()
+    toast = console.toast("Pinned for an hour 2 adapters.")
+    expect(page.get_by_test_id("adapter-row").get_by_text("pinned")).to_have_count(2)
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Undone.")
+    assert tenant.http.get("/v1/adapters/first").json()["pin"] is None
+
+
+def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(console: Console, tenant: Tenant):
+    console.watch.expect_status(404)
+    for name in ("first", "second"):
+        tenant.add(name, ADAPTER_DIR / "uppercase")
+    page = console.open("#/adapters")
+    page.get_by_label("Select all that are shown").check()
+    assert tenant.http.delete("/v1/adapters/second", params={"drain_s": 0}).is_success
+    page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Disable").click()
+    console.toast("Disabled first.")
+    console.toast("second: ")
+    assert tenant.http.get("/v1/adapters/first").json()["enabled"] is False
+
+
 @pytest.mark.parametrize("combination", ["Control+k", "Meta+k"])
 def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Console, combination: str):
     page = console.open()
@@ -112,5 +161,6 @@ def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Consol
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Live")).to_be_visible()
     page.keyboard.press(combination)
+    expect(box).to_be_focused()
     page.keyboard.press("Escape")
     expect(box).to_have_count(0)

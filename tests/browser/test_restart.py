@@ -4,10 +4,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.browser.conftest import admin_key, watched_console
-from tests.support.server_process import serve, stop
+from tests.support.adapter_variants import twin
+from tests.support.server_process import serve, stop, wait_until
 
 RESTART_MS = 60_000
 
@@ -41,3 +42,73 @@ def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, fres
             expect(page.get_by_test_id("adapter-row").first).to_be_visible(timeout=RESTART_MS)
             stop(second)
             console.page.goto("about:blank")
+
+
+def is_held(page: Page, held: list[Route]) -> bool:
+    """Playwright tells of it only while it is asked for something."""
+    page.wait_for_timeout(20)
+    return bool(held)
+
+
+def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(
+    browser: Browser, fresh_dir: Callable[[], Path], tmp_path: Path
+):
+    data_dir, port = fresh_dir(), str(free_port())
+    key = admin_key(data_dir)
+    held: list[Route] = []
+    sent: list[str] = []
+
+    def note(request: Request) -> None:
+        if request.method in ("POST", "PUT"):
+            sent.append(f"{request.method} {request.url.rsplit('/', 1)[1]}")
+
+    with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 1280, 800, "light") as console:
+        console.watch.expect_no_answer()
+        console.watch.expect_status(503)
+        console.start_session(key)
+        page = console.page
+        page.on("request", note)
+        # The weights are on their way when the server goes.
+        page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
+        with page.expect_request("**/files/adapter_model.safetensors"):
+            console.upload("lasting", twin(tmp_path / "lasting", "json"))
+        wait_until(lambda: is_held(page, held), "the weights are held")
+        stop(first)
+        held[0].abort()
+        page.unroute("**/files/adapter_model.safetensors")
+        expect(page.get_by_test_id("upload-waits")).to_be_visible()
+        with serve(data_dir, "--port", port) as second:
+            expect(page.get_by_test_id("upload-ready")).to_contain_text("Version 1 is live", timeout=RESTART_MS)
+            # One session, whose configuration was sent once.
+            assert (sent.count("POST uploads"), sent.count("PUT adapter_config.json")) == (1, 1)
+            stop(second)
+            page.goto("about:blank")
+
+
+def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(
+    browser: Browser, fresh_dir: Callable[[], Path], tmp_path: Path
+):
+    data_dir, port = fresh_dir(), str(free_port())
+    key = admin_key(data_dir)
+    folder = twin(tmp_path / "left", "json")
+    with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 390, 844, "dark") as console:
+        console.watch.expect_no_answer()
+        console.watch.expect_status(503)
+        console.start_session(key)
+        page = console.page
+        page.on("dialog", lambda dialog: dialog.accept())
+        page.route("**/files/adapter_model.safetensors", lambda _: None)
+        with page.expect_request("**/files/adapter_model.safetensors"):
+            console.upload("left", folder)
+        stop(first)
+        with serve(data_dir, "--port", port) as second:
+            page.reload()
+            # What was held would be sent now, had the reload not ended it.
+            page.unroute("**/files/adapter_model.safetensors")
+            expect(page.get_by_test_id("stepper")).to_have_attribute("data-state", "open", timeout=RESTART_MS)
+            page.get_by_role("link", name="Go on").click()
+            page.get_by_test_id("folder-input").set_input_files(folder)
+            page.get_by_role("button", name="Resume upload").click()
+            expect(page.get_by_test_id("upload-ready")).to_be_visible(timeout=RESTART_MS)
+            stop(second)
+            page.goto("about:blank")

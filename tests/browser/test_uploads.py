@@ -5,12 +5,26 @@ import re
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.console import START_MS, Console
 from tests.browser.tenant import FILES, Tenant
 from tests.support.adapter_variants import twin, variant
 from tests.support.demo_questions import ADAPTER_DIR
+
+
+def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...]) -> str:
+    """The session as a page leaves it that is closed after these files."""
+    sizes = [{"name": file, "size_bytes": (folder / file).stat().st_size} for file in FILES]
+    opened = tenant.http.post(f"/v1/adapters/{name}/uploads", json={"files": sizes}).json()
+    for file in files:
+        content = (folder / file).read_bytes()
+        headers = {
+            "content-type": "application/octet-stream",
+            "content-range": f"bytes 0-{len(content) - 1}/{len(content)}",
+        }
+        assert tenant.http.put(f"/v1/uploads/{opened['id']}/files/{file}", content=content, headers=headers).is_success
+    return opened["id"]
 
 
 def test_a_dropped_folder_becomes_a_live_adapter_that_answers(console: Console, tmp_path: Path):
@@ -24,6 +38,25 @@ def test_a_dropped_folder_becomes_a_live_adapter_that_answers(console: Console, 
     answers = console.page.get_by_test_id("answer")
     expect(answers.nth(1)).to_contain_text("HELLO WORLD", timeout=START_MS)
     expect(answers.nth(0)).not_to_contain_text("HELLO WORLD")
+
+
+def test_files_that_are_dropped_are_taken(console: Console):
+    page = console.open("#/upload?name=dropped")
+    files = {file: list((ADAPTER_DIR / "spell" / file).read_bytes()) for file in FILES}
+    dropped = page.evaluate_handle(
+        """(files) => {
+            const transfer = new DataTransfer();
+            for (const [name, bytes] of Object.entries(files)) {
+                transfer.items.add(new File([new Uint8Array(bytes)], name));
+            }
+            return transfer;
+        }""",
+        files,
+    )
+    page.get_by_test_id("drop-zone").dispatch_event("drop", {"dataTransfer": dropped})
+    expect(page.get_by_test_id("chosen-files")).to_contain_text(FILES[1])
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
 def test_the_name_comes_from_the_folder_and_files_that_are_no_adapter_are_left_out(console: Console, tmp_path: Path):
@@ -104,16 +137,7 @@ def test_what_cannot_be_an_adapter_is_refused_before_anything_is_sent(
 
 def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, tenant: Tenant, tmp_path: Path):
     folder = twin(tmp_path / "resumed", "json")
-    sizes = {file: (folder / file).stat().st_size for file in FILES}
-    files = [{"name": file, "size_bytes": size} for file, size in sizes.items()]
-    # As a page leaves it that is closed after the first file.
-    opened = tenant.http.post("/v1/adapters/resumed/uploads", json={"files": files}).json()
-    config = (folder / FILES[0]).read_bytes()
-    headers = {
-        "content-type": "application/octet-stream",
-        "content-range": f"bytes 0-{len(config) - 1}/{len(config)}",
-    }
-    assert tenant.http.put(f"/v1/uploads/{opened['id']}/files/{FILES[0]}", content=config, headers=headers).is_success
+    left_open(tenant, "resumed", folder, FILES[:1])
     page = console.open("#/upload?name=resumed")
     sent: list[str] = []
     page.on("request", lambda request: sent.append(f"{request.method} {request.url.rsplit('/', 1)[1]}"))
@@ -125,11 +149,72 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert not any(request.startswith("POST uploads") for request in sent)
 
 
+def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
+    upload_id = left_open(tenant, "nearly", twin(tmp_path / "nearly", "json"), FILES)
+    page = console.open("#/upload")
+    page.get_by_test_id("past-upload").get_by_role("link", name="nearly").click()
+    expect(page).to_have_url(f"{console.url}/ui/#/upload/{upload_id}")
+    page.get_by_role("button", name="Check and load it").click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+
+
+def test_an_upload_that_somebody_left_is_given_up_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
+    upload_id = left_open(tenant, "left", twin(tmp_path / "left", "json"), FILES[:1])
+    page = console.open(f"#/upload/{upload_id}")
+    expect(page.get_by_text("only what is missing is sent")).to_be_visible()
+    page.get_by_role("button", name="Give up").click()
+    console.dialog("Give up the upload of left?").get_by_role("button", name="Give it up").click()
+    expect(console.see_upload_end("aborted")).to_contain_text("Given up")
+    assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
+
+
+def test_an_upload_goes_on_while_the_person_looks_at_something_else(console: Console, tmp_path: Path):
+    held: list[Route] = []
+    page = console.page
+    page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
+    with page.expect_request("**/files/adapter_model.safetensors"):
+        console.upload("meanwhile", twin(tmp_path / "meanwhile", "json"))
+    page.get_by_role("link", name="Live").click()
+    expect(page.get_by_role("heading", name="Live", exact=True)).to_be_visible()
+    page.get_by_role("link", name="Upload").click()
+    expect(page.get_by_role("progressbar", name="adapter_model.safetensors")).to_be_visible()
+    held[0].continue_()
+    console.see_upload_end("ready")
+    page.get_by_role("button", name="Upload another").click()
+    expect(page.get_by_test_id("drop-zone")).to_be_visible()
+
+
+def test_a_refused_upload_keeps_its_report_at_its_address(console: Console, tmp_path: Path):
+    console.watch.expect_status(400)
+    console.upload("dora", variant(tmp_path / "dora", "rot13", lambda config: config.update(use_dora=True)))
+    console.see_upload_end("rejected")
+    assert re.search(r"#/upload/\w+$", console.page.url)
+    console.page.reload()
+    console.see_upload_end("rejected")
+    expect(console.page.get_by_test_id("check-fail").filter(has_text="use_dora")).to_be_visible()
+
+
+def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Path):
+    def fail(route: Route) -> None:
+        session = route.fetch().json()
+        route.fulfill(json={**session, "state": "failed", "result": None, "error": "The engine went away."})
+
+    console.page.route("**/v1/uploads/*?wait_s=*", fail)
+    console.upload("again", twin(tmp_path / "again", "json"))
+    expect(console.see_upload_end("failed")).to_contain_text("The engine went away.")
+    console.page.unroute("**/v1/uploads/*?wait_s=*")
+    console.page.get_by_role("button", name="Try again").click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+
+
 def test_giving_up_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
     # The first chunk gets no answer, as on a network that just went away.
     console.page.route("**/files/**", lambda _: None)
     console.upload("given-up", twin(tmp_path / "given-up", "json"))
     console.page.get_by_role("button", name="Give up").click()
+    console.dialog("Give up the upload of given-up?").get_by_role("button", name="Give it up").click()
     expect(console.see_upload_end("aborted")).to_contain_text("Given up")
     (session,) = tenant.http.get("/v1/uploads").json()["data"]
     assert session["state"] == "aborted"

@@ -1,5 +1,6 @@
 """Operating an adapter: versions, aliases, rollback, and taking it out of service and back."""
 
+import json
 from pathlib import Path
 
 import httpx
@@ -7,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.console import Console
-from tests.browser.tenant import Tenant
+from tests.browser.tenant import FILES, Tenant
 from tests.support.adapter_variants import variant
 from tests.support.demo_questions import ADAPTER_DIR
 
@@ -69,6 +70,76 @@ def test_a_canary_splits_the_flag_of_its_alias_and_can_be_taken_back(console: Co
     toast.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("10 % of live")).to_have_count(0)
     assert versions.http.get("/v1/adapters/greeting").json()["canary_version"] is None
+
+
+def start_canary(versions: Tenant, weight_bp: int) -> None:
+    body = {"version": 1, "canary": {"version": 2, "weight_bp": weight_bp}}
+    assert versions.http.put("/v1/adapters/greeting/aliases/live", json=body).is_success
+
+
+def canary_of(versions: Tenant) -> tuple[int, int | None, int | None]:
+    adapter = versions.http.get("/v1/adapters/greeting").json()
+    return adapter["live"]["n"], adapter["canary_version"], adapter["canary_weight_bp"]
+
+
+def test_a_running_canary_gets_a_larger_share(console: Console, versions: Tenant):
+    start_canary(versions, 500)
+    page = console.open("#/adapters/greeting")
+    bar = page.get_by_test_id("canary-live")
+    expect(bar).to_contain_text("95 % of users")
+    bar.get_by_role("button", name="Change the share").click()
+    dialog = console.dialog("Point an alias at v2")
+    expect(dialog.get_by_label("For whom")).to_have_value("500")
+    dialog.get_by_label("For whom").select_option("2500")
+    dialog.get_by_role("button", name="Start the canary").click()
+    expect(bar).to_contain_text("75 % of users")
+    assert canary_of(versions) == (1, 2, 2500)
+
+
+@pytest.mark.parametrize(("button", "live"), [("v2 for everybody", 2), ("End the canary", 1)])
+def test_a_canary_ends_for_everybody_one_way_or_the_other(console: Console, versions: Tenant, button: str, live: int):
+    start_canary(versions, 1000)
+    page = console.open("#/adapters/greeting")
+    page.get_by_test_id("canary-live").get_by_role("button", name=button).click()
+    toast = console.toast(f"live is v{live} for everybody.")
+    expect(page.get_by_test_id("canary-live")).to_have_count(0)
+    assert canary_of(versions) == (live, None, None)
+    toast.get_by_role("button", name="Undo").click()
+    expect(page.get_by_test_id("canary-live")).to_contain_text("90 % of users")
+    assert canary_of(versions) == (1, 2, 1000)
+
+
+def test_the_files_of_a_version_are_downloaded(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting?v=2")
+    for file in FILES:
+        with page.expect_download() as download:
+            page.get_by_role("button", name=f"Download {file}").click()
+        assert download.value.suggested_filename == f"greeting-v2-{file}"
+        served = versions.http.get(f"/v1/adapters/greeting/versions/2/files/{file}").content
+        assert download.value.path().read_bytes() == served
+        if file == FILES[0]:
+            assert json.loads(served)["lora_alpha"] == 99
+
+
+def test_a_certificate_that_was_not_made_says_why(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    expect(page.get_by_test_id("certificate")).to_contain_text("Not measured: this server makes no certificates")
+    assert versions.http.get("/v1/adapters/greeting/versions/1/certificate").json()["state"] == "skipped"
+
+
+def test_the_menu_closes_on_escape_and_when_the_person_goes_elsewhere(console: Console, versions: Tenant):
+    assert live_version(versions.http) == 1
+    page = console.open("#/adapters/greeting")
+    menu = page.locator("summary[aria-label='More actions']")
+    item = page.get_by_role("button", name="Edit description and tags")
+    menu.click()
+    expect(item).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(item).to_be_hidden()
+    expect(menu).to_be_focused()
+    menu.click()
+    page.get_by_role("heading", level=1).click()
+    expect(item).to_be_hidden()
 
 
 def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Tenant):

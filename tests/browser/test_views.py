@@ -71,6 +71,23 @@ def test_a_view_fits_a_phone_and_is_accessible_there(
     check_accessible(open_view(new_console, shown, admin_secret, view, "phone", "dark"))
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_a_request_an_upload_and_a_change_by_their_addresses_are_accessible(
+    new_console: NewConsole, shown: Tenant, admin_secret: str, size: str
+):
+    (request, *_) = shown.http.get("/v1/requests").json()["data"]
+    (upload, *_) = shown.http.get("/v1/uploads").json()["data"]
+    page = open_view(new_console, shown, admin_secret, "audit", size, "light")
+    page.get_by_role("button", name="Before and after").first.click()
+    expect(page.get_by_test_id("audit-change")).to_be_visible()
+    check_accessible(page)
+    for fragment, name in ((f"requests/{request['id']}", "Request"), (f"upload/{upload['id']}", upload["adapter"])):
+        page.goto(f"{page.url.split('#')[0]}#/{fragment}")
+        expect(page.get_by_role("heading", level=1)).to_contain_text(name)
+        expect(page.locator(".skeleton")).to_have_count(0)
+        check_accessible(page)
+
+
 def test_the_login_is_accessible(new_console: NewConsole):
     console = new_console(width=390)
     console.watch.expect_status(401)
@@ -95,6 +112,7 @@ def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Te
 
 def check_accessible(page: Page) -> None:
     if not AXE.exists():
+        # For a checkout in which nobody built the console; `.ci/run` checks it before it tests.
         pytest.skip("axe-core is not installed: npm ci in admin_ui")
     # A script element is refused by the console's content security policy.
     page.evaluate(AXE.read_text())

@@ -12,9 +12,11 @@ VIEWS = {
     "playground": "#/playground?columns=,shown",
     "live": "#/live",
     "requests": "#/requests",
+    "usage": "#/requests/usage",
     "audit": "#/requests/audit",
     "tenants": "#/access",
-    "keys": "#/access/keys",
+    "keys": "#/access/keys?of=all",
+    "usage of all tenants": "#/access/usage?by=tenant&span=7d",
     "settings": "#/settings",
     "no such page": "#/nowhere",
 }

@@ -16,6 +16,8 @@ export interface paths {
         /**
          * GenerateAsAsked
          * @description A list of one answer, or a stream with `"stream": true`; what lorax-client calls.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["GenerateAsAsked"];
         delete?: never;
@@ -33,7 +35,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** CreateAdapterChatCompletion */
+        /**
+         * CreateAdapterChatCompletion
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
         post: operations["AdaptersV1ChatCompletionsCreateAdapterChatCompletion"];
         delete?: never;
         options?: never;
@@ -50,7 +55,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** CreateAdapterCompletion */
+        /**
+         * CreateAdapterCompletion
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
         post: operations["AdaptersV1CompletionsCreateAdapterCompletion"];
         delete?: never;
         options?: never;
@@ -68,6 +76,8 @@ export interface paths {
         /**
          * ListAdapterModels
          * @description The one adapter that this base URL serves.
+         *
+         *     Needs a key of any role.
          */
         get: operations["AdaptersV1ModelsListAdapterModels"];
         put?: never;
@@ -88,6 +98,8 @@ export interface paths {
         /**
          * GetAdapterModel
          * @description Only the adapter itself is found here.
+         *
+         *     Needs a key of any role.
          */
         get: operations["AdaptersV1ModelsModelIdGetAdapterModel"];
         put?: never;
@@ -110,6 +122,8 @@ export interface paths {
         /**
          * Detokenize
          * @description The text of token ids, special tokens included.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["DetokenizeDetokenize"];
         delete?: never;
@@ -127,7 +141,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Generate */
+        /**
+         * Generate
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
         post: operations["GenerateGenerate"];
         delete?: never;
         options?: never;
@@ -147,6 +164,8 @@ export interface paths {
         /**
          * GenerateStream
          * @description One event per token.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["GenerateStreamGenerateStream"];
         delete?: never;
@@ -237,6 +256,8 @@ export interface paths {
         /**
          * GetInfo
          * @description What clients of TGI and LoRAX ask first.
+         *
+         *     Needs a key of any role.
          */
         get: operations["InfoGetInfo"];
         put?: never;
@@ -257,6 +278,8 @@ export interface paths {
         /**
          * Metrics
          * @description Prometheus text format.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`, for all tenants.
          */
         get: operations["MetricsMetrics"];
         put?: never;
@@ -359,6 +382,8 @@ export interface paths {
         /**
          * Tokenize
          * @description The token ids that a completion of `prompt`, or a chat of `messages`, would begin with.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
          */
         post: operations["TokenizeTokenize"];
         delete?: never;
@@ -377,12 +402,16 @@ export interface paths {
         /**
          * ListAdapters
          * @description The tenant's adapters and the shared ones; deleted ones only with `state`.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersListAdapters"];
         put?: never;
         /**
          * AddAdapter
          * @description A form with `name` and both files, for curl: a session in one request, answered when the adapter is ready.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         post: operations["V1AdaptersAddAdapter"];
         delete?: never;
@@ -401,6 +430,8 @@ export interface paths {
         /**
          * GetAdapter
          * @description With its aliases and versions.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersNameGetAdapter"];
         put?: never;
@@ -408,6 +439,8 @@ export interface paths {
         /**
          * DeleteAdapter
          * @description Invisible at once. 200 when nothing runs with it any more, 202 while requests do, for at most `drain_s`.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1AdaptersNameDeleteAdapter"];
         options?: never;
@@ -415,6 +448,8 @@ export interface paths {
         /**
          * PatchAdapter
          * @description Change its description, its tags or whether it can be used.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         patch: operations["V1AdaptersNamePatchAdapter"];
         trace?: never;
@@ -430,12 +465,16 @@ export interface paths {
         /**
          * PutAlias
          * @description Make it or move it, from the next request on; requests that run keep their version.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         put: operations["V1AdaptersNameAliasesPutAlias"];
         post?: never;
         /**
          * DeleteAlias
          * @description Not "live".
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1AdaptersNameAliasesDeleteAlias"];
         options?: never;
@@ -454,12 +493,16 @@ export interface paths {
         /**
          * PinAdapter
          * @description Load its live version now and keep it at hand for a time.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         put: operations["V1AdaptersNameResidencyPinAdapter"];
         post?: never;
         /**
          * UnpinAdapter
          * @description It may be evicted again.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1AdaptersNameResidencyUnpinAdapter"];
         options?: never;
@@ -479,6 +522,8 @@ export interface paths {
         /**
          * RestoreAdapter
          * @description Within 24 hours after its deletion.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         post: operations["V1AdaptersNameRestoreRestoreAdapter"];
         delete?: never;
@@ -499,6 +544,8 @@ export interface paths {
         /**
          * RollBack
          * @description Back to the version before the last move; a second call undoes it.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         post: operations["V1AdaptersNameRollbackRollBack"];
         delete?: never;
@@ -519,6 +566,8 @@ export interface paths {
         /**
          * CreateUpload
          * @description Open a session: then PUT the config, PUT the weights in chunks, and commit.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         post: operations["V1AdaptersNameUploadsCreateUpload"];
         delete?: never;
@@ -537,6 +586,8 @@ export interface paths {
         /**
          * ListVersions
          * @description Newest first.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersNameVersionsListVersions"];
         put?: never;
@@ -554,13 +605,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** GetVersion */
+        /**
+         * GetVersion
+         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         */
         get: operations["V1AdaptersNameVersionsGetVersion"];
         put?: never;
         post?: never;
         /**
          * DeleteVersion
          * @description Refused (409) while an alias leads to it.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1AdaptersNameVersionsDeleteVersion"];
         options?: never;
@@ -578,6 +634,8 @@ export interface paths {
         /**
          * GetCertificate
          * @description How far the served model's answers with this version are from PEFT's own: measured once it is ready.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersNameVersionsCertificateGetCertificate"];
         put?: never;
@@ -597,7 +655,9 @@ export interface paths {
         };
         /**
          * GetFile
-         * @description As it was uploaded.
+         * @description As it was published.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         get: operations["V1AdaptersNameVersionsFilesGetFile"];
         put?: never;
@@ -618,6 +678,8 @@ export interface paths {
         /**
          * GetReport
          * @description What its validation looked at, and how it compares with PEFT.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1AdaptersNameVersionsReportGetReport"];
         put?: never;
@@ -641,6 +703,8 @@ export interface paths {
          *
          *     `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
          *     once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.
+         *
+         *     Needs a key with the role `admin`.
          */
         get: operations["V1AuditListAudit"];
         put?: never;
@@ -660,7 +724,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** CreateChatCompletion */
+        /**
+         * CreateChatCompletion
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
         post: operations["V1ChatCompletionsCreateChatCompletion"];
         delete?: never;
         options?: never;
@@ -677,7 +744,10 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** CreateCompletion */
+        /**
+         * CreateCompletion
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
         post: operations["V1CompletionsCreateCompletion"];
         delete?: never;
         options?: never;
@@ -695,6 +765,8 @@ export interface paths {
         /**
          * GetConfig
          * @description Every setting in force and where its value came from; "derived" = chosen by the server when it started.
+         *
+         *     Needs a key with the role `admin`, for all tenants.
          */
         get: operations["V1ConfigGetConfig"];
         put?: never;
@@ -715,6 +787,8 @@ export interface paths {
         /**
          * ListEngines
          * @description By id.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1EnginesListEngines"];
         put?: never;
@@ -734,13 +808,17 @@ export interface paths {
         };
         /**
          * ListKeys
-         * @description Newest first.
+         * @description Newest first. `tenant`: only its keys, not those for every tenant (`*`); left out = all that you may see.
+         *
+         *     Needs a key with the role `admin`.
          */
         get: operations["V1KeysListKeys"];
         put?: never;
         /**
          * CreateKey
          * @description The secret is in this answer and nowhere else. With an Idempotency-Key, a repetition makes no second key.
+         *
+         *     Needs a key with the role `admin`.
          */
         post: operations["V1KeysCreateKey"];
         delete?: never;
@@ -756,13 +834,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** GetKey */
+        /**
+         * GetKey
+         * @description Needs a key with the role `admin`.
+         */
         get: operations["V1KeysKeyIdGetKey"];
         put?: never;
         post?: never;
         /**
          * RevokeKey
          * @description For good. What runs with it ends with an error within 5 s.
+         *
+         *     Needs a key with the role `admin`.
          */
         delete: operations["V1KeysKeyIdRevokeKey"];
         options?: never;
@@ -770,6 +853,8 @@ export interface paths {
         /**
          * PatchKey
          * @description Holds from the next request on.
+         *
+         *     Needs a key with the role `admin`.
          */
         patch: operations["V1KeysKeyIdPatchKey"];
         trace?: never;
@@ -786,6 +871,8 @@ export interface paths {
         /**
          * RotateKey
          * @description A new secret for the same key; the old one works for another `grace_s`.
+         *
+         *     Needs a key with the role `admin`.
          */
         post: operations["V1KeysKeyIdRotateRotateKey"];
         delete?: never;
@@ -806,6 +893,8 @@ export interface paths {
          * @description Engines, their memory and queues, at most a second and a half old. To be polled: 304 while nothing changes.
          *
          *     A tenant sees its own names; what belongs to others is summed up without them.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1LiveGetLive"];
         put?: never;
@@ -828,6 +917,8 @@ export interface paths {
         /**
          * LoadLoraAdapter
          * @description Copy an adapter folder of this server in, validate it and make it what the name means.
+         *
+         *     Needs a key with the role `admin`.
          */
         post: operations["V1LoadLoraAdapterLoadLoraAdapter"];
         delete?: never;
@@ -846,6 +937,8 @@ export interface paths {
         /**
          * ListModels
          * @description The base model under each of its names, then the adapters.
+         *
+         *     Needs a key of any role.
          */
         get: operations["V1ModelsListModels"];
         put?: never;
@@ -866,6 +959,8 @@ export interface paths {
         /**
          * GetModel
          * @description Names of the base model may contain slashes; an adapter's may say a version or an alias.
+         *
+         *     Needs a key of any role.
          */
         get: operations["V1ModelsModelIdGetModel"];
         put?: never;
@@ -888,6 +983,8 @@ export interface paths {
          * @description What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
          *
          *     `tenant` is for keys of every tenant: another one, or `*` for all of them.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1RequestsListRequests"];
         put?: never;
@@ -905,13 +1002,18 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** GetRequest */
+        /**
+         * GetRequest
+         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         */
         get: operations["V1RequestsRequestIdGetRequest"];
         put?: never;
         post?: never;
         /**
          * AbortRequest
          * @description End it, within two seconds wherever it runs. What it delivered is billed. Nothing happens to one that is over.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1RequestsRequestIdAbortRequest"];
         options?: never;
@@ -931,7 +1033,9 @@ export interface paths {
          * @description The last minutes to a day in equal steps, all engines together.
          *
          *     With a key for one tenant: that tenant's requests, counted when they end; what it shares with others (running and
-         *     waiting sequences, memory, time between tokens) is null.
+         *     waiting sequences, memory and what is loaded into it, time between tokens) is null.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1SeriesGetSeries"];
         put?: never;
@@ -952,6 +1056,8 @@ export interface paths {
         /**
          * GetSession
          * @description Who the server takes you for; on an open server, everybody is its admin.
+         *
+         *     Needs a key of any role.
          */
         get: operations["V1SessionGetSession"];
         put?: never;
@@ -963,6 +1069,8 @@ export interface paths {
         /**
          * DeleteSession
          * @description Log out, on every server at once.
+         *
+         *     Needs a key of any role.
          */
         delete: operations["V1SessionDeleteSession"];
         options?: never;
@@ -982,6 +1090,8 @@ export interface paths {
         /**
          * CreateLink
          * @description A login for somebody who has no key at hand, good for one use within 15 minutes.
+         *
+         *     Needs a key with the role `admin`.
          */
         post: operations["V1SessionLinksCreateLink"];
         delete?: never;
@@ -1000,10 +1110,15 @@ export interface paths {
         /**
          * ListTenants
          * @description All of them for keys of every tenant, else one's own.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1TenantsListTenants"];
         put?: never;
-        /** CreateTenant */
+        /**
+         * CreateTenant
+         * @description Needs a key with the role `admin`, for all tenants.
+         */
         post: operations["V1TenantsCreateTenant"];
         delete?: never;
         options?: never;
@@ -1018,7 +1133,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** GetTenant */
+        /**
+         * GetTenant
+         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         */
         get: operations["V1TenantsGetTenant"];
         put?: never;
         post?: never;
@@ -1028,6 +1146,8 @@ export interface paths {
         /**
          * PatchTenant
          * @description Holds from the next request on; what a suspended tenant runs ends with an error within 5 s.
+         *
+         *     Needs a key with the role `admin`, for all tenants.
          */
         patch: operations["V1TenantsPatchTenant"];
         trace?: never;
@@ -1044,6 +1164,8 @@ export interface paths {
         /**
          * UnloadLoraAdapter
          * @description Make an adapter invisible at once, and forget it when what runs with it has finished.
+         *
+         *     Needs a key with the role `admin`.
          */
         post: operations["V1UnloadLoraAdapterUnloadLoraAdapter"];
         delete?: never;
@@ -1062,6 +1184,8 @@ export interface paths {
         /**
          * ListUploads
          * @description Newest first.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         get: operations["V1UploadsListUploads"];
         put?: never;
@@ -1082,6 +1206,8 @@ export interface paths {
         /**
          * GetUpload
          * @description wait_s: answer when the work is done, or after so many seconds.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         get: operations["V1UploadsUploadIdGetUpload"];
         put?: never;
@@ -1089,6 +1215,8 @@ export interface paths {
         /**
          * AbortUpload
          * @description What was sent is removed; the session stays readable.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         delete: operations["V1UploadsUploadIdAbortUpload"];
         options?: never;
@@ -1108,6 +1236,8 @@ export interface paths {
         /**
          * CommitUpload
          * @description Validate and publish. Answers at once: GET says how it goes. May be repeated.
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         post: operations["V1UploadsUploadIdCommitCommitUpload"];
         delete?: never;
@@ -1127,6 +1257,8 @@ export interface paths {
         /**
          * PutFile
          * @description A chunk with `Content-Range`, or the whole file. What is wrong with its beginning is refused at once (400).
+         *
+         *     Needs a key with the role `operator` or `admin`.
          */
         put: operations["V1UploadsUploadIdFilesPutFile"];
         post?: never;
@@ -1150,6 +1282,8 @@ export interface paths {
          *     `from` and `to` are Unix seconds; by default the last 24 hours. `group_by`: any of tenant, key, adapter, version,
          *     separated by commas; by tenant = over all tenants, for keys of every tenant. Shared adapters are "shared/<name>"
          *     where rows name them; `adapter` also takes the bare name, and nothing for the base model.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1UsageGetUsage"];
         put?: never;
@@ -1203,7 +1337,10 @@ export interface components {
             tags: string[];
             /** @description Requests for a disabled adapter are refused. */
             enabled: boolean;
-            /** @description "empty": it has no version yet; "draining": deleted, with requests that still run. */
+            /**
+             * @description "empty": it has no version yet; "other_base": its live version was made for another base model than this
+             *     server's; "draining": deleted, with requests that still run.
+             */
             status: components["schemas"]["AdapterState"];
             /** @description Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device"). */
             tier: components["schemas"]["Tier"];
@@ -1291,7 +1428,10 @@ export interface components {
             tags: string[];
             /** @description Requests for a disabled adapter are refused. */
             enabled: boolean;
-            /** @description "empty": it has no version yet; "draining": deleted, with requests that still run. */
+            /**
+             * @description "empty": it has no version yet; "other_base": its live version was made for another base model than this
+             *     server's; "draining": deleted, with requests that still run.
+             */
             status: components["schemas"]["AdapterState"];
             /** @description Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device"). */
             tier: components["schemas"]["Tier"];
@@ -1345,7 +1485,7 @@ export interface components {
          * AdapterState
          * @enum {string}
          */
-        AdapterState: "ready" | "disabled" | "empty" | "draining" | "deleted";
+        AdapterState: "ready" | "disabled" | "empty" | "other_base" | "draining" | "deleted";
         /**
          * AliasItem
          * @description A name for a version: `adapter@alias`. The alias "live" is what the bare name means.
@@ -1372,6 +1512,12 @@ export interface components {
             /** @default adapter.alias */
             object: string;
         };
+        /** AlternativeToken */
+        AlternativeToken: {
+            id: number;
+            text: string;
+            logprob: number;
+        };
         /**
          * ArenaExtent
          * @description A piece of an engine's adapter memory, in use.
@@ -1393,7 +1539,36 @@ export interface components {
          * @enum {string}
          */
         AuditFormat: "json" | "ndjson" | "csv";
-        /** AuditItem */
+        /**
+         * AuditItem
+         * @example {
+         *       "id": "1795301684500-0",
+         *       "at": 1795301684.5,
+         *       "actor": "ptwzheyn",
+         *       "action": "alias.move",
+         *       "outcome": "done",
+         *       "kind": "adapter",
+         *       "subject": "acme/sql",
+         *       "tenant": "acme",
+         *       "request_id": "5f3a9f1e6b0c4b0d",
+         *       "detail": "",
+         *       "before": {
+         *         "aliases": {
+         *           "live": {
+         *             "version": 2
+         *           }
+         *         }
+         *       },
+         *       "after": {
+         *         "aliases": {
+         *           "live": {
+         *             "version": 3
+         *           }
+         *         }
+         *       },
+         *       "object": "audit.entry"
+         *     }
+         */
         AuditItem: {
             id: string;
             /** @description Unix seconds. */
@@ -1490,7 +1665,47 @@ export interface components {
             stop_reason: string | number | null;
             token_ids?: number[];
         };
-        /** ChatCompletionResponse */
+        /**
+         * ChatCompletionResponse
+         * @example {
+         *       "id": "chatcmpl-5f3a9f1e6b0c4b0d",
+         *       "object": "chat.completion",
+         *       "created": 1795301684,
+         *       "model": "sql@v3",
+         *       "system_fingerprint": "fp_2f4be1c7aa",
+         *       "choices": [
+         *         {
+         *           "index": 0,
+         *           "message": {
+         *             "role": "assistant",
+         *             "content": "SELECT count(*) FROM orders;",
+         *             "refusal": null
+         *           },
+         *           "logprobs": null,
+         *           "finish_reason": "stop",
+         *           "stop_reason": null
+         *         }
+         *       ],
+         *       "usage": {
+         *         "prompt_tokens": 21,
+         *         "completion_tokens": 9,
+         *         "total_tokens": 30,
+         *         "prompt_tokens_details": {
+         *           "cached_tokens": 16
+         *         }
+         *       },
+         *       "metrics": {
+         *         "queue_time_ms": 1.8,
+         *         "adapter_load_ms": 0,
+         *         "time_to_first_token_ms": 38.4,
+         *         "generation_time_ms": 201.5,
+         *         "mean_itl_ms": 25.2,
+         *         "tokens_per_second": 39.7,
+         *         "cached_tokens": 16,
+         *         "adapter_version": 3
+         *       }
+         *     }
+         */
         ChatCompletionResponse: {
             id: string;
             object: string;
@@ -1577,7 +1792,33 @@ export interface components {
                 [key: string]: number;
             } | null)[];
         };
-        /** CompletionResponse */
+        /**
+         * CompletionResponse
+         * @example {
+         *       "id": "cmpl-5f3a9f1e6b0c4b0d",
+         *       "object": "text_completion",
+         *       "created": 1795301684,
+         *       "model": "sql",
+         *       "system_fingerprint": "fp_2f4be1c7aa",
+         *       "choices": [
+         *         {
+         *           "index": 0,
+         *           "text": " count(*) FROM orders;",
+         *           "logprobs": null,
+         *           "finish_reason": "stop",
+         *           "stop_reason": null
+         *         }
+         *       ],
+         *       "usage": {
+         *         "prompt_tokens": 21,
+         *         "completion_tokens": 9,
+         *         "total_tokens": 30,
+         *         "prompt_tokens_details": {
+         *           "cached_tokens": 16
+         *         }
+         *       }
+         *     }
+         */
         CompletionResponse: {
             id: string;
             object: string;
@@ -1828,7 +2069,25 @@ export interface components {
             /** @default live */
             object: string;
         };
-        /** LoraxError */
+        /** LoraxDetails */
+        LoraxDetails: {
+            /** @description "length", "eos_token" or "stop_sequence". */
+            finish_reason: string;
+            prompt_tokens: number;
+            generated_tokens: number;
+            /** @default 0 */
+            skipped_tokens: number;
+            seed: number | null;
+            prefill: components["schemas"]["PrefillToken"][];
+            tokens: components["schemas"]["LoraxToken"][];
+        };
+        /**
+         * LoraxError
+         * @example {
+         *       "error": "the adapter 'sql' does not exist",
+         *       "error_type": "generation"
+         *     }
+         */
         LoraxError: {
             error: string;
             /** @description "validation", "generation", "overloaded" or "incomplete_generation". */
@@ -1853,7 +2112,60 @@ export interface components {
             version: string;
             request_logger_url?: null;
         };
-        /** ModelCard */
+        /**
+         * LoraxResponse
+         * @example {
+         *       "generated_text": "SELECT * FROM orders;"
+         *     }
+         */
+        LoraxResponse: {
+            generated_text: string;
+            details?: components["schemas"]["LoraxDetails"];
+        };
+        /** LoraxToken */
+        LoraxToken: {
+            id: number;
+            text: string;
+            logprob: number;
+            special: boolean;
+            /** @default false */
+            skipped: boolean;
+            alternative_tokens?: components["schemas"]["AlternativeToken"][];
+        };
+        /**
+         * ModelCard
+         * @example {
+         *       "id": "sql",
+         *       "created": 1795301684,
+         *       "owned_by": "loraserve",
+         *       "root": "30b84a326bc9f1fca5b33a61aa1a7f38d1b0c1d1a9c1e0e6d1f7a1c2b3d4e5f6",
+         *       "parent": "llama-3.1-8b-instruct",
+         *       "max_model_len": null,
+         *       "permission": [
+         *         {
+         *           "id": "modelperm-30b84a326bc9f1fca5b33a61aa1a7f38",
+         *           "created": 1795301684,
+         *           "object": "model_permission",
+         *           "allow_create_engine": false,
+         *           "allow_sampling": true,
+         *           "allow_logprobs": true,
+         *           "allow_search_indices": false,
+         *           "allow_view": true,
+         *           "allow_fine_tuning": false,
+         *           "organization": "*",
+         *           "group": null,
+         *           "is_blocking": false
+         *         }
+         *       ],
+         *       "object": "model",
+         *       "adapter": {
+         *         "rank": 16,
+         *         "size_bytes": 33685504,
+         *         "digest": "30b84a326bc9f1fca5b33a61aa1a7f38d1b0c1d1a9c1e0e6d1f7a1c2b3d4e5f6",
+         *         "version": 3
+         *       }
+         *     }
+         */
         ModelCard: {
             id: string;
             created: number;
@@ -1904,6 +2216,12 @@ export interface components {
             /** @description Unix seconds. */
             until: number;
         };
+        /** PrefillToken */
+        PrefillToken: {
+            id: number;
+            text: string;
+            logprob: number | null;
+        };
         /** PromptTokenLogprob */
         PromptTokenLogprob: {
             logprob: number;
@@ -1935,7 +2253,29 @@ export interface components {
             /** @default adapter.report */
             object: string;
         };
-        /** RequestItem */
+        /**
+         * RequestItem
+         * @example {
+         *       "id": "5f3a9f1e6b0c4b0d",
+         *       "tenant": "acme",
+         *       "key_id": "ptwzheyn",
+         *       "adapter": "sql",
+         *       "version": 3,
+         *       "route": "chat.completions",
+         *       "state": "stop",
+         *       "error": null,
+         *       "stream": true,
+         *       "at": 1795301684.5,
+         *       "num_prompt_tokens": 21,
+         *       "num_cached_tokens": 16,
+         *       "num_output_tokens": 9,
+         *       "queue_ms": 1.8,
+         *       "adapter_load_ms": 0,
+         *       "ttft_ms": 38.4,
+         *       "duration_ms": 240.1,
+         *       "object": "request"
+         *     }
+         */
         RequestItem: {
             /** @description As in x-request-id. */
             id: string;
@@ -1977,6 +2317,16 @@ export interface components {
         /**
          * RequestMetrics
          * @description Times in milliseconds; null where nothing was generated.
+         * @example {
+         *       "queue_time_ms": 1.8,
+         *       "adapter_load_ms": 0,
+         *       "time_to_first_token_ms": 38.4,
+         *       "generation_time_ms": 201.5,
+         *       "mean_itl_ms": 25.2,
+         *       "tokens_per_second": 39.7,
+         *       "cached_tokens": 16,
+         *       "adapter_version": 3
+         *     }
          */
         RequestMetrics: {
             /** @description In the engine, until first scheduled. */
@@ -2033,6 +2383,9 @@ export interface components {
             kv_used: (number | null)[];
             /** @description Share of the adapter memory in use, 0 to 1. */
             arena_used: (number | null)[];
+            /** @description Into the adapter memory, during the step. */
+            num_adapter_loads: (number | null)[];
+            num_adapter_evictions: (number | null)[];
             /** @description Share of prompt tokens found in the prefix cache, 0 to 1. */
             cache_hit: (number | null)[];
             ttft_p50_ms: (number | null)[];
@@ -2126,7 +2479,17 @@ export interface components {
          * @enum {unknown}
          */
         Tier: "device" | "disk" | "host";
-        /** TokenizeResponse */
+        /**
+         * TokenizeResponse
+         * @example {
+         *       "count": 2,
+         *       "max_model_len": 8192,
+         *       "tokens": [
+         *         128000,
+         *         9906
+         *       ]
+         *     }
+         */
         TokenizeResponse: {
             count: number;
             max_model_len: number;
@@ -2247,7 +2610,23 @@ export interface components {
             /** @default list */
             object: string;
         };
-        /** UsageRow */
+        /**
+         * UsageRow
+         * @example {
+         *       "start": 1795298400,
+         *       "tenant": null,
+         *       "key_id": "ptwzheyn",
+         *       "adapter": "sql",
+         *       "version": 3,
+         *       "num_requests": 1284,
+         *       "num_errors": 2,
+         *       "num_prompt_tokens": 26964,
+         *       "num_cached_tokens": 20544,
+         *       "num_output_tokens": 11556,
+         *       "ttft_p50_ms": 41,
+         *       "ttft_p95_ms": 118
+         *     }
+         */
         UsageRow: {
             /** @description Of the hour or day, in UTC; Unix seconds. */
             start: number;
@@ -2286,10 +2665,15 @@ export interface components {
          *         "q_proj",
          *         "v_proj"
          *       ],
+         *       "bases": [
+         *         "llama-3.1-8b-instruct"
+         *       ],
+         *       "fits": true,
          *       "aliases": [
          *         "live"
          *       ],
          *       "tier": "device",
+         *       "memory_bytes": 27262976,
          *       "last_used_at": 1795301684.5,
          *       "num_hits": 1284,
          *       "load_ms": 41.7,
@@ -2310,9 +2694,15 @@ export interface components {
             max_rank: number;
             /** @description Kinds of modules it adapts. */
             targets: string[];
+            /** @description The base models that it was checked against, as they were called; empty where that was not recorded. */
+            bases: string[];
+            /** @description Whether this server's base model is one of them, as far as that is known; requests for others are refused. */
+            fits: boolean;
             /** @description Names that lead to it now. */
             aliases: string[];
             tier: components["schemas"]["Tier"];
+            /** @description What it takes in the engine's memory; null until this server has loaded it. */
+            memory_bytes: number | null;
             /** @description By this server's engine, in Unix seconds; null if it was not used since the start. */
             last_used_at: number | null;
             /** @description Requests since the start of this server. */
@@ -2344,7 +2734,15 @@ export interface components {
          * @enum {string}
          */
         Window: "15m" | "1h" | "24h";
-        /** CompletionRequest */
+        /**
+         * CompletionRequest
+         * @example {
+         *       "model": "sql",
+         *       "prompt": "-- orders of yesterday\nSELECT",
+         *       "max_tokens": 64,
+         *       "temperature": 0
+         *     }
+         */
         CompletionRequest: {
             guided_choice?: unknown;
             guided_decoding_backend?: unknown;
@@ -2496,7 +2894,20 @@ export interface components {
              */
             include_obfuscation: boolean | null;
         };
-        /** ChatCompletionRequest */
+        /**
+         * ChatCompletionRequest
+         * @example {
+         *       "model": "sql@v3",
+         *       "messages": [
+         *         {
+         *           "role": "user",
+         *           "content": "How many orders were there yesterday?"
+         *         }
+         *       ],
+         *       "stream": true,
+         *       "include_metrics": true
+         *     }
+         */
         ChatCompletionRequest: {
             guided_choice?: unknown;
             guided_decoding_backend?: unknown;
@@ -2687,6 +3098,15 @@ export interface components {
         /**
          * TokenizeRequest
          * @description Either `prompt` or `messages`.
+         * @example {
+         *       "model": "sql",
+         *       "messages": [
+         *         {
+         *           "role": "user",
+         *           "content": "How many orders were there yesterday?"
+         *         }
+         *       ]
+         *     }
          */
         TokenizeRequest: {
             /** @default null */
@@ -2711,13 +3131,31 @@ export interface components {
             mm_processor_kwargs?: unknown;
             tools?: unknown;
         };
-        /** DetokenizeRequest */
+        /**
+         * DetokenizeRequest
+         * @example {
+         *       "model": "sql",
+         *       "tokens": [
+         *         128000,
+         *         9906
+         *       ]
+         *     }
+         */
         DetokenizeRequest: {
             /** @default null */
             model: string | null;
             tokens: number[];
         };
-        /** LoraxRequest */
+        /**
+         * LoraxRequest
+         * @example {
+         *       "inputs": "All orders:",
+         *       "parameters": {
+         *         "adapter_id": "sql",
+         *         "max_new_tokens": 64
+         *       }
+         *     }
+         */
         LoraxRequest: {
             inputs: string;
             /** @default null */
@@ -2857,7 +3295,12 @@ export interface components {
              */
             canary: components["schemas"]["CanaryItem"] | null;
         };
-        /** RollbackRequest */
+        /**
+         * RollbackRequest
+         * @example {
+         *       "alias": "live"
+         *     }
+         */
         RollbackRequest: {
             /** @default live */
             alias: string;
@@ -2868,16 +3311,14 @@ export interface components {
          *       "files": [
          *         {
          *           "name": "adapter_config.json",
-         *           "size_bytes": 1119,
-         *           "sha256": null
+         *           "size_bytes": 1119
          *         },
          *         {
          *           "name": "adapter_model.safetensors",
-         *           "size_bytes": 33684385,
-         *           "sha256": null
+         *           "size_bytes": 33684385
          *         }
          *       ],
-         *       "activate": true
+         *       "activate": false
          *     }
          */
         CreateUploadRequest: {
@@ -2899,7 +3340,13 @@ export interface components {
              */
             sha256: string | null;
         };
-        /** LoadLoraAdapterRequest */
+        /**
+         * LoadLoraAdapterRequest
+         * @example {
+         *       "lora_name": "sql",
+         *       "lora_path": "/srv/adapters/sql"
+         *     }
+         */
         LoadLoraAdapterRequest: {
             lora_name: string;
             lora_path: string;
@@ -2914,7 +3361,12 @@ export interface components {
              */
             is_3d_lora_weight: boolean | null;
         };
-        /** UnloadLoraAdapterRequest */
+        /**
+         * UnloadLoraAdapterRequest
+         * @example {
+         *       "lora_name": "sql"
+         *     }
+         */
         UnloadLoraAdapterRequest: {
             lora_name: string;
             /**
@@ -2927,18 +3379,10 @@ export interface components {
          * CreateKeyRequest
          * @example {
          *       "role": "infer",
-         *       "tenant": null,
-         *       "name": "notebook of the data team",
-         *       "adapters": null,
+         *       "name": "the shop's backend",
          *       "limits": {
-         *         "requests_per_min": 600,
-         *         "tokens_per_min": null,
-         *         "max_concurrent": null,
-         *         "max_queued": null,
-         *         "max_adapters": null,
-         *         "max_adapter_bytes": null
-         *       },
-         *       "expires_in_s": null
+         *         "requests_per_min": 600
+         *       }
          *     }
          */
         CreateKeyRequest: {
@@ -2975,6 +3419,9 @@ export interface components {
         /**
          * PatchKeyRequest
          * @description Only what is given changes.
+         * @example {
+         *       "status": "suspended"
+         *     }
          */
         PatchKeyRequest: {
             name?: string;
@@ -2986,7 +3433,12 @@ export interface components {
             /** @description Unix seconds; null = never. */
             expires_at?: number | null;
         };
-        /** RotateKeyRequest */
+        /**
+         * RotateKeyRequest
+         * @example {
+         *       "grace_s": 3600
+         *     }
+         */
         RotateKeyRequest: {
             /**
              * @description How long the old secret goes on working; 0 = it ends at once.
@@ -2998,16 +3450,10 @@ export interface components {
          * CreateTenantRequest
          * @example {
          *       "id": "acme",
-         *       "description": "Data team",
+         *       "description": "The shop",
          *       "limits": {
-         *         "requests_per_min": 6000,
-         *         "tokens_per_min": null,
-         *         "max_concurrent": null,
-         *         "max_queued": null,
-         *         "max_adapters": null,
-         *         "max_adapter_bytes": null
-         *       },
-         *       "weight": 1
+         *         "requests_per_min": 6000
+         *       }
          *     }
          */
         CreateTenantRequest: {
@@ -3032,6 +3478,9 @@ export interface components {
         /**
          * PatchTenantRequest
          * @description Only what is given changes; `limits` as a whole.
+         * @example {
+         *       "status": "suspended"
+         *     }
          */
         PatchTenantRequest: {
             description?: string;
@@ -3043,6 +3492,9 @@ export interface components {
         /**
          * CreateSessionRequest
          * @description Exactly one of the two.
+         * @example {
+         *       "token": "6gEuvIGnQ0nCUyvSLiw3Cl0tMbFy4sLkFVJH4Dq6S9o"
+         *     }
          */
         CreateSessionRequest: {
             /**
@@ -3056,7 +3508,12 @@ export interface components {
              */
             token: string | null;
         };
-        /** CreateLinkRequest */
+        /**
+         * CreateLinkRequest
+         * @example {
+         *       "key_id": "ptwzheyn"
+         *     }
+         */
         CreateLinkRequest: {
             /**
              * @description Whose rights the link gives; left out = your own.
@@ -3086,13 +3543,13 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Request fulfilled, document follows */
+            /** @description The answer; with `stream`, server-sent events of its chunks. */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": unknown;
+                    "application/json": components["schemas"]["LoraxResponse"][];
                 };
             };
             /** @description The API key is missing or wrong. */
@@ -3906,13 +4363,13 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Request fulfilled, document follows */
+            /** @description The answer. */
             200: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": unknown;
+                    "application/json": components["schemas"]["LoraxResponse"];
                 };
             };
             /** @description The API key is missing or wrong. */
@@ -4952,7 +5409,10 @@ export interface operations {
     V1AdaptersNameGetAdapter: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description ETags that the client has: 304 where one of them is still right. */
+                "If-None-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -4968,6 +5428,13 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["AdapterDetail"];
                 };
+            };
+            /** @description The client has it already. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request is refused; `param` names the field. */
             400: {
@@ -5093,7 +5560,10 @@ export interface operations {
             query?: {
                 drain_s?: number;
             };
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -5103,6 +5573,15 @@ export interface operations {
         responses: {
             /** @description Request fulfilled, document follows */
             200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AdapterItem"];
+                };
+            };
+            /** @description Some engine has not let go yet. */
+            202: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -5232,7 +5711,10 @@ export interface operations {
     V1AdaptersNamePatchAdapter: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -5375,7 +5857,12 @@ export interface operations {
     V1AdaptersNameAliasesPutAlias: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+                /** @description "*": make it, but change nothing (412 where it exists). */
+                "If-None-Match"?: string;
+            };
             path: {
                 name: string;
                 alias: string;
@@ -5519,7 +6006,10 @@ export interface operations {
     V1AdaptersNameAliasesDeleteAlias: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
                 alias: string;
@@ -5657,7 +6147,10 @@ export interface operations {
     V1AdaptersNameResidencyPinAdapter: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -5800,7 +6293,10 @@ export interface operations {
     V1AdaptersNameResidencyUnpinAdapter: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -5937,7 +6433,10 @@ export interface operations {
     V1AdaptersNameRestoreRestoreAdapter: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -6076,7 +6575,10 @@ export interface operations {
     V1AdaptersNameRollbackRollBack: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
             };
@@ -6219,7 +6721,10 @@ export interface operations {
     V1AdaptersNameUploadsCreateUpload: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Any text: a second request with it, within 24 hours, does nothing again. */
+                "Idempotency-Key"?: string;
+            };
             path: {
                 name: string;
             };
@@ -6361,7 +6866,10 @@ export interface operations {
     };
     V1AdaptersNameVersionsListVersions: {
         parameters: {
-            query?: never;
+            query?: {
+                limit?: number;
+                cursor?: string | null;
+            };
             header?: never;
             path: {
                 name: string;
@@ -6501,7 +7009,10 @@ export interface operations {
     V1AdaptersNameVersionsGetVersion: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description ETags that the client has: 304 where one of them is still right. */
+                "If-None-Match"?: string;
+            };
             path: {
                 name: string;
                 version: number;
@@ -6518,6 +7029,13 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["VersionItem"];
                 };
+            };
+            /** @description The client has it already. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request is refused; `param` names the field. */
             400: {
@@ -6641,7 +7159,10 @@ export interface operations {
     V1AdaptersNameVersionsDeleteVersion: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 name: string;
                 version: number;
@@ -7906,6 +8427,7 @@ export interface operations {
     V1KeysListKeys: {
         parameters: {
             query?: {
+                tenant?: string | null;
                 limit?: number;
                 cursor?: string | null;
             };
@@ -8046,7 +8568,10 @@ export interface operations {
     V1KeysCreateKey: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Any text: a second request with it, within 24 hours, does nothing again. */
+                "Idempotency-Key"?: string;
+            };
             path?: never;
             cookie?: never;
         };
@@ -8187,7 +8712,10 @@ export interface operations {
     V1KeysKeyIdGetKey: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description ETags that the client has: 304 where one of them is still right. */
+                "If-None-Match"?: string;
+            };
             path: {
                 key_id: string;
             };
@@ -8203,6 +8731,13 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["KeyItem"];
                 };
+            };
+            /** @description The client has it already. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request is refused; `param` names the field. */
             400: {
@@ -8326,7 +8861,10 @@ export interface operations {
     V1KeysKeyIdRevokeKey: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 key_id: string;
             };
@@ -8463,7 +9001,10 @@ export interface operations {
     V1KeysKeyIdPatchKey: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 key_id: string;
             };
@@ -8606,7 +9147,10 @@ export interface operations {
     V1KeysKeyIdRotateRotateKey: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 key_id: string;
             };
@@ -8749,7 +9293,10 @@ export interface operations {
     V1LiveGetLive: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description ETags that the client has: 304 where one of them is still right. */
+                "If-None-Match"?: string;
+            };
             path?: never;
             cookie?: never;
         };
@@ -8763,6 +9310,13 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["LiveView"];
                 };
+            };
+            /** @description The client has it already. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request is refused; `param` names the field. */
             400: {
@@ -10697,7 +11251,10 @@ export interface operations {
     V1TenantsGetTenant: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description ETags that the client has: 304 where one of them is still right. */
+                "If-None-Match"?: string;
+            };
             path: {
                 tenant: string;
             };
@@ -10713,6 +11270,13 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["TenantItem"];
                 };
+            };
+            /** @description The client has it already. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             /** @description The request is refused; `param` names the field. */
             400: {
@@ -10836,7 +11400,10 @@ export interface operations {
     V1TenantsPatchTenant: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
             path: {
                 tenant: string;
             };
@@ -11677,7 +12244,10 @@ export interface operations {
     V1UploadsUploadIdFilesPutFile: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Where a chunk belongs: "bytes 0-8388607/20971520". Without: the whole file. */
+                "Content-Range"?: string;
+            };
             path: {
                 upload_id: string;
                 file: string;

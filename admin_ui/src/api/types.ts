@@ -18,6 +18,8 @@ export type SeriesView = Schemas["SeriesView"];
 export type RequestItem = Schemas["RequestItem"];
 export type AuditItem = Schemas["AuditItem"];
 export type UsageReport = Schemas["UsageReport"];
+export type ConfigItem = Schemas["ConfigItem"];
+export type CertificateView = Schemas["CertificateView"];
 
 /** One page of a list. */
 export interface Page<T> {

@@ -5,15 +5,18 @@ const STATUS: Record<string, { tone: Tone; icon: IconName }> = {
   ready: { tone: "ok", icon: "check" },
   disabled: { tone: "neutral", icon: "lock" },
   empty: { tone: "neutral", icon: "info" },
+  other_base: { tone: "warn", icon: "warn" },
   draining: { tone: "warn", icon: "clock" },
   deleted: { tone: "bad", icon: "trash" },
 };
+
+const WORDS: Record<string, string> = { other_base: "other base" };
 
 export function StatusChip({ status }: { status: string }) {
   const { tone, icon } = STATUS[status] ?? { tone: "neutral" as Tone, icon: "info" as IconName };
   return (
     <Chip tone={tone} icon={icon}>
-      {status}
+      {WORDS[status] ?? status}
     </Chip>
   );
 }

@@ -2,8 +2,10 @@ import { useSignal } from "@preact/signals";
 import { cloneElement, type ComponentChildren, type VNode } from "preact";
 import { useId } from "preact/hooks";
 
+import { copyText } from "./clipboard";
 import type { Quantity } from "./format";
 import { Icon, type IconName } from "./icon";
+import { toast } from "./toasts";
 
 export type Tone = "ok" | "warn" | "bad" | "accent" | "neutral";
 
@@ -30,7 +32,12 @@ export function Amount({ of }: { of: Quantity | null | undefined }) {
 export function CopyButton({ text, label = "Copy" }: { text: string; label?: string }) {
   const copied = useSignal(false);
   async function copy(): Promise<void> {
-    await navigator.clipboard.writeText(text);
+    try {
+      await copyText(text);
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error));
+      return;
+    }
     copied.value = true;
     window.setTimeout(() => {
       copied.value = false;

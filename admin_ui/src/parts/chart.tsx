@@ -28,6 +28,7 @@ interface ChartProps {
 
 const HEIGHT = 148;
 const AXIS_SIZE = 46;
+const TIME_AXIS_SIZE = 24;
 
 /** A time series. Hovering shows one moment's values; gaps stay gaps. */
 export function Chart({ title, at, lines, format, top }: ChartProps) {
@@ -72,6 +73,7 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
   return {
     width: element.clientWidth,
     height: HEIGHT,
+    padding: [8, 18, 0, 0],
     cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
     legend: { live: true },
     hooks: {
@@ -81,13 +83,13 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
         },
       ],
     },
-    scales: { y: { range: (_plot, _min, max) => [0, top ?? Math.max(max * 1.1, Number.MIN_VALUE)] } },
+    scales: { y: { range: (_plot, _min, max) => [0, top ?? (max > 0 ? max * 1.1 : 1)] } },
     axes: [
-      { ...axis, space: 60 },
+      { ...axis, size: TIME_AXIS_SIZE, space: 64, values: (_plot, ticks) => ticks.map(clock) },
       { ...axis, size: AXIS_SIZE, space: 32, values: (_plot, ticks) => ticks.map((tick) => text(tick, format)) },
     ],
     series: [
-      { label: "Time", value: (_plot, value) => (value === null ? "" : new Date(value * 1000).toLocaleTimeString()) },
+      { label: "Time", value: (_plot, value) => (value === null ? "" : new Date(value * 1000).toLocaleTimeString(undefined, { hour12: false })) },
       ...lines.map((line) => {
         const stroke = color(line.hue ? `--hue-${line.hue}` : "--accent");
         return {
@@ -100,9 +102,13 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
         };
       }),
     ],
-    title: "",
     id: title.replaceAll(/\W+/g, "-"),
   };
+}
+
+/** Of the day, in 24 hours whatever the browser's language. */
+function clock(unixS: number): string {
+  return new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
 /** A sample between gaps makes no line; a point shows it. */

@@ -54,3 +54,14 @@ export function dateTime(unixS: number): string {
 function significant(value: number): string {
   return value >= 100 ? String(Math.round(value)) : value >= 10 ? value.toFixed(1) : value.toFixed(2);
 }
+
+/** "14:00", or with its day "Nov 21, 14:00". */
+export function hourOf(unixS: number, withDay = false): string {
+  const time = new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  return withDay ? `${dayOf(unixS)}, ${time}` : time;
+}
+
+/** utc: of a day that the server counts, which begins at midnight there. */
+export function dayOf(unixS: number, utc = false): string {
+  return new Date(unixS * 1000).toLocaleDateString(undefined, { month: "short", day: "numeric", ...(utc ? { timeZone: "UTC" } : {}) });
+}

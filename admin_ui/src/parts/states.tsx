@@ -1,8 +1,10 @@
+import type { Signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 
 import type { ApiError } from "../api/client";
-import type { Polled } from "../state/polled";
-import { Command } from "./basics";
+import type { Paged } from "../state/paged";
+import type { Role } from "../state/session";
+import { Command, CopyButton } from "./basics";
 import { ago } from "./format";
 import { Icon, type IconName } from "./icon";
 
@@ -22,7 +24,7 @@ export function Empty(props: { icon: IconName; title: string; command?: string; 
 }
 
 /** What failed, why, and what to do. 403 and 404 have their own words. */
-export function Failure({ error, retry }: { error: ApiError; retry?: () => void }) {
+export function Failure({ error, retry, action }: { error: ApiError; retry?: () => void; action?: ComponentChildren }) {
   const forbidden = error.status === 403;
   return (
     <div class={`state ${forbidden ? "" : "is-bad"}`} role="alert" data-testid={forbidden ? "no-permission" : "failure"}>
@@ -31,10 +33,11 @@ export function Failure({ error, retry }: { error: ApiError; retry?: () => void 
       <p>{error.message}</p>
       {error.requestId && (
         <p class="small">
-          Request <code>{error.requestId}</code>
+          Request <code>{error.requestId}</code> <CopyButton text={error.requestId} label="Copy the request's id" />
         </p>
       )}
-      {retry && !forbidden && (
+      {action}
+      {retry && error.status !== 403 && error.status !== 404 && (
         <button type="button" class="button" onClick={retry}>
           Try again
         </button>
@@ -50,11 +53,21 @@ function title(error: ApiError): string {
   return "That did not work";
 }
 
+interface ViewProps<T> {
+  of: { data: Signal<T | null>; error: Signal<ApiError | null>; at: Signal<number>; refresh: () => void };
+  skeleton: ComponentChildren;
+  /** Where to go from a failure. */
+  otherwise?: ComponentChildren;
+  children: (data: T) => ComponentChildren;
+}
+
 /** One of the six states of a view: skeleton, failure or no permission without data; data, or data marked as stale. */
-export function View<T>(props: { of: Polled<T>; skeleton: ComponentChildren; children: (data: T) => ComponentChildren }) {
-  const { data, error, at, refresh } = props.of;
+export function View<T>(props: ViewProps<T>) {
+  const { data, error, at } = props.of;
+  // Looked up when it is called: the first render comes before there is one.
+  const refresh = () => props.of.refresh();
   if (data.value === null) {
-    if (error.value) return <Failure error={error.value} retry={refresh} />;
+    if (error.value) return <Failure error={error.value} retry={refresh} action={props.otherwise} />;
     return (
       <div aria-busy="true" data-testid="loading">
         {props.skeleton}
@@ -70,6 +83,31 @@ export function View<T>(props: { of: Polled<T>; skeleton: ComponentChildren; chi
         </p>
       )}
       <div class={stale ? "is-stale" : ""}>{props.children(data.value)}</div>
+    </div>
+  );
+}
+
+/** The same of a list, and the button for what comes after its pages. */
+export function ListView<T>({ of, older, ...props }: Omit<ViewProps<T[]>, "of"> & { of: Paged<T>; older?: string }) {
+  return (
+    <>
+      <View of={{ data: of.rows, error: of.error, at: of.at, refresh: () => of.refresh() }} {...props} />
+      {older && of.rows.value !== null && of.hasMore.value && (
+        <button type="button" class="button more" onClick={of.loadMore}>
+          {older}
+        </button>
+      )}
+    </>
+  );
+}
+
+/** What a role may not see, without asking the server. */
+export function NoPermission({ title, needs }: { title: string; needs: Role }) {
+  return (
+    <div class="state" data-testid="no-permission">
+      <Icon name="lock" />
+      <h1>{title} needs the role {needs}</h1>
+      <p>Ask an admin for a key with that role.</p>
     </div>
   );
 }

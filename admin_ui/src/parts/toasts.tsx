@@ -10,16 +10,24 @@ interface Toast {
 
 const SHOWN_MS = 8000;
 const toasts = signal<Toast[]>([]);
+/** Whether somebody is about to read or press one: then none goes. */
+let held = false;
 let lastId = 0;
 
 /** Say what was done; `undo` is offered while it shows. */
 export function toast(text: string, undo?: () => Promise<unknown>): void {
   const id = ++lastId;
   toasts.value = [...toasts.value, { id, text, ...(undo ? { undo } : {}) }];
-  window.setTimeout(() => dismiss(id), SHOWN_MS);
+  expire(id);
+}
+
+function expire(id: number): void {
+  window.setTimeout(() => (held ? expire(id) : dismiss(id)), SHOWN_MS);
 }
 
 function dismiss(id: number): void {
+  // What goes from under the pointer tells nobody that it left.
+  held = false;
   toasts.value = toasts.value.filter((shown) => shown.id !== id);
 }
 
@@ -35,7 +43,15 @@ async function takeBack(shown: Toast): Promise<void> {
 
 export function Toasts() {
   return (
-    <div class="toasts" role="status" aria-live="polite">
+    <div
+      class="toasts"
+      role="status"
+      aria-live="polite"
+      onMouseEnter={() => (held = true)}
+      onMouseLeave={() => (held = false)}
+      onFocusIn={() => (held = true)}
+      onFocusOut={() => (held = false)}
+    >
       {toasts.value.map((shown) => (
         <div key={shown.id} class="toast" data-testid="toast">
           <span>{shown.text}</span>

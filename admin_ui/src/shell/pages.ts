@@ -9,7 +9,7 @@ export interface Page {
   title: string;
   icon: IconName;
   needs: Role;
-  /** Left out of the bottom bar of small screens, which has room for five. */
+  /** Left out of the bottom bar of small screens, whose last place leads to all of them. */
   secondary?: boolean;
   load: () => Promise<FunctionComponent>;
 }

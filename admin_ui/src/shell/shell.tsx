@@ -2,8 +2,8 @@ import { useComputed, useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 
 import { actingTenant, serverAnswers, signedOut } from "../api/client";
-import { Failure } from "../parts/states";
 import { Icon } from "../parts/icon";
+import { Failure, NoPermission } from "../parts/states";
 import { Toasts } from "../parts/toasts";
 import { href, place } from "../router";
 import { logOut, may, session, startFailure, startSession } from "../state/session";
@@ -62,6 +62,10 @@ export function Shell({ pages }: { pages: Page[] }) {
             <span>{page.title}</span>
           </a>
         ))}
+        <button type="button" class="rail-item rail-more button is-quiet" aria-haspopup="dialog" onClick={() => (jumping.value = true)}>
+          <Icon name="more" />
+          <span>More</span>
+        </button>
         {!session.value.open && (
           <button type="button" class="rail-item rail-foot button is-quiet" onClick={logOut} title="Log out">
             <Icon name="lock" />
@@ -93,13 +97,22 @@ export function Shell({ pages }: { pages: Page[] }) {
             <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
           </p>
         )}
-        {current.value === null ? <NotFound /> : <LazyView key={`${current.value.segment} ${actingTenant.value}`} load={current.value.load} />}
+        <CurrentView page={current.value} />
       </main>
       {jumping.value && <Jump pages={shown} onClose={() => (jumping.value = false)} />}
       <Toasts />
     </div>
   );
 }
+
+function CurrentView({ page }: { page: Page | null }) {
+  if (page === null) return <NotFound />;
+  if (!may(page.needs)) return <NoPermission title={page.title} needs={page.needs} />;
+  return <LazyView key={`${page.segment} ${actingTenant.value}`} load={page.load} />;
+}
+
+/** Of an upload or a request: nobody reads more than its beginning. */
+const GENERATED_ID = /^[0-9a-f]{32}$/;
 
 function Crumbs({ page }: { page: Page | null }) {
   const [first, ...rest] = place.value.segments;
@@ -110,7 +123,9 @@ function Crumbs({ page }: { page: Page | null }) {
       {rest.map((segment, index) => (
         <>
           <span aria-hidden="true">/</span>
-          <span key={index}>{segment}</span>
+          <span key={index} title={segment}>
+            {GENERATED_ID.test(segment) ? <code>{segment.slice(0, 8)}</code> : segment}
+          </span>
         </>
       ))}
     </nav>

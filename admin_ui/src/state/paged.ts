@@ -8,6 +8,8 @@ import type { Page } from "../api/types";
 export interface Paged<T> {
   rows: Signal<T[] | null>;
   error: Signal<ApiError | null>;
+  /** When `rows` came, in ms of `Date.now()`. */
+  at: Signal<number>;
   hasMore: Signal<boolean>;
   loadMore: () => void;
   refresh: () => void;
@@ -18,8 +20,9 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
   const paged = useMemo(() => {
     const rows = signal<T[] | null>(null);
     const error = signal<ApiError | null>(null);
+    const at = signal(0);
     const hasMore = signal(false);
-    return { rows, error, hasMore, loadMore: () => {}, refresh: () => {} };
+    return { rows, error, at, hasMore, loadMore: () => {}, refresh: () => {} };
   }, [path]);
 
   useEffect(() => {
@@ -46,6 +49,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
           paged.rows.value = [...known, ...next.data];
           paged.hasMore.value = cursor !== null;
           paged.error.value = null;
+          paged.at.value = Date.now();
         });
       } catch (error) {
         if (aborter.signal.aborted) return;
@@ -64,9 +68,13 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
       // A list scrolled far down keeps still.
       if ((paged.rows.peek()?.length ?? 0) <= 500) void load(true);
     }, refreshMs);
+    // A page opened in a tab behind has nothing yet.
+    const onVisible = () => void load(true);
+    document.addEventListener("visibilitychange", onVisible);
     return () => {
       aborter.abort();
       window.clearInterval(timer);
+      document.removeEventListener("visibilitychange", onVisible);
     };
   }, [paged]);
 

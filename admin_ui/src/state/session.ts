@@ -33,7 +33,7 @@ export function may(role: Role): boolean {
 export const mayActForAll = computed(() => session.value?.tenant === "*");
 
 /** Who an open server's requests belong to, and whom keys of all tenants act for unless they say otherwise. */
-const DEFAULT_TENANT = "default";
+export const DEFAULT_TENANT = "default";
 
 /** Whose adapters, requests and keys are shown. */
 export const shownTenant = computed(() => (mayActForAll.value ? actingTenant.value || DEFAULT_TENANT : (session.value?.tenant ?? DEFAULT_TENANT)));

@@ -1,29 +1,36 @@
 import "./access.css";
 
 import { href, place } from "../../router";
-import { mayActForAll } from "../../state/session";
+import { mayActForAll, shownTenant } from "../../state/session";
+import { Usage } from "../usage/usage";
 import { Keys } from "./keys";
 import { Tenants } from "./tenants";
 
 /** Who may use the server, and how much of it. */
 export function Access() {
-  const tenants = mayActForAll.value && place.value.segments[1] !== "keys";
+  const asked = place.value.segments[1];
+  const tab = asked === "keys" || asked === "usage" ? asked : mayActForAll.value ? "tenants" : "keys";
+  const tabs = [...(mayActForAll.value ? [{ id: "tenants", title: "Tenants" }] : []), { id: "keys", title: "Keys" }, { id: "usage", title: "Usage" }];
+  const query = place.value.query;
+  const ofAll = tab === "tenants" || (mayActForAll.value && (query.get("by") === "tenant" || query.get("of") === "all"));
   return (
     <>
       <div class="page-head">
-        <h1>{tenants ? "Tenants" : "Keys"}</h1>
+        <h1>
+          {tabs.find(({ id }) => id === tab)?.title}
+          {!ofAll && <span class="muted"> of {shownTenant.value}</span>}
+        </h1>
       </div>
-      {mayActForAll.value && (
-        <nav class="tabs log-tabs" aria-label="Access">
-          <a class="tab" href={href(["access"])} aria-current={tenants ? "page" : undefined}>
-            Tenants
+      <nav class="tabs log-tabs" aria-label="Access">
+        {tabs.map(({ id, title }) => (
+          <a key={id} class="tab" href={href(id === "tenants" ? ["access"] : ["access", id])} aria-current={id === tab ? "page" : undefined}>
+            {title}
           </a>
-          <a class="tab" href={href(["access", "keys"])} aria-current={tenants ? undefined : "page"}>
-            Keys
-          </a>
-        </nav>
-      )}
-      {tenants ? <Tenants /> : <Keys />}
+        ))}
+      </nav>
+      {tab === "tenants" && <Tenants />}
+      {tab === "keys" && <Keys />}
+      {tab === "usage" && <Usage />}
     </>
   );
 }

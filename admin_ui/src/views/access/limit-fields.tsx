@@ -38,7 +38,9 @@ export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>
   );
 }
 
+export const NO_LIMITS = "none";
+
 export function limitsText(limits: Limits): string {
   const set = LABELS.filter(({ name }) => limits[name] != null).map(({ name, label }) => `${limits[name]} ${label.toLowerCase()}`);
-  return set.join(", ") || "none";
+  return set.join(", ") || NO_LIMITS;
 }

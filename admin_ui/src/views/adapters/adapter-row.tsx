@@ -38,7 +38,7 @@ export function AdapterRow(props: AdapterRowProps) {
       <td class="tier-cell">
         <TierMark tier={adapter.tier} pinned={adapter.pin !== null} />
       </td>
-      <td class="right version-cell">
+      <td class="right version-cell nowrap">
         {adapter.live ? `v${adapter.live.n}` : "–"}
         {adapter.canary_version !== null && (
           <span class="muted" title={`${(adapter.canary_weight_bp ?? 0) / 100} % of users get v${adapter.canary_version}`}>
@@ -63,7 +63,9 @@ export function AdapterRow(props: AdapterRowProps) {
         </a>
       </td>
       <td class="right">
-        <Amount of={adapter.ttft_p95_ms === null ? null : milliseconds(adapter.ttft_p95_ms)} />
+        <a class="plain" href={href(["adapters", adapter.name], { tenant: own ? null : adapter.tenant, tab: "traffic" })}>
+          <Amount of={adapter.ttft_p95_ms === null ? null : milliseconds(adapter.ttft_p95_ms)} />
+        </a>
       </td>
       <td class="right muted nowrap">
         {adapter.last_used_at === null ? "never" : ago(adapter.last_used_at)}

@@ -4,8 +4,9 @@ import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 
 import type { AdapterItem } from "../../api/types";
+import { cli } from "../../parts/commands";
 import { Icon } from "../../parts/icon";
-import { Empty, Failure, SkeletonRows } from "../../parts/states";
+import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { VirtualRows } from "../../parts/virtual-rows";
 import { href, place, setQuery } from "../../router";
 import { usePaged } from "../../state/paged";
@@ -49,12 +50,11 @@ function AdapterList() {
   const list = usePaged<AdapterItem>(path);
   const narrow = useNarrow();
   const selected = useSignal<ReadonlyMap<string, AdapterItem>>(new Map());
-  const rows = list.rows.value;
+  const changeable = (list.rows.value ?? []).filter((adapter) => mayChange(adapter.tenant));
 
   function toggle(adapter: AdapterItem): void {
     const next = new Map(selected.value);
-    const key = `${adapter.tenant}/${adapter.name}`;
-    if (!next.delete(key)) next.set(key, adapter);
+    if (!next.delete(keyOf(adapter))) next.set(keyOf(adapter), adapter);
     selected.value = next;
   }
 
@@ -69,49 +69,52 @@ function AdapterList() {
         )}
       </div>
       <Filters />
-      {rows === null && list.error.value && <Failure error={list.error.value} retry={list.refresh} />}
-      {rows === null && !list.error.value && <SkeletonRows rows={10} height={ROW_HEIGHT} />}
-      {rows !== null && list.error.value && (
-        <p class="stale-note" role="status" data-testid="stale">
-          <Icon name="clock" /> {list.error.value.message}
-        </p>
-      )}
-      {rows?.length === 0 && <NoAdapters filtered={filters.size > 0} />}
-      {rows !== null && rows.length > 0 && (
-        <div class="panel adapters">
-          <table class="table">
-            <caption class="visually-hidden">Adapters</caption>
-            <thead>
-              <tr>
-                {may("operator") && (
-                  <th class="select-cell">
-                    <span class="visually-hidden">Select</span>
-                  </th>
-                )}
-                {COLUMNS.map((column) => (
-                  <HeaderCell key={column.label} {...column} />
-                ))}
-              </tr>
-            </thead>
-            <VirtualRows
-              rows={rows}
-              rowHeight={narrow ? CARD_HEIGHT : ROW_HEIGHT}
-              columns={COLUMNS.length + 1}
-              onNearEnd={list.loadMore}
-            >
-              {(adapter) => (
-                <AdapterRow
-                  key={`${adapter.tenant}/${adapter.name}`}
-                  adapter={adapter}
-                  selected={selected.value.has(`${adapter.tenant}/${adapter.name}`)}
-                  selectable={may("operator")}
-                  onSelect={mayChange(adapter.tenant) ? () => toggle(adapter) : null}
-                />
-              )}
-            </VirtualRows>
-          </table>
-        </div>
-      )}
+      <ListView of={list} skeleton={<SkeletonRows rows={10} height={ROW_HEIGHT} />}>
+        {(rows) =>
+          rows.length === 0 ? (
+            <NoAdapters filtered={filters.size > 0} />
+          ) : (
+            <div class="panel adapters">
+              <table class="table">
+                <caption class="visually-hidden">Adapters</caption>
+                <thead>
+                  <tr>
+                    {may("operator") && (
+                      <th class="select-cell">
+                        <input
+                          type="checkbox"
+                          aria-label="Select all that are shown"
+                          checked={changeable.length > 0 && changeable.every((adapter) => selected.value.has(keyOf(adapter)))}
+                          onChange={(event) => (selected.value = new Map(event.currentTarget.checked ? changeable.map((adapter) => [keyOf(adapter), adapter]) : []))}
+                        />
+                      </th>
+                    )}
+                    {COLUMNS.map((column) => (
+                      <HeaderCell key={column.label} {...column} />
+                    ))}
+                  </tr>
+                </thead>
+                <VirtualRows
+                  rows={rows}
+                  rowHeight={narrow ? CARD_HEIGHT : ROW_HEIGHT}
+                  columns={COLUMNS.length + 1}
+                  onNearEnd={list.loadMore}
+                >
+                  {(adapter) => (
+                    <AdapterRow
+                      key={keyOf(adapter)}
+                      adapter={adapter}
+                      selected={selected.value.has(keyOf(adapter))}
+                      selectable={may("operator")}
+                      onSelect={mayChange(adapter.tenant) ? () => toggle(adapter) : null}
+                    />
+                  )}
+                </VirtualRows>
+              </table>
+            </div>
+          )
+        }
+      </ListView>
       {selected.value.size > 0 && (
         <SelectionBar
           adapters={[...selected.value.values()]}
@@ -145,12 +148,17 @@ function HeaderCell({ label, sort, right, wide }: (typeof COLUMNS)[number]) {
   );
 }
 
+function keyOf(adapter: AdapterItem): string {
+  return `${adapter.tenant}/${adapter.name}`;
+}
+
 function NoAdapters({ filtered }: { filtered: boolean }) {
   if (filtered) {
     return (
       <Empty
         icon="search"
         title="No adapter matches"
+        command={cli("adapter list")}
         action={
           <button type="button" class="button" onClick={() => setQuery({ q: null, state: null, tag: null })}>
             Show all adapters
@@ -163,7 +171,7 @@ function NoAdapters({ filtered }: { filtered: boolean }) {
     <Empty
       icon="adapters"
       title="No adapters yet"
-      command="loraserve adapter add my-adapter ./path/to/adapter"
+      command={cli("adapter add my-adapter ./path/to/adapter")}
       action={
         may("operator") && (
           <a class="button is-primary" href={href(["upload"])}>

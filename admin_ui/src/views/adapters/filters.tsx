@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { Icon } from "../../parts/icon";
 import { place, setQuery } from "../../router";
 
-const STATES = ["ready", "disabled", "empty", "draining", "deleted"];
+const STATES = ["ready", "disabled", "empty", "other_base", "draining", "deleted"];
 const TYPING_PAUSE_MS = 200;
 
 /** Search and filters live in the URL, so that a filtered list can be sent to somebody. */
@@ -48,7 +48,7 @@ export function Filters() {
           <option value="">Any status</option>
           {STATES.map((state) => (
             <option key={state} value={state}>
-              {state}
+              {state.replace("_", " ")}
             </option>
           ))}
         </select>

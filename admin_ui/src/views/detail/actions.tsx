@@ -7,6 +7,7 @@ import type { AdapterDetail } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { Dialog } from "../../parts/dialog";
 import { Icon } from "../../parts/icon";
+import { Menu } from "../../parts/menu";
 import { toast } from "../../parts/toasts";
 import { href } from "../../router";
 import { tenantHeaders } from "../../state/session";
@@ -75,49 +76,44 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
       <a class="button" href={href(["upload"], { name: adapter.name })}>
         <Icon name="upload" /> New version
       </a>
-      <details class="menu">
-        <summary class="button is-icon" aria-label="More actions">
-          <Icon name="more" />
-        </summary>
-        <div class="menu-items">
-          <button type="button" onClick={() => (editing.value = true)}>
-            Edit description and tags
+      <Menu label="More actions">
+        <button type="button" onClick={() => (editing.value = true)}>
+          Edit description and tags
+        </button>
+        {adapter.pin ? (
+          <button type="button" onClick={() => change("Unpinned.", () => call("DELETE", `${path}/residency`, { headers }))}>
+            Unpin
           </button>
-          {adapter.pin ? (
-            <button type="button" onClick={() => change("Unpinned.", () => call("DELETE", `${path}/residency`, { headers }))}>
-              Unpin
-            </button>
-          ) : (
-            <button
-              type="button"
-              onClick={() =>
-                change(
-                  "Pinned to the engine's memory for an hour.",
-                  () => call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } }),
-                  () => call("DELETE", `${path}/residency`, { headers }),
-                )
-              }
-            >
-              Pin for an hour
-            </button>
-          )}
+        ) : (
           <button
             type="button"
             onClick={() =>
               change(
-                adapter.enabled ? `Disabled ${adapter.name}: requests for it are refused.` : `Enabled ${adapter.name}.`,
-                () => enable(!adapter.enabled),
-                () => enable(adapter.enabled),
+                "Pinned to the engine's memory for an hour.",
+                () => call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } }),
+                () => call("DELETE", `${path}/residency`, { headers }),
               )
             }
           >
-            {adapter.enabled ? "Disable" : "Enable"}
+            Pin for an hour
           </button>
-          <button type="button" class="is-danger" onClick={() => (deleting.value = true)}>
-            Delete
-          </button>
-        </div>
-      </details>
+        )}
+        <button
+          type="button"
+          onClick={() =>
+            change(
+              adapter.enabled ? `Disabled ${adapter.name}: requests for it are refused.` : `Enabled ${adapter.name}.`,
+              () => enable(!adapter.enabled),
+              () => enable(adapter.enabled),
+            )
+          }
+        >
+          {adapter.enabled ? "Disable" : "Enable"}
+        </button>
+        <button type="button" class="is-danger" onClick={() => (deleting.value = true)}>
+          Delete
+        </button>
+      </Menu>
       {rolling.value && live?.previous != null && (
         <Dialog
           title={`Roll ${adapter.name} back to v${live.previous}?`}

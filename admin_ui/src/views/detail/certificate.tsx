@@ -1,16 +1,9 @@
 import { ApiError, call } from "../../api/client";
+import type { CertificateView } from "../../api/types";
 import { Chip } from "../../parts/basics";
 import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
 import { adapterPath } from "./adapter-api";
-
-/** `GET …/versions/{v}/certificate`. */
-interface CertificateItem {
-  state: string;
-  max_logit_difference: number | null;
-  num_tokens: number | null;
-  reason: string | null;
-}
 
 const REFRESH_MS = 5000;
 const WORDS: Record<string, string> = { pending: "Not measured yet", skipped: "Not measured" };
@@ -22,7 +15,7 @@ export function Certificate({ name, tenant, version }: { name: string; tenant: s
     async (signal) => {
       try {
         const path = adapterPath(name, `/versions/${version}/certificate`);
-        return (await call<CertificateItem>("GET", path, { signal, headers: tenantHeaders(tenant) })).data;
+        return (await call<CertificateView>("GET", path, { signal, headers: tenantHeaders(tenant) })).data;
       } catch (error) {
         if (error instanceof ApiError && error.status === 404) return null;
         throw error;
@@ -40,7 +33,8 @@ export function Certificate({ name, tenant, version }: { name: string; tenant: s
           <Chip tone="ok" icon="check">
             same as PEFT
           </Chip>{" "}
-          Over {found.num_tokens} tokens, no logit differs from PEFT's by more than <span class="num strong">{found.max_logit_difference.toExponential(1)}</span>.
+          At {found.num_tokens} positions and over the whole vocabulary, log-probabilities differ from PEFT's by{" "}
+          <span class="num strong">{found.max_logit_difference.toPrecision(2)}</span> at most: what rounding explains.
         </p>
       ) : (
         <p class={found.state === "failed" ? "" : "muted"}>

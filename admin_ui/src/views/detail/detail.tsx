@@ -12,6 +12,7 @@ import { go, href, place, setQuery } from "../../router";
 import { usePolled } from "../../state/polled";
 import { mayChange, tenantHeaders } from "../../state/session";
 import { Actions } from "./actions";
+import { CanaryBar } from "./canary-bar";
 import { adapterPath } from "./adapter-api";
 import { Traffic } from "./traffic";
 import { UseIt } from "./use-it";
@@ -34,7 +35,15 @@ export function Detail({ name }: { name: string }) {
     3000,
   );
   return (
-    <View of={adapter} skeleton={<SkeletonRows rows={6} height={56} />}>
+    <View
+      of={adapter}
+      skeleton={<SkeletonRows rows={6} height={56} />}
+      otherwise={
+        <a class="button" href={href(["adapters"])}>
+          All adapters
+        </a>
+      }
+    >
       {(found) => <Found adapter={found} onChange={adapter.refresh} />}
     </View>
   );
@@ -69,7 +78,8 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
           </div>
         )}
       </div>
-      <VersionLane adapter={adapter} chosen={version?.n ?? null} onChange={onChange} />
+      <VersionLane adapter={adapter} chosen={version?.n ?? null} />
+      {adapter.aliases.map((alias) => alias.canary && <CanaryBar key={alias.alias} adapter={adapter} alias={alias} onChange={onChange} />)}
       <nav class="tabs detail-tabs" aria-label="About this adapter">
         {TABS.map(({ id, title }) => (
           <a

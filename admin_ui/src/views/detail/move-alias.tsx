@@ -11,14 +11,24 @@ import { ConfigDiff } from "./config-diff";
 const MAX_BP = 10_000;
 const STEPS = [100, 500, 1000, 2500, 5000];
 
+interface MoveAliasProps {
+  adapter: AdapterDetail;
+  version: VersionItem;
+  /** Chosen at first, such as one whose canary is to be changed. */
+  alias?: string;
+  onClose: () => void;
+  onChange: () => void;
+}
+
 /** Shows what a move changes before it is made: from where, to where, for whom, and what differs between the two. */
-export function MoveAlias(props: { adapter: AdapterDetail; version: VersionItem; onClose: () => void; onChange: () => void }) {
+export function MoveAlias(props: MoveAliasProps) {
   const { version, onClose, onChange } = props;
   // As it was when the dialog opened: what is refused if somebody else changes it meanwhile is what the person saw.
   const adapter = useRef(props.adapter).current;
   const isLive = adapter.aliases.some((known) => known.alias === "live" && known.version === version.n);
-  const alias = useSignal(isLive ? "" : "live");
-  const weight = useSignal(MAX_BP);
+  const alias = useSignal(props.alias ?? (isLive ? "" : "live"));
+  const running = adapter.aliases.find((known) => known.alias === props.alias)?.canary;
+  const weight = useSignal(running?.version === version.n ? running.weight_bp : MAX_BP);
   const current = adapter.aliases.find((known) => known.alias === alias.value);
   const canary = weight.value < MAX_BP && current !== undefined;
 
@@ -56,7 +66,7 @@ export function MoveAlias(props: { adapter: AdapterDetail; version: VersionItem;
         <Field label="For whom" hint="A user who gets the new version keeps it while the share is raised.">
           <select class="select" value={weight.value} onChange={(event) => (weight.value = Number(event.currentTarget.value))}>
             <option value={MAX_BP}>Everybody</option>
-            {STEPS.map((step) => (
+            {[...new Set([...STEPS, ...(running ? [running.weight_bp] : [])])].sort((a, b) => a - b).map((step) => (
               <option key={step} value={step}>
                 {step / 100} % of users, the others stay on v{current.version}
               </option>

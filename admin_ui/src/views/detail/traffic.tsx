@@ -1,45 +1,71 @@
+import "../../parts/charts.css";
+
+import { useSignal } from "@preact/signals";
+
 import { call } from "../../api/client";
 import type { UsageReport } from "../../api/types";
 import { Amount } from "../../parts/basics";
-import { count, milliseconds } from "../../parts/format";
+import { curlRequest } from "../../parts/commands";
+import { count, hourOf, milliseconds } from "../../parts/format";
 import { Empty, SkeletonRows, View } from "../../parts/states";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
+import { DAY_S, UsageCharts } from "../usage/usage-charts";
+import type { UsageRow } from "../usage/usage-stacks";
 
-const DAY_S = 86_400;
 const REFRESH_MS = 15_000;
+const NUM_ROWS = 12;
 
 /** The last day by hour and version, from the usage log. */
 export function Traffic({ name, tenant }: { name: string; tenant: string }) {
   const usage = usePolled(
     `${tenant}/${name}/usage`,
     async (signal) => {
-      const from = Math.floor(Date.now() / 1000) - DAY_S;
-      const query = new URLSearchParams({ adapter: name, from: String(from), interval: "hour", group_by: "version" });
-      return (await call<UsageReport>("GET", `/v1/usage?${query}`, { signal, headers: tenantHeaders(tenant) })).data;
+      const to = Math.ceil(Date.now() / 1000);
+      const from = to - DAY_S;
+      const ask = async (interval: string) => {
+        const query = new URLSearchParams({ adapter: name, from: String(from), to: String(to), interval, group_by: "version" });
+        return (await call<UsageReport>("GET", `/v1/usage?${query}`, { signal, headers: tenantHeaders(tenant) })).data;
+      };
+      const [report, totals] = await Promise.all([ask("hour"), ask("total")]);
+      return { report, totals: totals.data, from, to };
     },
     REFRESH_MS,
   );
   return (
     <View of={usage} skeleton={<SkeletonRows rows={5} />}>
-      {(report) => (report.data.length === 0 ? <NoTraffic name={name} /> : <Rows report={report} name={name} />)}
+      {({ report, totals, from, to }) =>
+        report.data.length === 0 ? (
+          <NoTraffic name={name} tenant={tenant} />
+        ) : (
+          <div class="stack">
+            <UsageCharts rows={ofVersions(report.data, name)} totals={ofVersions(totals, name)} by="version" from={from} to={to} interval="hour" />
+            <Rows report={report} name={name} />
+          </div>
+        )
+      }
     </View>
   );
 }
 
-function NoTraffic({ name }: { name: string }) {
+function NoTraffic({ name, tenant }: { name: string; tenant: string }) {
   return (
-    <Empty
-      icon="live"
-      title="No requests in the last 24 hours"
-      command={`curl ${window.location.origin}/v1/completions -H 'Content-Type: application/json' -d '{"model": "${name}", "prompt": "Hello"}'`}
-    />
+    <Empty icon="live" title="No requests in the last 24 hours" command={curlRequest(name, tenant)}>
+      Requests, tokens and times come here by hour and version.
+    </Empty>
   );
 }
 
+/** Rows are asked for one adapter, so they do not name it; charts do. */
+function ofVersions(rows: UsageRow[], name: string): UsageRow[] {
+  return rows.map((row) => ({ ...row, adapter: name }));
+}
+
 function Rows({ report, name }: { report: UsageReport; name: string }) {
-  const rows = [...report.data].sort((a, b) => b.start - a.start);
+  const all = useSignal(false);
+  const newest = [...report.data].sort((a, b) => b.start - a.start);
+  const rows = all.value ? newest : newest.slice(0, NUM_ROWS);
   const most = Math.max(...rows.map((row) => row.num_requests));
   return (
     <div class="panel scroll-x">
@@ -61,7 +87,7 @@ function Rows({ report, name }: { report: UsageReport; name: string }) {
           {rows.map((row) => (
             <tr key={`${row.start} ${row.version}`}>
               <td class="num">
-                <a href={href(["requests"], { adapter: name })}>{new Date(row.start * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}</a>
+                <a href={href(["requests"], { adapter: name })}>{hourOf(row.start)}</a>
               </td>
               <td class="num" data-label="Version">v{row.version}</td>
               <td class="right" data-label="Requests">
@@ -84,6 +110,11 @@ function Rows({ report, name }: { report: UsageReport; name: string }) {
           ))}
         </tbody>
       </table>
+      {newest.length > rows.length && (
+        <button type="button" class="button is-quiet show-all" onClick={() => (all.value = true)}>
+          All {newest.length} rows
+        </button>
+      )}
     </div>
   );
 }

@@ -1,16 +1,16 @@
 import type { AdapterDetail, VersionItem } from "../../api/types";
 import { CopyButton } from "../../parts/basics";
+import { curlHeaders } from "../../parts/commands";
 import { session } from "../../state/session";
 
 /** Requests to copy, with this adapter's name in them; a key is named, never shown. */
 export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: VersionItem | null }) {
   const origin = window.location.origin;
-  const key = session.value?.open ? null : "$LORASERVE_API_KEY";
   const names = [adapter.name, ...(version ? [`${adapter.name}@v${version.n}`] : [])];
   return (
     <div class="stack">
-      <Snippet title="curl" code={curl(origin, adapter.name, key)} />
-      <Snippet title="Python" code={python(origin, adapter.name, key !== null)} />
+      <Snippet title="curl" code={curl(origin, adapter)} />
+      <Snippet title="Python" code={python(origin, adapter)} />
       <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${origin}/adapters/${adapter.name}/v1`} />
       <p class="muted">
         As the model, <code>{names[0]}</code> means what is live{names[1] && (
@@ -28,7 +28,7 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
 function Snippet({ title, code }: { title: string; code: string }) {
   return (
     <section class="panel">
-      <header class="panel-head">
+      <header class="panel-head snippet-head">
         <h2>{title}</h2>
         <CopyButton text={code} label={`Copy: ${title}`} />
       </header>
@@ -39,19 +39,22 @@ function Snippet({ title, code }: { title: string; code: string }) {
   );
 }
 
-function curl(origin: string, model: string, key: string | null): string {
-  const auth = key ? ` \\\n  -H "Authorization: Bearer ${key}"` : "";
-  const body = JSON.stringify({ model, messages: [{ role: "user", content: "Hello" }], max_tokens: 64 });
-  return `curl ${origin}/v1/chat/completions \\\n  -H "Content-Type: application/json"${auth} \\\n  -d '${body}'`;
+function curl(origin: string, { name, tenant }: AdapterDetail): string {
+  const headers = curlHeaders(tenant).map((header) => ` \\\n  -H "${header}"`).join("");
+  const body = JSON.stringify({ model: name, messages: [{ role: "user", content: "Hello" }], max_tokens: 64 });
+  return `curl ${origin}/v1/chat/completions${headers} \\\n  -d '${body}'`;
 }
 
-function python(origin: string, model: string, keyed: boolean): string {
+function python(origin: string, { name, tenant }: AdapterDetail): string {
+  const keyed = !session.value?.open;
+  const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));
+  const headers = acting ? `, default_headers={"X-Tenant": "${tenant}"}` : "";
   const key = keyed ? 'os.environ["LORASERVE_API_KEY"]' : '"none"';
   return `${keyed ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url="${origin}/v1", api_key=${key})
+client = OpenAI(base_url="${origin}/v1", api_key=${key}${headers})
 answer = client.chat.completions.create(
-    model="${model}",
+    model="${name}",
     messages=[{"role": "user", "content": "Hello"}],
     max_tokens=64,
 )

@@ -4,7 +4,7 @@ import { Icon } from "../../parts/icon";
 import { chooseVersion } from "./detail";
 
 /** Versions as dots in the order they came; aliases fly as flags above them; a canary splits the line of its alias. */
-export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null; onChange: () => void }) {
+export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null }) {
   const versions = [...adapter.versions].reverse();
   if (versions.length === 0) return null;
   return (

@@ -7,7 +7,9 @@ import { ago, bytes, count } from "../../parts/format";
 import { Empty, SkeletonRows, View } from "../../parts/states";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
+import { mayActForAll, shownTenant } from "../../state/session";
 import { ArenaStrip } from "./arena-strip";
+import { MemoryHistory } from "./memory-history";
 
 /** Inside the engines: what lies in their memory and what waits for them. */
 export function Live() {
@@ -28,6 +30,7 @@ export function Live() {
               {engines.map((engine) => (
                 <Engine key={engine.id} engine={engine} />
               ))}
+              <MemoryHistory />
             </div>
           )
         }
@@ -45,7 +48,7 @@ function Engine({ engine }: { engine: EngineItem }) {
           Engine <code>{engine.id}</code>
         </h2>
         <span class="muted small">
-          {engine.device} · {engine.dtype} · up since {ago(engine.started_at)}
+          {engine.model} · {engine.device} · {engine.dtype} · started {ago(engine.started_at)}
         </span>
         <Chip tone={well ? "ok" : "bad"} icon={well ? "check" : "warn"}>
           {engine.state}
@@ -54,7 +57,10 @@ function Engine({ engine }: { engine: EngineItem }) {
       <div class="panel-body stack">
         <dl class="engine-figures">
           <Figure label="Running">
-            <Amount of={count(engine.num_running)} /> <span class="muted">of {engine.max_num_seqs}</span>
+            <a href={href(["requests"], { state: "running", tenant: mayActForAll.value ? "*" : null })}>
+              <Amount of={count(engine.num_running)} />
+            </a>{" "}
+            <span class="muted">of {engine.max_num_seqs}</span>
           </Figure>
           <Figure label="Waiting">
             <Amount of={count(engine.num_waiting)} />
@@ -137,7 +143,7 @@ function Queues({ engine }: { engine: EngineItem }) {
               <td>{row.tenant ?? <span class="muted">others</span>}</td>
               <td data-label="Adapter">
                 {row.adapter ? (
-                  <a href={href(["requests"], { adapter: row.adapter, state: "running" })}>{row.adapter}</a>
+                  <a href={href(["requests"], { adapter: row.adapter, state: "running", tenant: row.tenant === shownTenant.value ? null : row.tenant })}>{row.adapter}</a>
                 ) : (
                   <span class="muted">{row.tenant === null ? "any" : "base model"}</span>
                 )}

@@ -1,3 +1,5 @@
+import "../../parts/charts.css";
+
 import type { SeriesView } from "../../api/types";
 import { Chart, type Line } from "../../parts/chart";
 import { count, milliseconds, percent, type Quantity } from "../../parts/format";

@@ -2,16 +2,22 @@ import type { ComponentChildren } from "preact";
 
 import type { LiveView, SeriesView } from "../../api/types";
 import { Chip, Command } from "../../parts/basics";
+import { curlRequest } from "../../parts/commands";
 import { count, milliseconds, percent, type Quantity } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { href } from "../../router";
+import { mayActForAll, session } from "../../state/session";
 
-/** The moment in six figures, each a link to the rows behind it. */
+/** The moment in eight figures, each a link to the rows behind it. */
 export function Now({ live, series }: { live: LiveView; series: SeriesView | null }) {
   const { engines } = live;
   const sum = (of: (engine: (typeof engines)[number]) => number): number => engines.reduce((total, engine) => total + of(engine), 0);
   const numBlocks = sum((engine) => engine.kv.num_blocks);
   const arenaBytes = sum((engine) => engine.arena_size_bytes);
+  const waiting = sum((engine) => engine.num_waiting);
+  const errors = series?.errors_per_s.findLast((value) => value !== null) ?? null;
+  // These are of all tenants, so their rows are too.
+  const all = { tenant: mayActForAll.value ? "*" : null };
   const unwell = engines.filter((engine) => engine.state !== "ready");
   const idle = sum((engine) => engine.num_running + engine.num_waiting) === 0 && latest(series?.requests_per_s) === null;
   return (
@@ -36,22 +42,30 @@ export function Now({ live, series }: { live: LiveView; series: SeriesView | nul
       )}
       <div class="tiles">
         <Tile label="Tokens per second" of={count(Math.round(sum((engine) => engine.tokens_per_s)))} to={href(["live"])} />
-        <Tile label="Running" of={count(sum((engine) => engine.num_running))} to={href(["requests"], { state: "running" })}>
-          {sum((engine) => engine.num_waiting) > 0 && (
+        <Tile label="Running" of={count(sum((engine) => engine.num_running))} to={href(["requests"], { state: "running", ...all })} />
+        <Tile label="Waiting" of={count(waiting)} to={href(["live"])}>
+          {waiting > 0 && (
             <Chip tone="warn" icon="clock">
-              {sum((engine) => engine.num_waiting)} waiting
+              queued
             </Chip>
           )}
         </Tile>
-        <Tile label="TTFT p95" of={shown(latest(series?.ttft_p95_ms), milliseconds)} to={href(["requests"], { sort: "ttft" })} />
-        <Tile label="ITL p95" of={shown(latest(series?.itl_p95_ms), milliseconds)} to={href(["requests"])} />
+        <Tile label="Errors per second" of={shown(errors, perSecond)} to={href(["requests"], { state: "error", ...all })}>
+          {errors !== null && errors > 0 && (
+            <Chip tone="bad" icon="warn">
+              failing
+            </Chip>
+          )}
+        </Tile>
+        <Tile label="TTFT p95" of={shown(latest(series?.ttft_p95_ms), milliseconds)} to={href(["requests"], all)} />
+        <Tile label="ITL p95" of={shown(latest(series?.itl_p95_ms), milliseconds)} to={href(["requests"], all)} />
         <Tile label="KV cache in use" of={numBlocks > 0 ? percent(sum((engine) => engine.kv.num_used) / numBlocks) : null} to={href(["live"])} />
         <Tile label="Adapter memory" of={arenaBytes > 0 ? percent(sum((engine) => engine.arena_used_bytes) / arenaBytes) : null} to={href(["live"])} />
       </div>
       {idle && (
         <div class="first-request">
           <p class="muted">Nothing has been asked yet. A first request:</p>
-          <Command>{`curl ${window.location.origin}/v1/models`}</Command>
+          <Command>{curlRequest(session.value?.model ?? "")}</Command>
         </div>
       )}
     </div>
@@ -69,6 +83,10 @@ function Tile({ label, of, to, children }: { label: string; of: Quantity | null;
       </span>
     </a>
   );
+}
+
+function perSecond(value: number): Quantity {
+  return { value: value === 0 ? "0" : value.toFixed(value < 10 ? 1 : 0), unit: "/s" };
 }
 
 function latest(values: (number | null)[] | undefined): number | null {

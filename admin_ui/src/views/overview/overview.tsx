@@ -37,12 +37,14 @@ export function Overview() {
           ))}
         </nav>
       </div>
-      <View of={live} skeleton={<div class="tiles">{Array.from({ length: 6 }, (_, index) => <div key={index} class="tile skeleton" />)}</div>}>
+      <View of={live} skeleton={<div class="tiles">{Array.from({ length: 8 }, (_, index) => <div key={index} class="tile skeleton" />)}</div>}>
         {(found) => <Now live={found} series={series.data.value} />}
       </View>
-      <View of={series} skeleton={<SkeletonRows rows={6} height={60} />}>
-        {(found) => <Charts series={found} />}
-      </View>
+      <div class="overview-charts">
+        <View of={series} skeleton={<SkeletonRows rows={6} height={60} />}>
+          {(found) => <Charts series={found} />}
+        </View>
+      </div>
     </>
   );
 }

@@ -1,49 +1,39 @@
-import { Icon } from "../../parts/icon";
+import type { ComponentChildren } from "preact";
+
 import { place, setQuery } from "../../router";
 
 interface FilterBarProps {
   fields: { name: string; label: string }[];
-  choices?: { name: string; label: string; values: string[] };
-  /** What the export button writes: the rows that are shown. */
-  exported: unknown[];
-  fileName: string;
+  choices: { name: string; label: string; values: readonly (readonly [string, string])[] }[];
+  /** Buttons behind the filters. */
+  children?: ComponentChildren;
 }
 
-/** Filters of a log, in the URL, and its rows as a file. */
-export function FilterBar({ fields, choices, exported, fileName }: FilterBarProps) {
+/** Filters of a log, in the URL. */
+export function FilterBar({ fields, choices, children }: FilterBarProps) {
   const query = place.value.query;
   return (
     <div class="filters">
       {fields.map(({ name, label }) => (
         <label key={name} class="filter-field">
           <span class="visually-hidden">{label}</span>
-          <input class="input" placeholder={label} value={query.get(name) ?? ""} onChange={(event) => setQuery({ [name]: event.currentTarget.value || null })} />
+          <input class="input" placeholder={label} value={query.get(name) ?? ""} onChange={(event) => setQuery({ [name]: event.currentTarget.value.trim() || null })} />
         </label>
       ))}
-      {choices && (
-        <label>
-          <span class="visually-hidden">{choices.label}</span>
-          <select class="select" value={query.get(choices.name) ?? ""} onChange={(event) => setQuery({ [choices.name]: event.currentTarget.value || null })}>
-            <option value="">{choices.label}</option>
-            {choices.values.map((value) => (
+      {choices.map(({ name, label, values }) => (
+        <label key={name}>
+          <span class="visually-hidden">{label}</span>
+          <select class="select" value={query.get(name) ?? ""} onChange={(event) => setQuery({ [name]: event.currentTarget.value || null })}>
+            <option value="">{label}</option>
+            {values.map(([value, words]) => (
               <option key={value} value={value}>
-                {value}
+                {words}
               </option>
             ))}
           </select>
         </label>
-      )}
-      <button type="button" class="button" disabled={exported.length === 0} onClick={() => save(exported, fileName)}>
-        <Icon name="file" /> Export
-      </button>
+      ))}
+      {children}
     </div>
   );
-}
-
-function save(rows: unknown[], fileName: string): void {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(rows, null, 2)], { type: "application/json" }));
-  link.download = fileName;
-  link.click();
-  URL.revokeObjectURL(link.href);
 }

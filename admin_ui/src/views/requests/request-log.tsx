@@ -1,34 +1,45 @@
 import { useSignal } from "@preact/signals";
 
 import { call } from "../../api/client";
-import type { RequestItem } from "../../api/types";
-import { Amount, Chip, CopyButton, type Tone } from "../../parts/basics";
-import { Dialog } from "../../parts/dialog";
+import { saveBlob } from "../../api/download";
+import type { Page, RequestItem } from "../../api/types";
+import { Amount, CopyButton } from "../../parts/basics";
+import { curlRequest } from "../../parts/commands";
 import { ago, count, dateTime, milliseconds } from "../../parts/format";
-import { Icon, type IconName } from "../../parts/icon";
-import { Empty, Failure, SkeletonRows } from "../../parts/states";
+import { Icon } from "../../parts/icon";
+import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { toast } from "../../parts/toasts";
 import { href, place } from "../../router";
 import { usePaged } from "../../state/paged";
-import { may } from "../../state/session";
+import { may, mayActForAll, session, shownTenant } from "../../state/session";
+import { AbortDialog } from "./abort-dialog";
 import { FilterBar } from "./filter-bar";
+import { RequestState, STATES } from "./request-state";
 
-const STATES = ["running", "stop", "length", "abort", "error", "lost"];
-const MARK: Record<string, { tone: Tone; icon: IconName }> = {
-  running: { tone: "accent", icon: "play" },
-  stop: { tone: "ok", icon: "check" },
-  length: { tone: "ok", icon: "check" },
-  abort: { tone: "neutral", icon: "stop" },
-  error: { tone: "bad", icon: "cross" },
-  lost: { tone: "bad", icon: "warn" },
-};
 const REFRESH_MS = 4000;
+const EXPORTED_AT_ONCE = 500;
+const MAX_EXPORTED = 10_000;
+const FILTERS = ["adapter", "state", "key_id", "tenant"];
 
 export function RequestLog() {
-  const query = new URLSearchParams([...place.value.query].filter(([name, value]) => value && ["adapter", "state", "key_id"].includes(name)));
-  const list = usePaged<RequestItem>(`/v1/requests${query.size ? `?${query}` : ""}`, 100, REFRESH_MS);
+  const query = new URLSearchParams([...place.value.query].filter(([name, value]) => value && FILTERS.includes(name)));
+  const path = `/v1/requests${query.size ? `?${query}` : ""}`;
+  const list = usePaged<RequestItem>(path, 100, REFRESH_MS);
   const aborting = useSignal<RequestItem | null>(null);
-  const rows = list.rows.value;
+  const exporting = useSignal(false);
+
+  async function exportAll(): Promise<void> {
+    exporting.value = true;
+    try {
+      const rows = await everyRow(path);
+      saveBlob(new Blob([JSON.stringify(rows, null, 2)], { type: "application/json" }), "requests.json");
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error));
+    } finally {
+      exporting.value = false;
+    }
+  }
+
   return (
     <>
       <FilterBar
@@ -36,87 +47,91 @@ export function RequestLog() {
           { name: "adapter", label: "Adapter" },
           { name: "key_id", label: "Key" },
         ]}
-        choices={{ name: "state", label: "Any state", values: STATES }}
-        exported={rows ?? []}
-        fileName="requests.json"
-      />
-      {rows === null && (list.error.value ? <Failure error={list.error.value} retry={list.refresh} /> : <SkeletonRows />)}
-      {rows?.length === 0 && (
-        <Empty icon="requests" title={query.size ? "No request matches" : "No requests yet"} command={`curl ${window.location.origin}/v1/models`}>
-          Prompts and answers are never kept: only who asked, for what, and how long it took.
-        </Empty>
-      )}
-      {rows !== null && rows.length > 0 && (
-        <div class="panel scroll-x">
-          <table class="table log-table is-cards">
-            <caption class="visually-hidden">Requests, newest first</caption>
-            <thead>
-              <tr>
-                <th>When</th>
-                <th>State</th>
-                <th>Adapter</th>
-                <th>Tenant</th>
-                <th>Key</th>
-                <th class="right">Prompt</th>
-                <th class="right">Cached</th>
-                <th class="right">Output</th>
-                <th class="right">Queued</th>
-                <th class="right">TTFT</th>
-                <th class="right">Took</th>
-                <th>
-                  <span class="visually-hidden">Actions</span>
-                </th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map((row) => (
-                <Row key={row.id} row={row} onAbort={may("operator") && row.state === "running" ? () => (aborting.value = row) : null} />
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-      {list.hasMore.value && (
-        <button type="button" class="button more" onClick={list.loadMore}>
-          Older requests
+        choices={[
+          { name: "state", label: "Any state", values: STATES.map((state) => [state, state] as const) },
+          ...(mayActForAll.value ? [{ name: "tenant", label: `Tenant ${shownTenant.value}`, values: tenantChoices(query.get("tenant")) }] : []),
+        ]}
+      >
+        <button type="button" class="button" disabled={exporting.value || !list.rows.value?.length} onClick={() => void exportAll()}>
+          <Icon name="file" /> Export
         </button>
-      )}
-      {aborting.value && (
-        <Dialog
-          title="Abort this request?"
-          confirm="Abort it"
-          danger
-          onClose={() => (aborting.value = null)}
-          onConfirm={async () => {
-            await call("DELETE", `/v1/requests/${encodeURIComponent(aborting.value?.id ?? "")}`);
-            toast("Aborted.");
-            list.refresh();
-          }}
-        >
-          <p>Its stream ends with an error. Tokens delivered so far are billed.</p>
-        </Dialog>
-      )}
+      </FilterBar>
+      <ListView of={list} skeleton={<SkeletonRows />} older="Older requests">
+        {(rows) =>
+          rows.length === 0 ? (
+            <Empty icon="requests" title={query.size ? "No request matches" : "No requests yet"} command={curlRequest(query.get("adapter") ?? session.value?.model ?? "")}>
+              Prompts and answers are never kept: only who asked, for what, and how long it took.
+            </Empty>
+          ) : (
+            <div class="panel scroll-x">
+              <table class="table log-table is-cards">
+                <caption class="visually-hidden">Requests, newest first</caption>
+                <thead>
+                  <tr>
+                    <th>When</th>
+                    <th>State</th>
+                    <th>Adapter</th>
+                    <th>Tenant</th>
+                    <th>Key</th>
+                    <th class="right">Prompt</th>
+                    <th class="right">Cached</th>
+                    <th class="right">Output</th>
+                    <th class="right">Queued</th>
+                    <th class="right">TTFT</th>
+                    <th class="right">Took</th>
+                    <th>
+                      <span class="visually-hidden">Actions</span>
+                    </th>
+                  </tr>
+                </thead>
+                <tbody>
+                  {rows.map((row) => (
+                    <Row key={row.id} row={row} onAbort={may("operator") && row.state === "running" ? () => (aborting.value = row) : null} />
+                  ))}
+                </tbody>
+              </table>
+            </div>
+          )
+        }
+      </ListView>
+      {aborting.value && <AbortDialog request={aborting.value} onClose={() => (aborting.value = null)} onDone={list.refresh} />}
     </>
   );
 }
 
+/** The newest that match, not only those on the page. */
+async function everyRow(path: string): Promise<RequestItem[]> {
+  const rows: RequestItem[] = [];
+  let cursor: string | null = null;
+  do {
+    const after: string = cursor ? `&cursor=${encodeURIComponent(cursor)}` : "";
+    const { data }: { data: Page<RequestItem> } = await call("GET", `${path}${path.includes("?") ? "&" : "?"}limit=${EXPORTED_AT_ONCE}${after}`);
+    rows.push(...data.data);
+    cursor = data.next_cursor;
+  } while (cursor !== null && rows.length < MAX_EXPORTED);
+  return rows;
+}
+
+function tenantChoices(asked: string | null): (readonly [string, string])[] {
+  const named = asked && asked !== "*" ? [[asked, `Tenant ${asked}`] as const] : [];
+  return [...named, ["*", "All tenants"] as const];
+}
+
 function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null }) {
-  const mark = MARK[row.state] ?? { tone: "neutral" as Tone, icon: "info" as IconName };
   const time = (value: number | null | undefined) => <Amount of={value == null ? null : milliseconds(value)} />;
   const number = (value: number | null | undefined) => <Amount of={value == null ? null : count(value)} />;
+  const tenant = row.tenant === shownTenant.value ? null : row.tenant;
   return (
     <tr data-testid="request-row">
       <td class="num" title={dateTime(row.at)}>
-        {ago(row.at)}
+        <a href={href(["requests", row.id], { tenant })}>{ago(row.at)}</a>
       </td>
-      <td data-label="State" title={row.error ?? undefined}>
-        <Chip tone={mark.tone} icon={mark.icon}>
-          {row.error ?? row.state}
-        </Chip>
+      <td data-label="State">
+        <RequestState request={row} />
       </td>
-      <td data-label="Adapter">
+      <td data-label="Adapter" class="adapter-cell">
         {row.adapter ? (
-          <a href={href(["adapters", row.adapter], { v: row.version == null ? null : String(row.version) })}>
+          <a class="truncate" title={row.adapter} href={href(["adapters", row.adapter], { tenant, v: row.version == null ? null : String(row.version) })}>
             {row.adapter}
             {row.version != null && ` v${row.version}`}
           </a>
@@ -124,9 +139,19 @@ function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null 
           <span class="muted">base model</span>
         )}
       </td>
-      <td data-label="Tenant">{row.tenant}</td>
+      <td data-label="Tenant" class="adapter-cell">
+        <span class="truncate" title={row.tenant}>
+          {row.tenant}
+        </span>
+      </td>
       <td data-label="Key">
-        <code>{row.key_id ?? "–"}</code>
+        {row.key_id ? (
+          <a href={href(["requests"], { key_id: row.key_id })}>
+            <code>{row.key_id}</code>
+          </a>
+        ) : (
+          <span class="muted">–</span>
+        )}
       </td>
       <td class="right" data-label="Prompt">{number(row.num_prompt_tokens)}</td>
       <td class="right" data-label="Cached">{number(row.num_cached_tokens)}</td>
@@ -135,12 +160,12 @@ function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null 
       <td class="right" data-label="TTFT">{time(row.ttft_ms)}</td>
       <td class="right" data-label="Took">{time(row.duration_ms)}</td>
       <td class="row-actions">
-        <CopyButton text={row.id} label="Copy the request's id" />
         {onAbort && (
-          <button type="button" class="button is-quiet is-icon" aria-label="Abort" onClick={onAbort}>
+          <button type="button" class="button is-quiet is-icon" aria-label="Abort" title="Abort" onClick={onAbort}>
             <Icon name="stop" />
           </button>
         )}
+        <CopyButton text={row.id} label="Copy the request's id" />
       </td>
     </tr>
   );

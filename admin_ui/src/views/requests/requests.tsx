@@ -1,29 +1,38 @@
 import "./requests.css";
 
-import { place, href } from "../../router";
+import { href, place } from "../../router";
 import { may } from "../../state/session";
+import { Usage } from "../usage/usage";
 import { AuditLog } from "./audit-log";
+import { RequestDetail } from "./request-detail";
 import { RequestLog } from "./request-log";
 
-/** What was asked of the server, and who changed what. */
+const TABS = [
+  { id: "", title: "Requests" },
+  { id: "usage", title: "Usage" },
+  { id: "audit", title: "Audit" },
+];
+
+/** What was asked of the server, what that added up to, and who changed what. */
 export function Requests() {
-  const audit = place.value.segments[1] === "audit";
+  const asked = place.value.segments[1] ?? "";
+  const tab = TABS.find(({ id }) => id === asked);
+  if (!tab) return <RequestDetail key={asked} id={asked} />;
   return (
     <>
       <div class="page-head">
-        <h1>{audit ? "Audit" : "Requests"}</h1>
+        <h1>{tab.title}</h1>
       </div>
-      {may("admin") && (
-        <nav class="tabs log-tabs" aria-label="Logs">
-          <a class="tab" href={href(["requests"])} aria-current={audit ? undefined : "page"}>
-            Requests
+      <nav class="tabs log-tabs" aria-label="Logs">
+        {TABS.filter(({ id }) => id !== "audit" || may("admin")).map(({ id, title }) => (
+          <a key={id} class="tab" href={href(id ? ["requests", id] : ["requests"])} aria-current={id === asked ? "page" : undefined}>
+            {title}
           </a>
-          <a class="tab" href={href(["requests", "audit"])} aria-current={audit ? "page" : undefined}>
-            Audit
-          </a>
-        </nav>
-      )}
-      {audit ? <AuditLog /> : <RequestLog />}
+        ))}
+      </nav>
+      {asked === "" && <RequestLog />}
+      {asked === "usage" && <Usage />}
+      {asked === "audit" && <AuditLog />}
     </>
   );
 }

@@ -56,8 +56,9 @@ export function nameFrom(folder: string | null): string {
 
 /** Files of a drop, folders included, whatever their depth. */
 export async function readDrop(transfer: DataTransfer): Promise<{ file: File; path: string }[]> {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
-  return (await Promise.all(entries.map(readEntry))).flat();
+  // At once: the browser empties the drop when its event is over. What is in no file system has no entry.
+  const found = [...transfer.items].filter((item) => item.kind === "file").map((item) => item.webkitGetAsEntry() ?? item.getAsFile());
+  return (await Promise.all(found.map((one) => (one instanceof File ? [{ file: one, path: one.name }] : one ? readEntry(one) : [])))).flat();
 }
 
 async function readEntry(entry: FileSystemEntry): Promise<{ file: File; path: string }[]> {

@@ -1,26 +1,12 @@
-import { useSignal } from "@preact/signals";
-
 import type { UploadItem } from "../../api/types";
-import { Chip, type Tone } from "../../parts/basics";
-import { ago } from "../../parts/format";
-import type { IconName } from "../../parts/icon";
-import { Report } from "../../parts/report";
+import { Chip } from "../../parts/basics";
+import { ago, dateTime } from "../../parts/format";
 import { SkeletonRows, View } from "../../parts/states";
 import { href } from "../../router";
 import type { Polled } from "../../state/polled";
+import { MARK } from "./upload-states";
 
-const MARK: Record<string, { tone: Tone; icon: IconName }> = {
-  open: { tone: "accent", icon: "upload" },
-  validating: { tone: "accent", icon: "clock" },
-  loading: { tone: "accent", icon: "clock" },
-  ready: { tone: "ok", icon: "check" },
-  rejected: { tone: "bad", icon: "cross" },
-  failed: { tone: "bad", icon: "warn" },
-  expired: { tone: "neutral", icon: "clock" },
-  aborted: { tone: "neutral", icon: "cross" },
-};
-
-/** Sessions of the last day, whoever began them, with their reports. */
+/** Sessions of the last day, whoever began them; each has a page with its report. */
 export function PastUploads({ uploads }: { uploads: Polled<UploadItem[]> }) {
   return (
     <section class="past-uploads" aria-labelledby="past-uploads">
@@ -32,7 +18,7 @@ export function PastUploads({ uploads }: { uploads: Polled<UploadItem[]> }) {
           ) : (
             <ul class="panel">
               {items.map((item) => (
-                <PastUpload key={item.id} item={item} />
+                <Row key={item.id} item={item} />
               ))}
             </ul>
           )
@@ -42,33 +28,25 @@ export function PastUploads({ uploads }: { uploads: Polled<UploadItem[]> }) {
   );
 }
 
-function PastUpload({ item }: { item: UploadItem }) {
-  const open = useSignal(false);
-  const numFailed = item.report?.checks.filter((check) => check.status === "fail").length ?? 0;
-  const mark = MARK[item.state] ?? { tone: "neutral" as Tone, icon: "info" as IconName };
+function Row({ item }: { item: UploadItem }) {
+  const failed = item.report?.checks.filter((check) => check.status === "fail") ?? [];
+  const first = failed[0];
   return (
-    <li class="past-upload">
-      <div class="past-upload-row">
-        <Chip tone={mark.tone} icon={mark.icon}>
-          {item.state}
-        </Chip>
-        {item.state === "ready" ? (
-          <a class="truncate" href={href(["adapters", item.adapter])}>
-            {item.adapter}
-            {item.result && ` v${item.result.version}`}
-          </a>
-        ) : (
-          <span class="truncate">{item.adapter}</span>
-        )}
-        {item.report && (
-          <button type="button" class="button is-quiet" aria-expanded={open.value} onClick={() => (open.value = !open.value)}>
-            {numFailed > 0 ? `${numFailed} failed` : "Report"}
-          </button>
-        )}
-        <span class="muted small num past-upload-time">{ago(item.created_at)}</span>
-      </div>
-      {item.error && <p class="muted small">{item.error}</p>}
-      {open.value && item.report && <Report checks={item.report.checks} />}
+    <li class="past-upload" data-testid="past-upload">
+      <span class="past-upload-state">
+        <Chip {...(MARK[item.state] ?? {})}>{item.state}</Chip>
+      </span>
+      <a class="truncate" href={href(["upload", item.id])}>
+        {item.adapter}
+        {item.result && ` v${item.result.version}`}
+      </a>
+      <span class="muted small truncate past-upload-why">
+        {first ? `${first.key ?? first.file ?? first.name}: ${first.message}` : item.error}
+        {failed.length > 1 && `, and ${failed.length - 1} more`}
+      </span>
+      <span class="muted small num past-upload-time" title={dateTime(item.created_at)}>
+        {ago(item.created_at)}
+      </span>
     </li>
   );
 }

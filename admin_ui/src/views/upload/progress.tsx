@@ -1,28 +1,14 @@
 import { useEffect } from "preact/hooks";
 
 import { bytes } from "../../parts/format";
-import { Icon, type IconName } from "../../parts/icon";
-import { Report } from "../../parts/report";
+import { Icon } from "../../parts/icon";
 import { Failure } from "../../parts/states";
-import { href } from "../../router";
+import { GiveUp } from "./give-up";
+import { SessionEnd, Stepper } from "./session-end";
 import { type FileProgress, isTerminal, type UploadJob } from "./upload-job";
 
-const PHASES = [
-  { state: "open", title: "Sending" },
-  { state: "validating", title: "Checking" },
-  { state: "loading", title: "Trying it" },
-  { state: "ready", title: "Live" },
-];
-
-const END: Record<string, { icon: IconName; title: string }> = {
-  rejected: { icon: "cross", title: "Refused" },
-  failed: { icon: "warn", title: "Failed" },
-  expired: { icon: "clock", title: "Expired" },
-  aborted: { icon: "cross", title: "Given up" },
-};
-
 /** The way of one upload, step by step, to a state that has a name. */
-export function Progress({ job, name, onAgain }: { job: UploadJob; name: string; onAgain: () => void }) {
+export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void }) {
   const session = job.session.value;
   const ended = (session !== null && isTerminal(session)) || job.error.value !== null;
 
@@ -37,10 +23,11 @@ export function Progress({ job, name, onAgain }: { job: UploadJob; name: string;
   return (
     <>
       <div class="page-head">
-        <h1 class="truncate">{name}</h1>
-        {!ended && (
-          <button type="button" class="button" onClick={() => job.cancel()}>
-            Give up
+        <h1 class="truncate">{job.name}</h1>
+        {!ended && <GiveUp name={job.name} onConfirm={() => job.cancel()} />}
+        {session?.state === "failed" && (
+          <button type="button" class="button is-primary" onClick={() => void job.commitAgain()}>
+            Try again
           </button>
         )}
         {ended && (
@@ -57,7 +44,7 @@ export function Progress({ job, name, onAgain }: { job: UploadJob; name: string;
               <FileBar key={file.name} file={file} />
             ))}
             {job.waiting.value ? (
-              <p class="stale-note" role="status">
+              <p class="stale-note" role="status" data-testid="upload-waits">
                 <Icon name="clock" /> The connection is lost. It goes on by itself where it stopped.
               </p>
             ) : (
@@ -65,39 +52,15 @@ export function Progress({ job, name, onAgain }: { job: UploadJob; name: string;
             )}
           </div>
         )}
-        {session && END[session.state] && (
-          <div class="upload-end is-bad" role="alert" data-testid={`upload-${session.state}`}>
-            <Icon name={END[session.state]!.icon} />
-            <div>
-              <h2>{END[session.state]!.title}: nothing was changed</h2>
-              {session.error && <p>{session.error}</p>}
-            </div>
-          </div>
+        {session && session.state !== "open" && !ended && job.waiting.value && (
+          <p class="stale-note" role="status" data-testid="upload-waits">
+            <Icon name="clock" /> The server does not answer. The files are there; this goes on by itself.
+          </p>
         )}
-        {session?.state === "ready" && <Ready name={name} job={job} />}
-        {job.error.value && <Failure error={job.error.value} retry={onAgain} />}
-        {session?.report && <Report checks={session.report.checks} />}
+        {job.error.value && <Failure error={job.error.value} retry={() => void job.retry()} />}
+        {session && <SessionEnd session={session} />}
       </div>
     </>
-  );
-}
-
-function Stepper({ state, activate }: { state: string; activate: boolean }) {
-  const refused = state === "rejected";
-  const reached = PHASES.findIndex((phase) => phase.state === (refused ? "validating" : state));
-  return (
-    <ol class="stepper" aria-label="Progress" data-testid="stepper" data-state={state}>
-      {PHASES.map(({ state: phase, title }, index) => {
-        const done = index < reached || state === "ready";
-        const current = index === reached && state !== "ready";
-        return (
-          <li key={phase} class={done ? "is-done" : current ? (refused ? "is-refused" : "is-current") : ""} aria-current={current ? "step" : undefined}>
-            <span class="step-mark">{done ? <Icon name="check" /> : current && refused ? <Icon name="cross" /> : index + 1}</span>
-            <span>{phase === "ready" && !activate ? "Ready" : title}</span>
-          </li>
-        );
-      })}
-    </ol>
   );
 }
 
@@ -124,30 +87,5 @@ function Rate({ job }: { job: UploadJob }) {
     <p class="num muted small">
       {rate.value} {rate.unit}/s
     </p>
-  );
-}
-
-function Ready({ name, job }: { name: string; job: UploadJob }) {
-  const result = job.session.value?.result;
-  if (!result) return null;
-  return (
-    <div class="upload-end is-ok" role="status" data-testid="upload-ready">
-      <Icon name="check" />
-      <div>
-        <h2>
-          {result.created
-            ? `Version ${result.version} is ${job.session.value?.activate || result.version === 1 ? "live" : "ready"}`
-            : `This content is version ${result.version} already`}
-        </h2>
-        <div class="cluster">
-          <a class="button is-primary" href={href(["playground"], { columns: `,${name}@v${result.version}` })}>
-            <Icon name="play" /> Try it beside the base model
-          </a>
-          <a class="button" href={href(["adapters", name])}>
-            Open {name}
-          </a>
-        </div>
-      </div>
-    </div>
   );
 }

@@ -27,9 +27,10 @@ export class UploadJob {
   readonly bytesPerS = signal(0);
   private readonly aborter = new AbortController();
   private readonly tenant = actingTenant.peek();
+  private activate = true;
 
   constructor(
-    private readonly name: string,
+    readonly name: string,
     private readonly files: File[],
   ) {
     this.progress.value = files.map((file) => ({ name: file.name, sizeBytes: file.size, sentBytes: 0 }));
@@ -37,6 +38,8 @@ export class UploadJob {
 
   /** Open a session, or go on with `known`, where the server already has some of the bytes. */
   async run(activate: boolean, known: UploadItem | null = null): Promise<void> {
+    this.activate = activate;
+    this.error.value = null;
     try {
       const session = known ?? (await this.create(activate));
       this.session.value = session;
@@ -48,6 +51,29 @@ export class UploadJob {
       await this.follow(session.id);
     } catch (error) {
       if (this.aborter.signal.aborted) return;
+      await this.fail(error);
+    }
+  }
+
+  /** After an error: with the session where there is one, as it is on the server now. */
+  async retry(): Promise<void> {
+    const id = this.session.value?.id;
+    const known = id === undefined ? null : await this.call<UploadItem>("GET", `/v1/uploads/${id}`).catch(() => null);
+    if (known && isTerminal(known)) {
+      this.session.value = known;
+      this.error.value = null;
+    } else await this.run(this.activate, known);
+  }
+
+  /** Of one that failed with all its files there: whatever was in the way may be gone. */
+  async commitAgain(): Promise<void> {
+    const session = this.session.value;
+    if (session === null) return;
+    this.session.value = { ...session, state: "validating", error: null };
+    try {
+      await this.call<UploadItem>("POST", `/v1/uploads/${session.id}/commit`);
+      await this.follow(session.id);
+    } catch (error) {
       await this.fail(error);
     }
   }

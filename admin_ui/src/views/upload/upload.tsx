@@ -1,20 +1,23 @@
 import "./upload.css";
 
 import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
 
 import { call } from "../../api/client";
 import type { Page, UploadItem } from "../../api/types";
 import { Command, Field } from "../../parts/basics";
+import { cli } from "../../parts/commands";
 import { bytes } from "../../parts/format";
 import { Icon } from "../../parts/icon";
-import { place } from "../../router";
+import { go, href, place } from "../../router";
 import { usePolled } from "../../state/polled";
-import { may } from "../../state/session";
 import { choose, type ChosenFiles, nameFrom } from "./chosen-files";
+import { currentJob } from "./current-job";
 import { DropZone } from "./drop-zone";
+import { PastUpload } from "./past-upload";
 import { PastUploads } from "./past-uploads";
 import { Progress } from "./progress";
-import { UploadJob } from "./upload-job";
+import { isTerminal, UploadJob } from "./upload-job";
 
 const ADAPTER_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 
@@ -23,35 +26,41 @@ export function Upload() {
   const name = useSignal(place.value.query.get("name") ?? "");
   const activate = useSignal(true);
   const chosen = useSignal<ChosenFiles | null>(null);
-  const job = useSignal<UploadJob | null>(null);
+  const id = place.value.segments[1];
   const uploads = usePolled(
     "uploads",
     async (signal) => (await call<Page<UploadItem>>("GET", "/v1/uploads?limit=20", { signal })).data.data,
     5000,
   );
 
-  if (!may("operator")) {
-    return (
-      <div class="state" data-testid="no-permission">
-        <Icon name="lock" />
-        <h1>Uploading needs the role operator</h1>
-        <p>Ask an admin for a key with that role.</p>
-      </div>
-    );
-  }
+  const asked = place.value.query.get("name");
+  useEffect(() => {
+    if (asked) name.value = asked;
+  }, [asked]);
 
-  if (job.value) {
+  const job = currentJob.value;
+  const sent = job?.session.value ?? null;
+  const runsAt = sent !== null && !isTerminal(sent) ? sent.id : null;
+  useEffect(() => {
+    // On the way back to what still runs: at its address it stays to be seen when it ends.
+    if (runsAt !== null && id === undefined) go(href(["upload", runsAt]), { replace: true });
+  }, [runsAt, id]);
+
+  // One that has ended is shown at its address; without one, this is the form again.
+  if (job && (id === undefined ? sent === null || !isTerminal(sent) : id === sent?.id)) {
     return (
       <Progress
-        job={job.value}
-        name={name.value}
+        job={job}
         onAgain={() => {
-          job.value = null;
+          currentJob.value = null;
           chosen.value = null;
+          name.value = "";
+          go(href(["upload"]));
         }}
       />
     );
   }
+  if (id !== undefined) return <PastUpload key={id} id={id} />;
 
   function take(dropped: { file: File; path: string }[]): void {
     chosen.value = choose(dropped);
@@ -66,8 +75,15 @@ export function Upload() {
     event.preventDefault();
     if (!ready || chosen.value === null) return;
     const started = new UploadJob(name.value, chosen.value.files);
-    job.value = started;
+    currentJob.value = started;
     void started.run(activate.value, resumable);
+    // So that a reload comes back to it.
+    const known = started.session.subscribe((session) => {
+      if (session === null) return;
+      queueMicrotask(() => known());
+      const { segments } = place.peek();
+      if (segments[0] === "upload" && segments.length === 1) go(href(["upload", session.id]), { replace: true });
+    });
   }
 
   return (
@@ -111,7 +127,7 @@ export function Upload() {
       </form>
       <section class="upload-command">
         <p class="muted">The same from a terminal:</p>
-        <Command>{`loraserve adapter add ${name.value || "NAME"} ./path/to/adapter --url ${window.location.origin}`}</Command>
+        <Command>{cli(`adapter add ${name.value || "NAME"} ./path/to/adapter${activate.value ? "" : " --no-activate"}`)}</Command>
       </section>
       <PastUploads uploads={uploads} />
     </>

@@ -1,0 +1,15 @@
+import { open } from "./client";
+
+/** The answer to a GET as a file on the person's disk. Through `fetch`, since a link cannot carry the tenant's header. */
+export async function download(path: string, fileName: string, headers: Record<string, string> = {}): Promise<void> {
+  const response = await open("GET", path, { headers });
+  saveBlob(await response.blob(), fileName);
+}
+
+export function saveBlob(blob: Blob, fileName: string): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = fileName;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -1,0 +1,89 @@
+import { useSignal } from "@preact/signals";
+
+import { call } from "../../api/client";
+import type { KeyItem } from "../../api/types";
+import { Field } from "../../parts/basics";
+import { randomId } from "../../parts/clipboard";
+import { Dialog } from "../../parts/dialog";
+import { toast } from "../../parts/toasts";
+import { mayActForAll, shownTenant } from "../../state/session";
+import { LimitFields, type Limits } from "./limit-fields";
+
+export type CreatedKey = KeyItem & { secret: string | null };
+
+const ROLES = [
+  { role: "infer", hint: "may only send requests" },
+  { role: "viewer", hint: "sees adapters, usage and live data" },
+  { role: "operator", hint: "also uploads and moves adapters, and infers" },
+  { role: "admin", hint: "also makes keys" },
+] as const;
+const DAY_S = 86_400;
+
+interface KeyDialogProps {
+  /** To change it; null = a new one. */
+  keyItem: KeyItem | null;
+  onClose: () => void;
+  onMade: (key: CreatedKey) => void;
+  onChanged: () => void;
+}
+
+export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProps) {
+  const name = useSignal(keyItem?.name ?? "");
+  const role = useSignal<KeyItem["role"]>(keyItem?.role ?? "infer");
+  const everyTenant = useSignal(keyItem?.tenant === "*");
+  const adapters = useSignal(keyItem?.adapters?.join(", ") ?? "");
+  const days = useSignal("");
+  const limits = useSignal<Limits>(keyItem?.limits ?? ({} as Limits));
+
+  async function save(): Promise<void> {
+    const names = adapters.value.split(",").map((adapter) => adapter.trim());
+    const allowed = names.filter(Boolean);
+    const endsInS = days.value ? Math.round(Number(days.value) * DAY_S) : null;
+    const body = { name: name.value, role: role.value, adapters: allowed.length > 0 ? allowed : null, limits: limits.value };
+    if (keyItem) {
+      const ends = endsInS === null ? {} : { expires_at: Math.floor(Date.now() / 1000) + endsInS };
+      await call("PATCH", `/v1/keys/${keyItem.id}`, { headers: { "if-match": `"${keyItem.rev}"` }, body: { ...body, ...ends } });
+      toast(`Changed ${name.value || keyItem.id}.`);
+      onChanged();
+      return;
+    }
+    const options = { ...(everyTenant.value ? { tenant: "*" } : {}), ...(endsInS === null ? {} : { expires_in_s: endsInS }) };
+    onMade((await call<CreatedKey>("POST", "/v1/keys", { body: { ...body, ...options }, headers: { "idempotency-key": randomId() } })).data);
+  }
+
+  const title = keyItem ? `Edit ${keyItem.name || keyItem.id}` : `New key for ${everyTenant.value ? "all tenants" : shownTenant.value}`;
+  return (
+    <Dialog title={title} confirm={keyItem ? "Save" : "Create"} onClose={onClose} onConfirm={save}>
+      <Field label="Name" hint="For people: where the key is used.">
+        <input class="input" value={name.value} onInput={(event) => (name.value = event.currentTarget.value)} />
+      </Field>
+      <fieldset class="roles">
+        <legend class="field-label">Role</legend>
+        {ROLES.map((option) => (
+          <label key={option.role} class="role">
+            <input type="radio" name="role" value={option.role} checked={role.value === option.role} onChange={() => (role.value = option.role)} />
+            <span>
+              {option.role} <span class="muted small">{option.hint}</span>
+            </span>
+          </label>
+        ))}
+        {!keyItem && mayActForAll.value && (
+          <label class="role">
+            <input type="checkbox" checked={everyTenant.value} onChange={(event) => (everyTenant.value = event.currentTarget.checked)} />
+            For all tenants
+          </label>
+        )}
+      </fieldset>
+      <Field label="Only these adapters" hint="Names separated by commas; empty = all.">
+        <input class="input mono" value={adapters.value} onInput={(event) => (adapters.value = event.currentTarget.value)} />
+      </Field>
+      <Field label="Ends after days" hint={keyItem ? "From now; empty = as it is." : "Empty = never."}>
+        <input class="input num" type="number" min={0.01} step="any" value={days.value} onInput={(event) => (days.value = event.currentTarget.value)} />
+      </Field>
+      <details open={keyItem !== null}>
+        <summary>Limits</summary>
+        <LimitFields limits={limits} />
+      </details>
+    </Dialog>
+  );
+}

@@ -1,0 +1,63 @@
+import { useSignal } from "@preact/signals";
+
+import type { AdapterDetail, AliasItem } from "../../api/types";
+import { toast } from "../../parts/toasts";
+import { mayChange } from "../../state/session";
+import { moveAlias, restoreAlias } from "./adapter-api";
+import { MoveAlias } from "./move-alias";
+
+/** Who gets what while a canary runs, and the two ways to end it. */
+export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail; alias: AliasItem; onChange: () => void }) {
+  const changing = useSignal(false);
+  const canary = alias.canary;
+  if (!canary) return null;
+  const share = canary.weight_bp / 100;
+  const version = adapter.versions.find((known) => known.n === canary.version);
+
+  async function end(keep: number): Promise<void> {
+    const undo = restoreAlias(adapter, alias.alias);
+    try {
+      await moveAlias(adapter, alias.alias, keep);
+      toast(`${alias.alias} is v${keep} for everybody.`, async () => {
+        await undo();
+        onChange();
+      });
+    } catch (error) {
+      toast(error instanceof Error ? error.message : String(error));
+    }
+    onChange();
+  }
+
+  return (
+    <section class="canary panel" aria-label={`Canary of ${alias.alias}`} data-testid={`canary-${alias.alias}`}>
+      <div class="canary-split">
+        <p>
+          <span class="strong">{alias.alias}</span> <span class="muted">is</span> v{alias.version} <span class="muted">for {100 - share} % of users and</span> v
+          {canary.version} <span class="muted">for {share} %</span>
+        </p>
+        <div class="gauge" aria-hidden="true">
+          <span style={{ width: `${100 - share}%` }} />
+          <span style={{ width: `${share}%` }} />
+        </div>
+      </div>
+      {mayChange(adapter.tenant) && (
+        <div class="cluster">
+          {version && (
+            <button type="button" class="button" onClick={() => (changing.value = true)}>
+              Change the share
+            </button>
+          )}
+          <button type="button" class="button" onClick={() => void end(canary.version)}>
+            v{canary.version} for everybody
+          </button>
+          <button type="button" class="button" onClick={() => void end(alias.version)}>
+            End the canary
+          </button>
+        </div>
+      )}
+      {changing.value && version && (
+        <MoveAlias adapter={adapter} version={version} alias={alias.alias} onClose={() => (changing.value = false)} onChange={onChange} />
+      )}
+    </section>
+  );
+}

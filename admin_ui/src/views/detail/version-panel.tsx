@@ -1,0 +1,151 @@
+import { useSignal } from "@preact/signals";
+
+import { call } from "../../api/client";
+import type { AdapterDetail, VersionItem } from "../../api/types";
+import { TierMark } from "../../parts/adapter-state";
+import { Amount, Id } from "../../parts/basics";
+import { Dialog } from "../../parts/dialog";
+import { ago, bytes, count, dateTime, milliseconds } from "../../parts/format";
+import { Icon } from "../../parts/icon";
+import { toast } from "../../parts/toasts";
+import { href } from "../../router";
+import { mayChange, tenantHeaders } from "../../state/session";
+import { adapterPath, removeAlias, restoreAlias } from "./adapter-api";
+import { MoveAlias } from "./move-alias";
+
+interface VersionPanelProps {
+  adapter: AdapterDetail;
+  version: VersionItem;
+  onChange: () => void;
+}
+
+/** What the version is and what leads to it, with what can be done to it. */
+export function VersionPanel({ adapter, version, onChange }: VersionPanelProps) {
+  const moving = useSignal(false);
+  const deleting = useSignal(false);
+  const isLive = adapter.aliases.some((alias) => alias.alias === "live" && alias.version === version.n);
+  const changeable = mayChange(adapter.tenant) && adapter.status !== "deleted";
+  return (
+    <section class="panel">
+      <header class="panel-head">
+        <h2>
+          <code>
+            {adapter.name}@v{version.n}
+          </code>
+        </h2>
+        {changeable && (
+          <>
+            {isLive ? (
+              <button type="button" class="button" onClick={() => (moving.value = true)}>
+                <Icon name="flag" /> Add an alias
+              </button>
+            ) : (
+              <button type="button" class="button is-primary" data-testid="make-live" onClick={() => (moving.value = true)}>
+                <Icon name="flag" /> Make it live
+              </button>
+            )}
+            {version.aliases.length === 0 && (
+              <button type="button" class="button is-danger" onClick={() => (deleting.value = true)}>
+                <Icon name="trash" /> Delete version
+              </button>
+            )}
+          </>
+        )}
+      </header>
+      <Facts adapter={adapter} version={version} onChange={onChange} changeable={changeable} />
+      {moving.value && <MoveAlias adapter={adapter} version={version} onClose={() => (moving.value = false)} onChange={onChange} />}
+      {deleting.value && (
+        <Dialog
+          title={`Delete ${adapter.name}@v${version.n}?`}
+          confirm="Delete version"
+          danger
+          typeToConfirm={`v${version.n}`}
+          onClose={() => (deleting.value = false)}
+          onConfirm={async () => {
+            await call("DELETE", adapterPath(adapter.name, `/versions/${version.n}`), { headers: tenantHeaders(adapter.tenant) });
+            toast(`Deleted ${adapter.name}@v${version.n}.`);
+            onChange();
+          }}
+        >
+          <p>Its number is never used again. This cannot be undone.</p>
+        </Dialog>
+      )}
+    </section>
+  );
+}
+
+function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & { changeable: boolean }) {
+  return (
+    <dl class="facts panel-body">
+      <dt>Aliases</dt>
+      <dd class="cluster">
+        {version.aliases.length === 0 && (
+          <span class="muted">
+            none; requests name it as {adapter.name}@v{version.n}
+          </span>
+        )}
+        {version.aliases.map((alias) => (
+          <span key={alias} class="chip is-accent">
+            {alias}
+            {alias !== "live" && changeable && (
+              <button type="button" class="chip-cross" aria-label={`Remove the alias ${alias}`} onClick={() => void drop(adapter, alias, onChange)}>
+                <Icon name="cross" />
+              </button>
+            )}
+          </span>
+        ))}
+      </dd>
+      <dt>Content</dt>
+      <dd>
+        <Id value={version.digest} />
+      </dd>
+      <dt>Made</dt>
+      <dd title={dateTime(version.created_at)}>
+        {ago(version.created_at)} by <code>{version.by}</code>
+      </dd>
+      <dt>Size</dt>
+      <dd>
+        <Amount of={bytes(version.size_bytes)} />
+      </dd>
+      <dt>Rank</dt>
+      <dd class="num">{version.max_rank}</dd>
+      <dt>Targets</dt>
+      <dd>{version.targets.join(", ")}</dd>
+      {version.bases.length > 0 && (
+        <>
+          <dt>Made for</dt>
+          <dd>{version.bases.join(", ")}</dd>
+        </>
+      )}
+      <dt>Where it is</dt>
+      <dd class="cluster">
+        <TierMark tier={version.tier} />
+        {version.load_ms !== null && (
+          <span class="muted">
+            loaded in <Amount of={milliseconds(version.load_ms)} />
+          </span>
+        )}
+      </dd>
+      <dt>Requests</dt>
+      <dd>
+        <a href={href(["requests"], { adapter: adapter.name })}>
+          <Amount of={count(version.num_hits)} />
+        </a>
+        <span class="muted"> since this server started{version.last_used_at !== null && `, the last ${ago(version.last_used_at)}`}</span>
+      </dd>
+    </dl>
+  );
+}
+
+async function drop(adapter: AdapterDetail, alias: string, onChange: () => void): Promise<void> {
+  try {
+    await removeAlias(adapter, alias);
+    toast(`Removed the alias ${alias}.`, async () => {
+      await restoreAlias(adapter, alias)();
+      onChange();
+    });
+  } catch (error) {
+    toast(error instanceof Error ? error.message : String(error));
+  }
+  onChange();
+}

@@ -1,0 +1,156 @@
+import { useSignal } from "@preact/signals";
+
+import { call } from "../../api/client";
+import type { RequestItem } from "../../api/types";
+import { Amount, CopyButton } from "../../parts/basics";
+import { count, dateTime, milliseconds } from "../../parts/format";
+import { Icon } from "../../parts/icon";
+import { SkeletonRows, View } from "../../parts/states";
+import { href, place } from "../../router";
+import { usePolled } from "../../state/polled";
+import { may, shownTenant, tenantHeaders } from "../../state/session";
+import { AbortDialog } from "./abort-dialog";
+import { RequestState } from "./request-state";
+
+/** One request: who asked for what, and where its time went. */
+export function RequestDetail({ id }: { id: string }) {
+  const tenant = place.value.query.get("tenant");
+  const aborting = useSignal(false);
+  const request = usePolled(
+    `request ${tenant}/${id}`,
+    async (signal) => (await call<RequestItem>("GET", `/v1/requests/${encodeURIComponent(id)}`, { signal, headers: tenantHeaders(tenant) })).data,
+  );
+  const found = request.data.value;
+  return (
+    <>
+      <div class="page-head">
+        <h1 class="detail-name">
+          Request {found && <RequestState request={found} />}
+        </h1>
+        {found?.state === "running" && may("operator") && (
+          <button type="button" class="button is-danger" onClick={() => (aborting.value = true)}>
+            <Icon name="stop" /> Abort
+          </button>
+        )}
+      </div>
+      <View
+        of={request}
+        skeleton={<SkeletonRows rows={6} />}
+        otherwise={
+          <a class="button" href={href(["requests"])}>
+            All requests
+          </a>
+        }
+      >
+        {(item) => <Facts request={item} />}
+      </View>
+      {aborting.value && found && <AbortDialog request={found} onClose={() => (aborting.value = false)} onDone={request.refresh} />}
+    </>
+  );
+}
+
+function Facts({ request }: { request: RequestItem }) {
+  const tenant = request.tenant === shownTenant.value ? null : request.tenant;
+  return (
+    <div class="stack">
+      <section class="panel panel-body">
+        <h2 class="section-title">Where its time went</h2>
+        <TimeBar request={request} />
+      </section>
+      <dl class="facts panel panel-body">
+        <dt>Id</dt>
+        <dd class="cluster">
+          <code>{request.id}</code> <CopyButton text={request.id} label="Copy the request's id" />
+        </dd>
+        <dt>Came in</dt>
+        <dd class="num">{dateTime(request.at)}</dd>
+        <dt>For</dt>
+        <dd>
+          {request.adapter ? (
+            <a href={href(["adapters", request.adapter], { tenant, v: request.version == null ? null : String(request.version) })}>
+              {request.adapter}
+              {request.version != null && ` v${request.version}`}
+            </a>
+          ) : (
+            "the base model"
+          )}
+        </dd>
+        <dt>Asked by</dt>
+        <dd>
+          tenant {request.tenant}
+          {request.key_id && (
+            <>
+              , key{" "}
+              <a href={href(["requests"], { key_id: request.key_id, tenant })}>
+                <code>{request.key_id}</code>
+              </a>
+            </>
+          )}
+        </dd>
+        <dt>Through</dt>
+        <dd>
+          <code>{request.route || "–"}</code>
+          {request.stream && <span class="muted"> as a stream</span>}
+        </dd>
+        <dt>Prompt</dt>
+        <dd>
+          <Tokens of={request.num_prompt_tokens} /> tokens, of those <Tokens of={request.num_cached_tokens} /> from the cache
+        </dd>
+        <dt>Output</dt>
+        <dd>
+          <Tokens of={request.num_output_tokens} /> tokens
+        </dd>
+        {request.error && (
+          <>
+            <dt>Error</dt>
+            <dd>
+              <code>{request.error}</code>
+            </dd>
+          </>
+        )}
+      </dl>
+      <p class="muted">Prompts and answers are never kept.</p>
+    </div>
+  );
+}
+
+function Tokens({ of }: { of: number | null }) {
+  return <Amount of={of === null ? null : count(of)} />;
+}
+
+/** Waiting in the engine, computing the prompt, writing the answer: to scale. */
+function TimeBar({ request }: { request: RequestItem }) {
+  const { queue_ms, adapter_load_ms, ttft_ms, duration_ms } = request;
+  const queued = queue_ms ?? 0;
+  const first = ttft_ms ?? (duration_ms === null ? queued : Math.max(queued, duration_ms));
+  const parts = [
+    { label: "Queued", ms: queue_ms, share: queued, hue: 4 },
+    { label: "To the first token", ms: ttft_ms === null ? null : ttft_ms - queued, share: Math.max(0, first - queued), hue: 1 },
+    { label: "The rest of the answer", ms: ttft_ms === null || duration_ms === null ? null : duration_ms - ttft_ms, share: Math.max(0, (duration_ms ?? first) - first), hue: 3 },
+  ];
+  return (
+    <div class="time-bar">
+      <div class="gauge" aria-hidden="true">
+        {parts.map(({ label, share, hue }) => (
+          <span key={label} style={{ flexGrow: share, background: `var(--hue-${hue})` }} />
+        ))}
+      </div>
+      <ul class="bars-legend small">
+        {parts.map(({ label, ms, hue }) => (
+          <li key={label}>
+            <span class="swatch" style={{ background: `var(--hue-${hue})` }} aria-hidden="true" />
+            {label} <Amount of={ms === null ? null : milliseconds(Math.max(0, ms))} />
+          </li>
+        ))}
+        <li>
+          In all <Amount of={duration_ms === null ? null : milliseconds(duration_ms)} />
+        </li>
+        {adapter_load_ms !== null && adapter_load_ms > 0 && (
+          <li class="muted">
+            loading the adapter took <Amount of={milliseconds(adapter_load_ms)} />
+          </li>
+        )}
+      </ul>
+    </div>
+  );
+}

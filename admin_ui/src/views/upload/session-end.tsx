@@ -1,0 +1,78 @@
+import type { UploadItem } from "../../api/types";
+import { Icon, type IconName } from "../../parts/icon";
+import { Report } from "../../parts/report";
+import { href } from "../../router";
+
+const PHASES = [
+  { state: "open", title: "Sending" },
+  { state: "validating", title: "Checking" },
+  { state: "loading", title: "Trying it" },
+  { state: "ready", title: "Live" },
+];
+
+const END: Record<string, { icon: IconName; title: string }> = {
+  rejected: { icon: "cross", title: "Refused" },
+  failed: { icon: "warn", title: "Failed" },
+  expired: { icon: "clock", title: "Expired" },
+  aborted: { icon: "cross", title: "Given up" },
+};
+
+/** The phases of an upload; the one where it was refused is marked. */
+export function Stepper({ state, activate }: { state: string; activate: boolean }) {
+  const refused = state === "rejected";
+  const reached = PHASES.findIndex((phase) => phase.state === (refused ? "validating" : state));
+  return (
+    <ol class="stepper" aria-label="Progress" data-testid="stepper" data-state={state}>
+      {PHASES.map(({ state: phase, title }, index) => {
+        const done = index < reached || state === "ready";
+        const current = index === reached && state !== "ready";
+        return (
+          <li key={phase} class={done ? "is-done" : current ? (refused ? "is-refused" : "is-current") : ""} aria-current={current ? "step" : undefined}>
+            <span class="step-mark">{done ? <Icon name="check" /> : current && refused ? <Icon name="cross" /> : index + 1}</span>
+            <span>{phase === "ready" && !activate ? "Ready" : title}</span>
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+/** How it ended, where it has, and what was checked. */
+export function SessionEnd({ session }: { session: UploadItem }) {
+  const end = END[session.state];
+  return (
+    <>
+      {end && (
+        <div class="upload-end is-bad" role="alert" data-testid={`upload-${session.state}`}>
+          <Icon name={end.icon} />
+          <div>
+            <h2>{end.title}: nothing was changed</h2>
+            {session.error && <p>{session.error}</p>}
+          </div>
+        </div>
+      )}
+      {session.state === "ready" && session.result && <Ready session={session} result={session.result} />}
+      {session.report && <Report checks={session.report.checks} />}
+    </>
+  );
+}
+
+function Ready({ session, result }: { session: UploadItem; result: NonNullable<UploadItem["result"]> }) {
+  const live = session.activate || result.version === 1;
+  return (
+    <div class="upload-end is-ok" role="status" data-testid="upload-ready">
+      <Icon name="check" />
+      <div>
+        <h2>{result.created ? `Version ${result.version} is ${live ? "live" : "ready"}` : `This content is version ${result.version} already`}</h2>
+        <div class="cluster">
+          <a class="button is-primary" href={href(["playground"], { columns: `,${session.adapter}@v${result.version}` })}>
+            <Icon name="play" /> Try it beside the base model
+          </a>
+          <a class="button" href={href(["adapters", session.adapter], { v: String(result.version) })}>
+            Open {session.adapter}
+          </a>
+        </div>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,14 @@
+import type { Tone } from "../../parts/basics";
+import type { IconName } from "../../parts/icon";
+
+/** Every state that an upload can be in, as its chip looks. */
+export const MARK: Record<string, { tone: Tone; icon: IconName }> = {
+  open: { tone: "accent", icon: "upload" },
+  validating: { tone: "accent", icon: "clock" },
+  loading: { tone: "accent", icon: "clock" },
+  ready: { tone: "ok", icon: "check" },
+  rejected: { tone: "bad", icon: "cross" },
+  failed: { tone: "bad", icon: "warn" },
+  expired: { tone: "neutral", icon: "clock" },
+  aborted: { tone: "neutral", icon: "cross" },
+};

@@ -1,0 +1,93 @@
+import { colorOf } from "../../parts/bars";
+import { Amount } from "../../parts/basics";
+import { count, milliseconds } from "../../parts/format";
+import { go, href, place } from "../../router";
+import { actFor } from "../../state/session";
+import { type GroupBy, labelOf, rankedOf, tokensOf, type UsageRow } from "./usage-stacks";
+
+const HEADS: Record<GroupBy, string> = { adapter: "Adapter", version: "Version", key: "Key", tenant: "Tenant" };
+const NUM_HUES = 5;
+
+/** Each group's sums over the whole span. A name leads to what it is made of, its requests to their rows. */
+export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) {
+  const ranked = rankedOf(totals, by);
+  const rows = [...totals].sort((a, b) => ranked.indexOf(labelOf(a, by)) - ranked.indexOf(labelOf(b, by)));
+  const all = rows.reduce((sum, row) => sum + tokensOf(row), 0);
+  return (
+    <div class="panel scroll-x">
+      <table class="table is-cards">
+        <caption class="visually-hidden">Usage by {by}</caption>
+        <thead>
+          <tr>
+            <th>{HEADS[by]}</th>
+            <th class="right">Requests</th>
+            <th class="right">Errors</th>
+            <th class="right">Prompt tokens</th>
+            <th class="right">Cached</th>
+            <th class="right">Output tokens</th>
+            <th class="right">TTFT p95</th>
+            <th class="right">Share of tokens</th>
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row, index) => (
+            <tr key={labelOf(row, by)} data-testid="usage-row">
+              <td class="usage-name">
+                <span class="swatch" style={{ background: colorOf(index < NUM_HUES ? index + 1 : null) }} aria-hidden="true" /> <Name row={row} by={by} />
+              </td>
+              <td class="right" data-label="Requests">
+                <Requests row={row} by={by} />
+              </td>
+              <td class="right" data-label="Errors">
+                {row.num_errors > 0 ? <span class="bad num">{row.num_errors}</span> : <span class="muted">0</span>}
+              </td>
+              <td class="right" data-label="Prompt tokens">
+                <Amount of={count(row.num_prompt_tokens)} />
+              </td>
+              <td class="right" data-label="Cached">
+                <Amount of={count(row.num_cached_tokens)} />
+              </td>
+              <td class="right" data-label="Output tokens">
+                <Amount of={count(row.num_output_tokens)} />
+              </td>
+              <td class="right" data-label="TTFT p95">
+                <Amount of={row.ttft_p95_ms === null ? null : milliseconds(row.ttft_p95_ms)} />
+              </td>
+              <td class="right" data-label="Share of tokens">
+                <Amount of={all > 0 ? { value: ((100 * tokensOf(row)) / all).toFixed(1), unit: "%" } : null} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** One step further in: of a tenant its adapters, of an adapter its keys, of a key its adapters. */
+function Name({ row, by }: { row: UsageRow; by: GroupBy }) {
+  const label = labelOf(row, by);
+  const here = place.value.segments;
+  const span = place.value.query.get("span");
+  if (by === "tenant") {
+    const tenant = row.tenant ?? "";
+    return (
+      <button type="button" class="link" onClick={() => (actFor(tenant), go(href(here, { span })))}>
+        {label}
+      </button>
+    );
+  }
+  if (by === "key") return row.key_id ? <a href={href(here, { span, key_id: row.key_id })}>{label}</a> : <span>{label}</span>;
+  if (!row.adapter) return <span>{label}</span>;
+  return <a href={href(here, { span, adapter: row.adapter, by: by === "version" ? "key" : "version" })}>{label}</a>;
+}
+
+function Requests({ row, by }: { row: UsageRow; by: GroupBy }) {
+  const amount = <Amount of={count(row.num_requests)} />;
+  const query = place.value.query;
+  const wanted = { adapter: query.get("adapter"), key_id: query.get("key_id") };
+  if (by === "tenant") return <a href={href(["requests"], { tenant: row.tenant })}>{amount}</a>;
+  if (by === "key") return row.key_id ? <a href={href(["requests"], { ...wanted, key_id: row.key_id })}>{amount}</a> : amount;
+  // The list knows shared adapters by their bare name.
+  return row.adapter ? <a href={href(["requests"], { ...wanted, adapter: row.adapter.split("/").at(-1) })}>{amount}</a> : amount;
+}

@@ -1,0 +1,182 @@
+"""What was asked of a server, ending what runs, who changed what, and taking all of it away as files."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import NewConsole, admin_key, watched_console
+from tests.browser.console import Console
+from tests.browser.tenant import Tenant, client
+from tests.support.adapter_variants import twin
+from tests.support.demo_questions import ADAPTER_DIR
+from tests.support.server_process import ServerProcess, serve_fake, stop, wait_until
+
+ENDLESS = 1 << 25
+RENEWED_MS = 20_000
+
+
+@contextmanager
+def endless_request(server: ServerProcess, key: str) -> Iterator[str]:
+    """Its id; it runs until somebody ends it."""
+    body = {"model": "fake", "prompt": [1, 2], "max_tokens": ENDLESS, "stream": True, "ignore_eos": True}
+    with client(server.url, key) as http, http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, response.read()
+        # Kept: its end would close the connection.
+        chunks = response.iter_raw()
+        next(chunks)
+        yield response.headers["x-request-id"]
+
+
+def saved(console: Console, button: str) -> str:
+    with console.page.expect_download() as download:
+        console.page.get_by_role("button", name=button, exact=True).click()
+    return download.value.path().read_text()
+
+
+def ask(tenant: Tenant, model: str, count: int = 1) -> None:
+    for _ in range(count):
+        body = {"model": model, "prompt": "hello", "max_tokens": 2}
+        assert tenant.http.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_running_request_is_aborted_from_its_row(browser: Browser, fresh_dir: Callable[[], Path]):
+    data_dir = fresh_dir()
+    key = admin_key(data_dir)
+    with serve_fake(data_dir) as server:
+        with (
+            watched_console(browser, server.url, 1280, 800, "light") as console,
+            endless_request(server, key) as request_id,
+        ):
+            console.start_session(key)
+            page = console.open("#/requests?state=running")
+            row = page.get_by_test_id("request-row")
+            expect(row).to_have_count(1, timeout=RENEWED_MS)
+            row.get_by_role("button", name="Abort").click()
+            dialog = console.dialog("Abort this request?")
+            expect(dialog).to_contain_text(request_id)
+            dialog.get_by_role("button", name="Abort it").click()
+            console.toast("Aborted")
+            with client(server.url, key) as http:
+                wait_until(lambda: state_of(http, request_id) == "abort", "the request ended on the server")
+            expect(page.get_by_test_id("empty")).to_be_visible(timeout=RENEWED_MS)
+            page.goto(f"{server.url}/ui/#/requests/{request_id}")
+            expect(page.get_by_role("heading", level=1)).to_contain_text("abort")
+            expect(page.get_by_role("button", name="Abort")).to_have_count(0)
+        stop(server)
+
+
+def state_of(http: httpx.Client, request_id: str) -> str:
+    return http.get(f"/v1/requests/{request_id}").json()["state"]
+
+
+def test_a_row_leads_to_its_request_and_that_to_its_adapter(console: Console, tenant: Tenant):
+    tenant.add("asked", ADAPTER_DIR / "uppercase")
+    ask(tenant, "asked")
+    page = console.open("#/requests?adapter=asked")
+    page.get_by_test_id("request-row").get_by_role("link").first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("length")
+    expect(page.get_by_text("Where its time went")).to_be_visible()
+    expect(page.locator("dl")).to_contain_text("2 tokens")
+    page.locator("dl").get_by_role("link", name="asked v1").click()
+    expect(page.get_by_test_id("version-1")).to_be_visible()
+
+
+def test_a_request_that_is_not_known_says_so_and_leads_back(console: Console):
+    console.watch.expect_status(404)
+    page = console.open("#/requests/there-was-no-such-request")
+    expect(page.get_by_test_id("failure")).to_contain_text("not known")
+    page.get_by_role("link", name="All requests").click()
+    expect(page.get_by_role("heading", name="Requests", exact=True)).to_be_visible()
+
+
+def test_filters_are_in_the_address_and_an_empty_answer_has_a_command_that_works(console: Console, tenant: Tenant):
+    ask(tenant, "uppercase")
+    page = console.open("#/requests")
+    expect(page.get_by_test_id("request-row")).to_have_count(1)
+    page.get_by_label("Any state").select_option("error")
+    expect(page).to_have_url(f"{console.url}/ui/#/requests?state=error")
+    command = page.get_by_test_id("empty").locator("code")
+    expect(command).to_contain_text(f"curl {console.url}/v1/completions")
+    expect(command).to_contain_text("$LORASERVE_API_KEY")
+    page.get_by_label("Any state").select_option("")
+    expect(page.get_by_test_id("request-row")).to_have_count(1)
+
+
+def test_an_admin_of_all_tenants_may_look_at_all_of_them_at_once(
+    new_console: NewConsole, admin_secret: str, tenant: Tenant
+):
+    ask(tenant, "uppercase")
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/requests?tenant=*")
+    row = page.get_by_test_id("request-row").filter(has_text=tenant.name)
+    expect(row).to_have_count(1)
+    row.get_by_role("link").first.click()
+    expect(page.locator("dl")).to_contain_text(f"tenant {tenant.name}")
+
+
+def test_the_export_has_every_request_that_matches_not_only_those_shown(console: Console, tenant: Tenant):
+    ask(tenant, "uppercase", 3)
+    ask(tenant, "reverse", 101)
+    page = console.open("#/requests?adapter=reverse")
+    expect(page.get_by_test_id("request-row")).to_have_count(100)
+    rows: list[dict[str, Any]] = json.loads(saved(console, "Export"))
+    assert [row["adapter"] for row in rows] == ["reverse"] * 101
+    assert len({row["id"] for row in rows}) == 101
+
+
+def test_the_audit_shows_what_an_act_changed_before_and_after(new_console: NewConsole, tenant: Tenant, tmp_path: Path):
+    tenant.add("moved", ADAPTER_DIR / "uppercase")
+    tenant.add("moved", twin(tmp_path / "twin", "uppercase"), activate=False)
+    assert tenant.http.put("/v1/adapters/moved/aliases/live", json={"version": 2}).is_success
+    console = new_console()
+    console.start_session(tenant.key("admin"))
+    page = console.open("#/requests/audit?action=alias.move")
+    entry = page.get_by_test_id("audit-entry")
+    expect(entry).to_have_count(1)
+    expect(entry).to_contain_text(f"{tenant.name}/moved")
+    expect(entry).to_contain_text(tenant.operator_key.removeprefix("ls-").split("_", 1)[0])
+    entry.get_by_role("button", name="Before and after").click()
+    changed = entry.get_by_role("row", name="aliases.live.version")
+    expect(changed.locator("del")).to_have_text("1")
+    expect(changed.locator("ins")).to_have_text("2")
+    entry.get_by_role("link", name=f"{tenant.name}/moved").click()
+    expect(page.get_by_test_id("version-2")).to_be_visible()
+
+
+def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console: NewConsole, tenant: Tenant):
+    admin_secret = tenant.key("admin")
+    for number in range(3):
+        body = {"role": "infer", "name": f"number {number}"}
+        with client(str(tenant.http.base_url), admin_secret) as http:
+            assert http.post("/v1/keys", json=body).status_code == 201
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/requests/audit")
+    actor = admin_secret.removeprefix("ls-").split("_", 1)[0]
+    page.get_by_role("button", name=actor).first.click()
+    expect(page).to_have_url(f"{console.url}/ui/#/requests/audit?actor={actor}")
+    page.get_by_label("What, such as").fill("key.create")
+    page.get_by_label("What, such as").press("Enter")
+    expect(page.get_by_test_id("audit-entry")).to_have_count(3)
+    rows = list(csv.DictReader(saved(console, "Export CSV").splitlines()))
+    assert [(row["actor"], row["action"]) for row in rows] == [(actor, "key.create")] * 3
+    lines = [json.loads(line) for line in saved(console, "Export JSON lines").splitlines()]
+    assert [line["after"]["name"] for line in lines] == ["number 2", "number 1", "number 0"]
+
+
+def test_a_refusal_is_in_the_audit(new_console: NewConsole, tenant: Tenant):
+    viewer = tenant.key("viewer")
+    with client(str(tenant.http.base_url), viewer) as http:
+        assert http.delete("/v1/adapters/uppercase").status_code == 403
+    console = new_console()
+    console.start_session(tenant.key("admin"))
+    page = console.open("#/requests/audit")
+    entry = page.get_by_test_id("audit-entry").filter(has_text="refused")
+    expect(entry).to_contain_text(viewer.removeprefix("ls-").split("_", 1)[0])

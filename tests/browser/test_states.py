@@ -1,0 +1,119 @@
+"""What a view shows while it has no answer, an old one, none that it may have, and where its settings came from."""
+
+import json
+
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from tests.browser.conftest import NewConsole
+from tests.browser.console import Console
+from tests.browser.tenant import Tenant
+
+POLLED_MS = 15_000
+FAILING = {
+    "adapters": "**/v1/adapters?*",
+    "requests": "**/v1/requests?*",
+    "live": "**/v1/live",
+    "access/keys": "**/v1/keys?*",
+    "requests/audit": "**/v1/audit?*",
+    "requests/usage": "**/v1/usage?*",
+    "settings": "**/v1/config",
+}
+PLANTED = {"error": {"message": "Redis is being read again.", "code": "unavailable", "type": "server_error"}}
+
+
+def fail(route: Route) -> None:
+    headers = {"x-request-id": "planted-id"}
+    route.fulfill(status=503, headers=headers, content_type="application/json", body=json.dumps(PLANTED))
+
+
+@pytest.fixture
+def of_admin(new_console: NewConsole, tenant: Tenant) -> Console:
+    console = new_console()
+    console.start_session(tenant.key("admin"))
+    console.watch.expect_status(503)
+    return console
+
+
+def see_failure(page: Page) -> None:
+    failure = page.get_by_test_id("failure").first
+    expect(failure).to_contain_text("Redis is being read again.")
+    expect(failure).to_contain_text("planted-id")
+
+
+@pytest.mark.parametrize(("view", "path"), FAILING.items(), ids=list(FAILING))
+def test_a_failure_names_its_reason_and_request_and_can_be_tried_again(of_admin: Console, view: str, path: str):
+    page = of_admin.page
+    page.route(path, fail)
+    # Settings are of the whole server: a tenant's admin may not see them, but this answer comes before that one.
+    page.goto(f"{of_admin.url}/ui/#/{view}")
+    see_failure(page)
+    page.unroute(path)
+    if view == "settings":
+        of_admin.watch.expect_status(403)
+    page.get_by_role("button", name="Try again").first.click()
+    expect(page.get_by_test_id("failure")).to_have_count(0, timeout=POLLED_MS)
+
+
+@pytest.mark.parametrize("view", ["requests", "live", "access/keys"])
+def test_what_was_there_stays_readable_with_its_age_until_it_is_renewed(of_admin: Console, view: str):
+    page = of_admin.open(f"#/{view}")
+    heading = page.get_by_role("heading", level=1)
+    expect(heading).to_be_visible()
+    page.route(FAILING[view], fail)
+    stale = page.get_by_test_id("stale")
+    expect(stale).to_contain_text("Redis is being read again.", timeout=POLLED_MS)
+    expect(stale).to_contain_text("As of")
+    expect(page.get_by_test_id("failure")).to_have_count(0)
+    page.unroute(FAILING[view])
+    expect(stale).to_have_count(0, timeout=POLLED_MS)
+
+
+@pytest.mark.parametrize("view", ["upload", "playground", "access", "settings"])
+def test_a_view_that_needs_more_than_the_role_names_the_role(new_console: NewConsole, tenant: Tenant, view: str):
+    console = new_console()
+    console.start_session(tenant.key("viewer"))
+    page = console.open(f"#/{view}")
+    role = "operator" if view in ("upload", "playground") else "admin"
+    expect(page.get_by_test_id("no-permission")).to_contain_text(f"needs the role {role}")
+
+
+def test_a_skeleton_is_shown_until_the_first_answer(of_admin: Console):
+    page = of_admin.page
+    held: list[Route] = []
+    page.route("**/v1/keys?*", lambda route: held.append(route))
+    with page.expect_request("**/v1/keys?*"):
+        page.goto(f"{of_admin.url}/ui/#/access/keys")
+    expect(page.get_by_test_id("loading")).to_be_visible()
+    expect(page.locator(".skeleton").first).to_be_visible()
+    held[0].continue_()
+    expect(page.get_by_test_id("key-row").first).to_be_visible()
+    expect(page.get_by_test_id("loading")).to_have_count(0)
+
+
+def test_settings_show_every_value_with_where_it_came_from(new_console: NewConsole, admin_secret: str):
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/settings")
+    rows = page.get_by_test_id("setting")
+    expect(rows.filter(has_text="--num-threads")).to_contain_text("flag")
+    expect(rows.filter(has_text="--max-num-seqs")).to_contain_text("default")
+    num_all = rows.count()
+    page.get_by_role("button", name="Not default").click()
+    expect(rows.filter(has_text="--max-num-seqs")).to_have_count(0)
+    assert 0 < rows.count() < num_all
+    page.get_by_label("Search settings").fill("num-threads")
+    expect(rows).to_have_count(1)
+    expect(page).to_have_url(f"{console.url}/ui/#/settings?shown=set&q=num-threads")
+    page.get_by_label("Search settings").fill("no-such-setting")
+    expect(page.get_by_test_id("empty")).to_contain_text("loraserve serve --help")
+
+
+def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, admin_secret: str):
+    console = new_console(width=390, height=844)
+    console.start_session(admin_secret)
+    page = console.open()
+    for title in ("Requests", "Tenants & keys", "Settings", "Live"):
+        page.get_by_role("button", name="More", exact=True).click()
+        page.get_by_role("option", name=title).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Tenants" if title == "Tenants & keys" else title)
