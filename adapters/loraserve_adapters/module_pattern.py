@@ -11,14 +11,15 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from re import _constants, _parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError, shown
 
-sre: Any = _constants
-sre_parser: Any = _parser
+# Imported by name, as the standard library's type stubs do not have them.
+sre = import_module("re._constants")
+sre_parser = import_module("re._parser")
 
 _MAX_GROUP_DEPTH = 40
 

@@ -146,14 +146,15 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
     try:
         with open(path, "rb") as file:
             header, payload_start, file_size = _read_header(file, path)
+            size_bytes = header["payload_size_bytes"]
+            if layout_fingerprint is not None and header["layout_fingerprint"] != layout_fingerprint:
+                raise AdapterError("layout_mismatch", f"{path.name} was packed for another base model", file=path.name)
+            if payload_start + size_bytes != file_size:
+                raise _damaged(path, f"{file_size} bytes, expected {payload_start + size_bytes}")
+            # NOTE: of the open file: by now there may be another one of this name, or none.
+            payload = np.memmap(file, np.uint8, "r", payload_start, (size_bytes,))
     except OSError as error:
         raise AdapterError("missing_file", f"{path.name} cannot be read: {error.strerror}", file=path.name) from None
-    if layout_fingerprint is not None and header["layout_fingerprint"] != layout_fingerprint:
-        raise AdapterError("layout_mismatch", f"{path.name} was packed for another base model", file=path.name)
-    size_bytes = header["payload_size_bytes"]
-    if payload_start + size_bytes != file_size:
-        raise _damaged(path, f"{file_size} bytes, expected {payload_start + size_bytes}")
-    payload = np.memmap(path, np.uint8, "r", payload_start, (size_bytes,))
     if verify and hashlib.sha256(raw_bytes(payload)).hexdigest() != header["payload_sha256"]:
         raise _damaged(path, "the payload differs from its sha256")
     return PackedAdapter(

@@ -7,10 +7,12 @@ import msgspec
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
 from loraserve.api.schemas.aliases import AliasItem, CanaryItem
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapter_edits import find_version, versions_of
+from loraserve.control.adapter_edits import versions_of
+from loraserve.control.adapter_names import live_version
 from loraserve.control.adapters import AdapterService
+from loraserve.control.digest_residency import DigestResidency
 from loraserve.control.principal import Principal
-from loraserve.control.residency import DigestResidency, Residency
+from loraserve.control.residency import Residency
 from loraserve.control.usage_traffic import AdapterTraffic
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
 
@@ -26,7 +28,7 @@ class AdapterItems:
         """traffic: of its last 24 hours; None = not known."""
         adapter = document.doc
         alias = adapter.aliases.get(LIVE_ALIAS)
-        live = None if alias is None else find_version(adapter, alias.version)
+        live = live_version(adapter)
         canary = None if alias is None else alias.canary
         pin = adapter.pin
         return AdapterItem(
@@ -75,8 +77,11 @@ class AdapterItems:
             size_bytes=version.size_bytes,
             max_rank=version.max_rank,
             targets=version.targets,
+            bases=[base.name for base in version.bases],
+            fits=self.adapters.fits(version),
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),
             tier=resident.tier,
+            memory_bytes=resident.packed_bytes,
             last_used_at=resident.last_used_at,
             num_hits=resident.num_hits,
             load_ms=resident.load_ms,

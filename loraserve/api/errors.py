@@ -41,6 +41,7 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.NOT_FOUND: (404, "not_found_error"),
     ErrorCode.METHOD_NOT_ALLOWED: (405, INVALID_REQUEST),
     ErrorCode.CONFLICT: (409, INVALID_REQUEST),
+    ErrorCode.ADAPTER_OTHER_BASE: (409, INVALID_REQUEST),
     ErrorCode.IDEMPOTENCY_CONFLICT: (409, INVALID_REQUEST),
     ErrorCode.UPLOAD_OFFSET: (409, INVALID_REQUEST),
     ErrorCode.UPLOAD_STATE: (409, INVALID_REQUEST),

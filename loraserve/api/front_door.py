@@ -1,5 +1,7 @@
 """What every HTTP request passes before routing, whether or not there is anything at its path."""
 
+from collections.abc import Callable
+
 import msgspec
 from litestar.datastructures import Headers
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
@@ -9,7 +11,6 @@ from loraserve.api.errors import error_body, error_headers, status_of
 from loraserve.api.open_mode import OpenModeProtection
 from loraserve.api.processing_time import note_received
 from loraserve.api.request_id import request_id_header
-from loraserve.control.authenticator import Authenticator
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.runtime import Runtime
 
@@ -20,10 +21,11 @@ BYTES_PER_HEADER = 4
 class FrontDoor:
     """The outermost ASGI app: refuses what must not reach the inner one, with the same errors."""
 
-    def __init__(self, app: ASGIApp, runtime: Runtime, authenticator: Authenticator) -> None:
+    def __init__(self, app: ASGIApp, runtime: Runtime, is_open: Callable[[], bool]) -> None:
+        """is_open: whether no key is asked for now."""
         settings = runtime.settings
         self._app = app
-        self._authenticator = authenticator
+        self._is_open = is_open
         self._metrics = runtime.metrics
         self._max_header_bytes = settings.limits.max_header_bytes
         self._cross_origin = CrossOrigin(settings.allowed_origins)
@@ -56,7 +58,7 @@ class FrontDoor:
         if size_bytes > self._max_header_bytes:
             message = f"The URL and headers have {size_bytes} bytes; the limit is {self._max_header_bytes}."
             raise ServingError(ErrorCode.HEADERS_TOO_LARGE, message)
-        if self._open_mode is not None and self._authenticator.is_open:
+        if self._open_mode is not None and self._is_open():
             self._open_mode.check(Headers.from_scope(scope), scope["method"], scope["path"])
 
 

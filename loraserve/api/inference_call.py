@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from loraserve.control.adapter_names import label_of
-from loraserve.control.admission import Admission, Admitted
+from loraserve.control.admission import Admission
+from loraserve.control.admitted import Admitted
 from loraserve.control.catalog import Catalog
 from loraserve.control.outcome import Ending, Outcome
 from loraserve.control.principal import Principal

@@ -1,10 +1,12 @@
 """The OpenAPI document. Bodies are decoded by hand (strictly), so they are described here, from the same structs."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from litestar import Request, Router
+from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -20,6 +22,7 @@ from litestar.openapi.spec import (
 
 from loraserve.api.errors import ErrorResponse
 from loraserve.api.identity import server_version
+from loraserve.api.operation_docs import document_operations
 from loraserve.api.schema_docs import document_schemas
 from loraserve.api.schemas.lorax import LoraxError
 
@@ -47,10 +50,12 @@ ERROR_RESPONSES = {
 """Of every route that runs something."""
 
 
-def answered_with(answer: type[msgspec.Struct]) -> dict[int, ResponseSpec]:
-    """Of a route whose annotation does not say, because its answer may also be a stream."""
-    text = "The answer; with `stream`, server-sent events of its chunks."
-    return {200: ResponseSpec(answer, description=text, generate_examples=False), **ERROR_RESPONSES}
+def answered_with(
+    answer: Any, errors: dict[int, ResponseSpec] = ERROR_RESPONSES, *, may_stream: bool = True
+) -> dict[int, ResponseSpec]:
+    """Of a route whose annotation does not say, because its answer may also be a stream. answer: its type."""
+    text = "The answer; with `stream`, server-sent events of its chunks." if may_stream else "The answer."
+    return {200: ResponseSpec(answer, description=text, generate_examples=False), **errors}
 
 
 def lorax_error_responses() -> dict[int, ResponseSpec]:
@@ -119,18 +124,18 @@ def _body_of(media_type: str, schema: Schema) -> type[Operation]:
 class _CompletePlugin(JsonRenderPlugin):
     """Serves the document complete; it is put together when somebody asks for it."""
 
-    def __init__(self, bodies: list[type[msgspec.Struct]]) -> None:
+    def __init__(self, render: Callable[[dict[str, Any]], bytes]) -> None:
         super().__init__()
-        self._bodies = bodies
+        self._render = render
 
     def render(self, request: Request, openapi_schema: dict[str, Any]) -> bytes:
-        return render_document(openapi_schema, self._bodies)
+        return self._render(openapi_schema)
 
 
-def openapi_config(router: Router, bodies: list[type[msgspec.Struct]]) -> OpenAPIConfig:
+def openapi_config(router: Router, render: Callable[[dict[str, Any]], bytes]) -> OpenAPIConfig:
     """Served at /schema/openapi.json. No documentation pages: they would load scripts from elsewhere.
 
-    bodies: what `json_body` was given.
+    render: see `render_document`.
     """
     return OpenAPIConfig(
         title="loraserve",
@@ -138,13 +143,18 @@ def openapi_config(router: Router, bodies: list[type[msgspec.Struct]]) -> OpenAP
         description="Many LoRA adapters over one base model, behind OpenAI's API.",
         path="/schema",
         openapi_router=router,
-        render_plugins=[_CompletePlugin(bodies)],
+        render_plugins=[_CompletePlugin(render)],
         use_handler_docstrings=True,
     )
 
 
-def render_document(document: dict[str, Any], bodies: list[type[msgspec.Struct]]) -> bytes:
-    """Litestar builds the schemas of answers itself, from the handlers' annotations; the bodies' are added here."""
+def render_document(
+    document: dict[str, Any], bodies: Iterable[type[msgspec.Struct]], routes: Iterable[HTTPRouteHandler]
+) -> bytes:
+    """Litestar builds the schemas of answers itself, from the handlers' annotations; the rest is added here.
+
+    bodies: what `json_body` was given.
+    """
     _, schemas = msgspec.json.schema_components(bodies, ref_template=REF_TEMPLATE)
     components = document["components"]["schemas"] | schemas
     document_schemas(components)
@@ -155,4 +165,5 @@ def render_document(document: dict[str, Any], bodies: list[type[msgspec.Struct]]
         for operation in operations.values():
             # Of a handler that returns a `Response` with cookies Litestar says that its 204 has a body.
             operation["responses"].get("204", {}).pop("content", None)
+    document_operations(document, routes)
     return msgspec.json.encode(document)

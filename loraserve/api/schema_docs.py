@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from loraserve.api.schemas.body_examples import BODY_EXAMPLES
 from loraserve.api.schemas.examples import EXAMPLES
+from loraserve.api.schemas.inference_examples import INFERENCE_EXAMPLES
 
 Json = dict[str, Any]
 DESCRIBED = ("loraserve.api.", "loraserve.store.records")
@@ -26,8 +28,10 @@ def document_schemas(schemas: Json) -> None:
         for base in reversed(struct.__mro__):
             if base.__module__.startswith(DESCRIBED):
                 _describe_fields(schema.get("properties", {}), base)
-    for example in EXAMPLES:
+    for example in (*EXAMPLES, *INFERENCE_EXAMPLES):
         schemas[type(example).__name__]["examples"] = [msgspec.to_builtins(example)]
+    for body, sent in BODY_EXAMPLES.items():
+        schemas[body.__name__]["examples"] = [sent]
 
 
 def _structs(of: type) -> Iterator[type]:

@@ -35,7 +35,7 @@ class CookieCredentials:
             check_same_page(connection)
             if not is_csrf_token(session, connection.headers.get(CSRF_HEADER)):
                 raise ServingError(ErrorCode.FORBIDDEN, f"{CSRF_HEADER} is missing or wrong. Reload the page.")
-        return self._sessions.principal(session, connection.headers.get(TENANT_HEADER))
+        return await self._sessions.principal(session, connection.headers.get(TENANT_HEADER))
 
 
 def session_token(connection: ASGIConnection) -> str | None:

@@ -8,7 +8,7 @@ from litestar.exceptions import InternalServerException
 
 from loraserve.api.report_items import report_item
 from loraserve.api.schemas.uploads import UploadFileItem, UploadItem, UploadResult
-from loraserve.control.uploads import report_of
+from loraserve.control.upload_states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.upload_session import UploadSession
 

@@ -37,7 +37,7 @@ def add(connection: Connection, name: str, path: Path, activate: bool) -> None:
 @adapter.command("list")
 @click.option("-q", "--query", help="Part of the name or the description.")
 @click.option("--tag")
-@click.option("--state", type=click.Choice(["ready", "disabled", "empty", "draining", "deleted"]))
+@click.option("--state", type=click.Choice(["ready", "disabled", "empty", "other_base", "draining", "deleted"]))
 @with_connection
 def list_adapters(connection: Connection, query: str | None, tag: str | None, state: str | None) -> None:
     """List adapters; deleted ones with --state deleted."""

@@ -30,13 +30,14 @@ def print_adapter(found: Json) -> None:
         ],
     )
     print_table(
-        ("version", "digest", "size", "rank", "tier", "by", "created"),
+        ("version", "digest", "size", "rank", "base", "tier", "by", "created"),
         [
             (
                 f"v{version['n']}",
                 version["digest"][:12],
                 bytes_text(version["size_bytes"]),
                 version["max_rank"],
+                ", ".join(version["bases"]) + ("" if version["fits"] else " (not served here)"),
                 version["tier"],
                 version["by"],
                 time_text(version["created_at"]),

@@ -34,6 +34,13 @@ class AdminClient:
         params = {name: value for name, value in query.items() if value is not None}
         return self._call("GET", path, params=params)
 
+    def get_text(self, path: str, **query: str | int | float | None) -> str:
+        """Of a table, such as CSV."""
+        params = {name: value for name, value in query.items() if value is not None}
+        response = self._send("GET", path, params=params)
+        _check(response)
+        return response.text
+
     def post(self, path: str, body: Json | None = None) -> Json:
         return self._call("POST", path, body=body or {})
 
@@ -83,8 +90,14 @@ def connected(url: str, api_key: str | None, tenant: str | None) -> Iterator[Adm
 
 
 def _checked(response: httpx.Response) -> Json:
+    _check(response)
+    return response.json() if response.content else {}
+
+
+def _check(response: httpx.Response) -> None:
+    """Raises `AdminError` with what the server says."""
     if response.is_success:
-        return response.json() if response.content else {}
+        return
     try:
         error = response.json()["error"]
         raise AdminError(error["message"], error.get("report"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import rich_click as click
 
@@ -37,4 +37,4 @@ def with_connection(command: T) -> T:
                 print_report(error.report)
             raise click.ClickException(str(error)) from error
 
-    return wrapped  # pyright: ignore[reportReturnType]
+    return cast(T, wrapped)

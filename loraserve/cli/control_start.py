@@ -119,4 +119,4 @@ def _is_live(control: ControlPlane, name: str, digest: str) -> bool:
     if document is None or document.doc.deleted_at is not None:
         return False
     live = live_version(document.doc)
-    return live is not None and live.digest == digest
+    return live is not None and live.digest == digest and control.adapters.fits(live)

@@ -6,9 +6,8 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from litestar.types import ASGIApp
 
-from loraserve.api.app import create_app
-from loraserve.api.app_context import AppContext
 from loraserve.cli.http_protocol import BoundedHttpProtocol
 
 HTTP_GRACE_S = 5
@@ -20,8 +19,8 @@ KEEP_ALIVE_S = 75
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handling: we drain first."""
 
-    def __init__(self, context: AppContext) -> None:
-        super().__init__(_config(context))
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(_config(app))
         self.answers = asyncio.Event()
         """Set once it listens."""
 
@@ -34,9 +33,9 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def _config(context: AppContext) -> uvicorn.Config:
+def _config(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(context),
+        app,
         http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",

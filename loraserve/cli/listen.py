@@ -11,27 +11,31 @@ class ListenError(Exception):
     """The address cannot be used; the message says what to change."""
 
 
-def bind_tcp(host: str, port: int) -> socket.socket:
-    """Bound, not listening yet: clients are refused until the server is ready. Port 0 = any free one."""
+def bind_tcp(host: str, port: int, *, options: tuple[str, str] = ("--host", "--port")) -> socket.socket:
+    """Bound, not listening yet: clients are refused until the server is ready. Port 0 = any free one.
+
+    options: what host and port were given with, for `ListenError`.
+    """
+    host_option, port_option = options
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ListenError(f"--host {host} is not an address of this machine: {error.strerror}") from error
+        raise ListenError(f"{host_option} {host} is not an address of this machine: {error.strerror}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise ListenError(_tcp_reason(host, port, error)) from error
+        raise ListenError(_tcp_reason(host, port, port_option, error)) from error
     return bound
 
 
-def _tcp_reason(host: str, port: int, error: OSError) -> str:
+def _tcp_reason(host: str, port: int, port_option: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is in use; stop what listens there or choose another --port"
+        return f"port {port} on {host} is in use; stop what listens there or choose another {port_option}"
     if error.errno == errno.EACCES:
-        return f"port {port} needs more rights than we have; choose a --port above 1023"
+        return f"port {port} needs more rights than we have; choose a {port_option} above 1023"
     return f"cannot listen on {host} port {port}: {error.strerror}"
 
 

@@ -4,7 +4,21 @@ import importlib
 
 import rich_click as click
 
-COMMANDS = ("serve", "adapter", "keys", "tenants", "ui", "chat", "bench", "doctor", "openapi", "version")
+COMMANDS = (
+    "serve",
+    "adapter",
+    "keys",
+    "tenants",
+    "usage",
+    "audit",
+    "ui",
+    "chat",
+    "bench",
+    "doctor",
+    "config",
+    "openapi",
+    "version",
+)
 """Each is the attribute of the same name in `loraserve.cli.<name>`; importing that module must stay cheap."""
 
 

@@ -34,6 +34,17 @@ def _factor(suffix: str | None) -> int:
     return (1000 if suffix.islower() else 1024) ** _EXPONENTS[suffix.lower()]
 
 
+class DeviceType(click.ParamType):
+    """auto, cpu, cuda or cuda:<number>; whether there is such a GPU, the engine finds out."""
+
+    name = "device"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
+            self.fail(f"{value!r} is none of auto, cpu, cuda and cuda:<number>", param, ctx)
+        return str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class LoraModule:
     """An adapter to serve from the start."""

@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 
 from loraserve.cli.config_file import load_config_file
-from loraserve.cli.option_types import HumanInt, LoraModuleType
+from loraserve.cli.option_types import DeviceType, HumanInt, LoraModuleType
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
@@ -116,7 +116,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 )
 @_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
 @_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
-@_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1), help="Refuse adapters above this rank.")
+@_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters above this rank.")
 @_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="Always on unless turned off.")
 @_option(
     "--allow-runtime-lora-updating/--no-allow-runtime-lora-updating",
@@ -160,6 +160,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     multiple=True,
     help="Web pages that may call a server without keys, such as https://example.com.",
 )
+@_option(
+    "--metrics-port",
+    panel="Server",
+    type=click.IntRange(0, 65535),
+    help="Also serve /metrics and /health here, to anyone without a key; 0 = any free one.",
+)
+@_option("--metrics-host", panel="Server", help="Address of --metrics-port. [127.0.0.1]")
 @_option("--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Also vLLM's names in /metrics.")
 @_option(
     "--data-dir",
@@ -198,8 +205,26 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option("--kv-cache-memory-bytes", panel="Engine", type=HumanInt(), help="For KV blocks; 512M, 4G, …")
 @_option("--block-size", panel="Engine", type=click.IntRange(1), default=_defaults.block_size)
 @_option("--enable-prefix-caching/--no-enable-prefix-caching", panel="Engine", default=_defaults.enable_prefix_caching)
-@_option("--device", panel="Engine", type=click.Choice(["auto", "cpu"]), default=_defaults.device)
-@_option("--backend", panel="Engine", type=click.Choice(["auto", "cpu", "reference"]), default=_defaults.backend)
+@_option(
+    "--device",
+    panel="Engine",
+    type=DeviceType(),
+    default=_defaults.device,
+    help="auto, cpu, cuda or cuda:<number>. auto = cpu: GPUs are untested.",
+)
+@_option(
+    "--backend", panel="Engine", type=click.Choice(["auto", "cpu", "triton", "reference"]), default=_defaults.backend
+)
+@_option(
+    "--gpu-memory-utilization",
+    panel="Engine",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=_defaults.gpu_memory_utilization,
+    help="Of what is free on the GPU; no effect on a CPU.",
+)
+@_option(
+    "--enforce-eager", panel="Engine", is_flag=True, help="No CUDA graphs: a quicker start, slower steps; GPU only."
+)
 @_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
 @_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")
 @_option("--check-invariants", is_flag=True, hidden=True)
@@ -236,3 +261,5 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
     if settings.uds and settings.host:
         raise click.UsageError("--uds excludes --host")
+    if settings.metrics_host and settings.metrics_port is None:
+        raise click.UsageError("--metrics-host needs --metrics-port")

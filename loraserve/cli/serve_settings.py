@@ -29,6 +29,8 @@ class ServeSettings:
     dtype: str
     device: str
     backend: str
+    gpu_memory_utilization: float
+    enforce_eager: bool
     num_threads: int | None
     seed: int
     max_model_len: int | None
@@ -53,6 +55,8 @@ class ServeSettings:
     api_key: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
+    metrics_port: int | None
+    metrics_host: str | None
     vllm_metrics: bool
     data_dir: Path | None
     redis_url: str | None
@@ -100,12 +104,22 @@ class ServeSettings:
     @property
     def is_on_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        return self.uds is not None or self.bind_host in ("::1", *LOOPBACK_HOSTS)
+        return self.uds is not None or _is_loopback(self.bind_host)
 
     @property
     def is_open_on_loopback(self) -> bool:
         """Without keys on the command line, and reachable from this machine only."""
         return not self.api_key and self.is_on_loopback
+
+    @property
+    def metrics_bind_host(self) -> str:
+        """Its readers need no key, so only this machine reaches it unless --metrics-host says otherwise."""
+        return self.metrics_host or "127.0.0.1"
+
+    @property
+    def metrics_hosts(self) -> list[str] | None:
+        """What the Host header may name at --metrics-port; None = anything."""
+        return [*LOOPBACK_HOSTS, *self.allowed_hosts] if _is_loopback(self.metrics_bind_host) else None
 
     @property
     def _checks_hosts(self) -> bool:
@@ -144,6 +158,8 @@ class ServeSettings:
             block_size=self.block_size,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
             adapter_memory_bytes=self.adapter_memory_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
             max_loras=self.max_loras,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_lora=self.enable_lora is not False,
@@ -152,6 +168,10 @@ class ServeSettings:
             kernel_cache_dir=str(self.data_path / "kernels"),
             check_invariants=self.check_invariants,
         )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("::1", *LOOPBACK_HOSTS)
 
 
 def default_data_dir() -> Path:

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import importlib
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Awaitable
 from typing import TYPE_CHECKING, Any
 
 import uvloop
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from rich.console import Console
 
 from loraserve.cli.banner import Banner
 from loraserve.cli.listen import ListenError, base_url, bind_tcp, bind_unix
 from loraserve.cli.serve_settings import ServeSettings
+from loraserve.cli.server_start import StartedServer, start_server
 from loraserve.cli.start_error import StartError
-from loraserve.cli.startup_display import StartupDisplay
 from loraserve.serving.errors import ServingError
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
-    from loraserve.cli.http_server import HttpServer
-    from loraserve.control.declared import Declared
 
-HTTP_MODULES = ("loraserve.cli.control_start", "loraserve.serving.runtime", "loraserve.cli.http_server")
-"""What is needed once there is an engine."""
-STARTING = "starting the engine"
 ENGINE_GRACE_S = 10.0
 """An engine told to stop has this long before it is killed."""
 
@@ -58,18 +49,21 @@ class _Server:
 
     async def run(self) -> int:
         self._handle_signals()
-        with contextlib.closing(self._bind()) as bound:
+        with contextlib.ExitStack() as sockets:
+            bound = sockets.enter_context(contextlib.closing(self._bind()))
+            metrics_bound = self._bind_metrics(sockets)
             async with contextlib.AsyncExitStack() as opened:
-                starting = asyncio.create_task(self._start(opened))
+                starting = asyncio.create_task(start_server(self._settings, self._console, opened))
                 if not await self._finishes_before_stop(starting):
                     return 0
-                engine, context, http = starting.result()
+                started = starting.result()
                 try:
-                    return await self._serve(bound, engine, context, http)
+                    async with self._serving_metrics(metrics_bound, started.context):
+                        return await self._serve(bound, started)
                 finally:
-                    await engine.close(ENGINE_GRACE_S)
-                    await context.calls.wait_settled()
-                    await context.control.close()
+                    await started.engine.close(ENGINE_GRACE_S)
+                    await started.context.calls.wait_settled()
+                    await started.context.control.close()
                     if self._settings.uds:
                         self._settings.uds.unlink(missing_ok=True)
 
@@ -77,6 +71,24 @@ class _Server:
         if self._settings.uds:
             return bind_unix(self._settings.uds)
         return bind_tcp(self._settings.bind_host, self._settings.port)
+
+    def _bind_metrics(self, sockets: contextlib.ExitStack) -> socket.socket | None:
+        host, port = self._settings.metrics_bind_host, self._settings.metrics_port
+        if port is None:
+            return None
+        bound = bind_tcp(host, port, options=("--metrics-host", "--metrics-port"))
+        return sockets.enter_context(contextlib.closing(bound))
+
+    @contextlib.asynccontextmanager
+    async def _serving_metrics(self, bound: socket.socket | None, context: AppContext) -> AsyncGenerator[None]:
+        if bound is None:
+            yield
+            return
+        from loraserve.cli.metrics_port import serving_metrics
+
+        async with serving_metrics(bound, context, self._settings.metrics_hosts):
+            self._print(f"metrics without a key: {base_url(bound)}/metrics")
+            yield
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -100,68 +112,8 @@ class _Server:
         await asyncio.wait([task])
         return False
 
-    async def _start(self, opened: contextlib.AsyncExitStack) -> tuple[LocalEngine, AppContext, HttpServer]:
-        """opened: what is to be closed last."""
-        settings = self._settings
-        if settings.enable_lora:
-            self._print("--enable-lora is not needed: adapters are always on")
-        with StartupDisplay(self._console) as display:
-            display.show(STARTING, 0, 1)
-            # One core imports torch in the engine's process, the other what serves HTTP in ours.
-            starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
-            try:
-                await asyncio.to_thread(_import_http)
-                from loraserve.cli.control_start import opened_declared
-
-                declared = await opened.enter_async_context(opened_declared(settings))
-                engine = await starting
-            except BaseException:
-                await _abandon(starting)
-                raise
-            display.show(STARTING, 1, 1)
-            try:
-                return engine, *await self._build(engine, declared, display)
-            except BaseException:
-                await engine.close(0)
-                raise
-
-    async def _build(
-        self, engine: LocalEngine, declared: Declared, display: StartupDisplay
-    ) -> tuple[AppContext, HttpServer]:
-        from loraserve.api.app_context import AppContext
-        from loraserve.cli.control_start import publish_configured
-        from loraserve.cli.http_server import HttpServer
-        from loraserve.control.adapter_names import CatalogNames
-        from loraserve.control.control_plane import build_control
-        from loraserve.serving.runtime import build_runtime
-
-        settings, limits = self._settings, _adapter_limits(self._settings.max_lora_rank)
-        if settings.chat_template is not None:
-            engine.use_chat_template(settings.chat_template.read_text())
-        certified = settings.engine if settings.certificates else None
-        control = build_control(declared, engine, limits, certified)
-        try:
-            # All that holds up the event loop comes before `start`: calls to Redis have a second.
-            runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
-            control.observer.watch(runtime)
-            context = AppContext.of(runtime, control)
-            http = HttpServer(context)
-            _calm_garbage_collector()
-            await control.start()
-            adapters = settings.adapters
-            await publish_configured(
-                control,
-                adapters,
-                engine.model.layout,
-                limits,
-                lambda num_done: display.show("loading adapters", num_done, len(adapters)),
-            )
-        except BaseException:
-            await control.close()
-            raise
-        return context, http
-
-    async def _serve(self, bound: socket.socket, engine: LocalEngine, context: AppContext, http: HttpServer) -> int:
+    async def _serve(self, bound: socket.socket, started: StartedServer) -> int:
+        engine, context, http = started.engine, started.context, started.http
         serving = asyncio.create_task(http.serve([bound]))
         await _first_of(http.answers.wait(), self._stop.wait(), serving)
         if not self._stop.is_set() and not serving.done():
@@ -225,34 +177,6 @@ def _names(context: AppContext) -> list[str]:
 
     visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))
     return [document.doc.name for document in visible]
-
-
-def _import_http() -> None:
-    for module in HTTP_MODULES:
-        importlib.import_module(module)
-
-
-async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
-    """Whether it was ready or not."""
-    starting.cancel()
-    await asyncio.wait([starting])
-    if not starting.cancelled() and starting.exception() is None:
-        await starting.result().close(0)
-
-
-def _adapter_limits(max_lora_rank: int | None) -> Limits:
-    return DEFAULT_LIMITS if max_lora_rank is None else replace(DEFAULT_LIMITS, max_lora_rank=max_lora_rank)
-
-
-def _calm_garbage_collector() -> None:
-    """Large bodies make hundreds of thousands of objects, which Python would walk again and again.
-
-    Decoding a body of 480 000 short lists held up the event loop for 250 ms before and 60 ms after; a message with
-    the logprobs of 100 000 prompt tokens 530 ms and 80 ms (two busy cores of an EPYC).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 10)
 
 
 async def _first_of(*awaitables: Awaitable[Any]) -> None:

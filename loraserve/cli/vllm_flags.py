@@ -1,7 +1,6 @@
 """Flags of `vllm serve` that we do not have: named, so that they are refused with a reason and not with a riddle."""
 
 UNSUPPORTED_FLAGS = {
-    "--gpu-memory-utilization": "set --kv-cache-memory-bytes and --adapter-memory-bytes",
     "--cpu-offload-gb": "weights stay on one device",
     "--swap-space": "preempted requests are recomputed, nothing is swapped",
     "--kv-cache-dtype": "the KV cache has the model's dtype (--dtype)",
@@ -10,7 +9,6 @@ UNSUPPORTED_FLAGS = {
     "--pipeline-parallel-size": "one engine runs on one device",
     "--data-parallel-size": "run several servers behind a load balancer",
     "--trust-remote-code": "code that comes with a model is never run",
-    "--enforce-eager": "there are no CUDA graphs to turn off",
     "--max-cpu-loras": "set --adapter-memory-bytes",
     "--lora-dtype": "adapters are served in the model's dtype (--dtype)",
     "--lora-extra-vocab-size": "adapters with new tokens are refused by name",

@@ -4,7 +4,7 @@ import msgspec
 from msgspec.structs import replace
 
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Canary, VersionRecord
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, Canary, VersionRecord
 
 RESTORABLE_S = 24 * 3600.0
 MAX_WEIGHT_BP = 10_000
@@ -57,11 +57,20 @@ def wants(doc: AdapterDoc, *, now: float, restorable: bool) -> set[str]:
 
 
 def add_version(
-    doc: AdapterDoc | None, tenant: str, name: str, content: Content, *, activate: bool, by: str, now: float
+    doc: AdapterDoc | None,
+    tenant: str,
+    name: str,
+    content: Content,
+    base: BaseRecord,
+    *,
+    activate: bool,
+    by: str,
+    now: float,
 ) -> AdapterDoc:
     """The adapter with the content as a version: the one it has with this digest or upload, else a new one.
 
     doc: None = a new adapter. A deleted one begins anew: its versions are gone for good, their numbers stay used.
+    base: what the content was checked against.
     """
     if doc is None:
         doc = AdapterDoc(tenant=tenant, name=name, created_at=now)
@@ -78,14 +87,24 @@ def add_version(
             size_bytes=content.size_bytes,
             max_rank=content.max_rank,
             targets=content.targets,
+            bases=[base],
         )
         doc = replace(doc, versions=[*doc.versions, version])
     elif version.upload_id == content.upload_id:
         # The same commit once more: whatever was done with the version since then stays.
         return doc
+    else:
+        doc = _with_base(doc, version, base)
     if activate or LIVE_ALIAS not in doc.aliases:
         doc = move_alias(doc, LIVE_ALIAS, version.n, None, salt="", now=now)
     return doc
+
+
+def _with_base(doc: AdapterDoc, version: VersionRecord, base: BaseRecord) -> AdapterDoc:
+    if any(known.fingerprint == base.fingerprint for known in version.bases):
+        return doc
+    known = replace(version, bases=[*version.bases, base])
+    return replace(doc, versions=[known if found.n == known.n else found for found in doc.versions])
 
 
 def find_published(doc: AdapterDoc, content: Content) -> VersionRecord | None:
@@ -131,7 +150,7 @@ def roll_back(doc: AdapterDoc, alias: str, *, now: float) -> AdapterDoc:
 
 def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
     version_of(doc, n)
-    leading = sorted(name for name, alias in doc.aliases.items() if n in _versions_behind(alias))
+    leading = sorted(name for name, alias in doc.aliases.items() if n in versions_behind(alias))
     if leading:
         names = ", ".join(f"'{name}'" for name in leading)
         message = f"Version {n} of '{doc.name}' is what {names} leads to. Move that first."
@@ -176,7 +195,8 @@ def _canary(doc: AdapterDoc, version: int, share: CanaryShare, kept: Canary | No
     return Canary(version=share.version, weight_bp=share.weight_bp, salt=salt)
 
 
-def _versions_behind(alias: Alias) -> set[int]:
+def versions_behind(alias: Alias) -> set[int]:
+    """With a canary two."""
     return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}
 
 

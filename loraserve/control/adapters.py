@@ -1,79 +1,32 @@
 """Adapters: listed, changed, deleted with drain, restored, kept at hand."""
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
-from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.adapter_edits import find_version, mark_deleted, mark_restored, version_of, versions_of
-from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
+from loraserve.control.adapter_edits import mark_deleted, mark_restored, versions_of
+from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, sort_key
+from loraserve.control.draining import Draining
+from loraserve.control.paging import Page, page_of
 from loraserve.control.principal import Principal
 from loraserve.control.quota import Quota
 from loraserve.control.request_totals import AdapterKey
 from loraserve.control.residency import Residency
-from loraserve.control.running import RunningRequests
-from loraserve.control.usage_traffic import NO_TRAFFIC, AdapterTraffic
+from loraserve.control.served_base import check_fits, fits
+from loraserve.control.usage_traffic import AdapterTraffic
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Document, Pin, Tier
+from loraserve.store.records import AdapterDoc, BaseRecord, Document, Pin, Tier, VersionRecord
 
 MAX_DESCRIPTION_CHARACTERS = 2000
 MAX_TAGS = 32
 MAX_TAG_CHARACTERS = 64
 MAX_DRAIN_S = 600.0
 MAX_PIN_S = 30 * 86_400.0
-ACK_WAIT_S = 5.0
-"""How long a deletion waits for engines once no request uses the adapter."""
-ASK_OTHERS_EVERY_S = 0.2
-NOTHING_USED: Mapping[AdapterKey, AdapterTraffic] = MappingProxyType({})
-
-
-class AdapterState(StrEnum):
-    READY = "ready"
-    DISABLED = "disabled"
-    EMPTY = "empty"
-    """No version yet."""
-    DRAINING = "draining"
-    """Deleted, with requests that still run or an engine that still has it."""
-    DELETED = "deleted"
-
-
-class AdapterSort(StrEnum):
-    """A minus: the largest or newest first. Equals are in order of their names."""
-
-    NAME = "name"
-    NAME_DOWN = "-name"
-    SIZE = "size"
-    """Of the live version."""
-    LARGEST = "-size"
-    CREATED = "created_at"
-    NEWEST = "-created_at"
-    UPDATED = "updated_at"
-    LAST_UPDATED = "-updated_at"
-    REQUESTS = "requests"
-    """In the last 24 hours."""
-    MOST_REQUESTS = "-requests"
-    LAST_USED = "last_used"
-    """What was never used counts as the oldest."""
-    LATEST_USED = "-last_used"
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterQuery:
-    q: str = ""
-    """Part of the name or the description, case ignored."""
-    tag: str | None = None
-    state: AdapterState | None = None
-    """None = all but deleted ones."""
-    sort: AdapterSort = AdapterSort.NAME
-    limit: int = DEFAULT_PAGE
-    cursor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +45,6 @@ class Deletion:
     """False: some engine has not let go yet."""
 
 
-class OtherEngines(Protocol):
-    """The engines of other servers on the same Redis."""
-
-    async def last_said(self) -> Mapping[str, float]:
-        """When each of them last told what it has."""
-        ...
-
-    async def any_has(self, digests: set[str], since: Mapping[str, float]) -> bool:
-        """By their newest snapshots; one that has told nothing new since `last_said` may have them all. Engines that
-        are gone have nothing."""
-        ...
-
-
 class AdapterService:
     """Reads: the acting tenant's adapters and the shared ones, a tenant's own hiding a shared one of the same name.
 
@@ -117,29 +57,29 @@ class AdapterService:
         self,
         access: AdapterAccess,
         quota: Quota,
-        running: RunningRequests,
         residency: Residency,
+        draining: Draining,
+        base: BaseRecord,
         *,
-        others: OtherEngines | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._access = access
         self._quota = quota
-        self._running = running
         self._residency = residency
-        self._others = others
+        self._draining = draining
+        self._base = base
         self._clock = clock
 
     def list(
         self,
         principal: Principal,
-        query: AdapterQuery = AdapterQuery(),
+        query: AdapterQuery = ALL_ADAPTERS,
         traffic: Mapping[AdapterKey, AdapterTraffic] = NOTHING_USED,
     ) -> Page[Document[AdapterDoc]]:
         """traffic: what to sort by, if by that."""
-        found = [document for document in self._access.readable(principal) if self._matches(document, query)]
+        found = [found for found in self._access.readable(principal) if query.matches(found, self.state_of)]
         found.sort(key=lambda document: document.doc.name)
-        by, is_down = _sort_key(query.sort, traffic)
+        by, is_down = sort_key(query.sort, traffic)
         found.sort(key=by, reverse=is_down)
         return page_of(found, lambda document: document.id, limit=query.limit, cursor=query.cursor)
 
@@ -150,10 +90,17 @@ class AdapterService:
     def state_of(self, document: Document[AdapterDoc]) -> AdapterState:
         doc = document.doc
         if doc.deleted_at is not None:
-            return AdapterState.DRAINING if self._is_draining(doc) else AdapterState.DELETED
+            return AdapterState.DRAINING if self._draining.goes_on(doc) else AdapterState.DELETED
         if not doc.enabled:
             return AdapterState.DISABLED
-        return AdapterState.READY if LIVE_ALIAS in doc.aliases else AdapterState.EMPTY
+        live = live_version(doc)
+        if live is None:
+            return AdapterState.EMPTY
+        return AdapterState.READY if self.fits(live) else AdapterState.OTHER_BASE
+
+    def fits(self, version: VersionRecord) -> bool:
+        """Whether it was made for the served base, as far as that is known."""
+        return fits(version, self._base)
 
     async def patch(
         self, principal: Principal, request_id: str, name: str, patch: AdapterPatch, *, expected_rev: int | None = None
@@ -181,7 +128,7 @@ class AdapterService:
     ) -> Deletion:
         """Invisible at once. Its requests may run for another `drain_s` and are aborted then, on every server.
 
-        Returns when they have ended and the engines have let go, or `ACK_WAIT_S` after the last one ended.
+        Returns when they have ended and the engines have let go, or soon after they should have: see `Draining`.
         """
         if not 0 <= drain_s <= MAX_DRAIN_S:
             raise invalid_value("drain_s", f"is {drain_s:g}; it must be 0 to {MAX_DRAIN_S:g}.")
@@ -193,15 +140,16 @@ class AdapterService:
             lambda doc: mark_deleted(doc, now=self._clock(), drain_until=self._clock() + drain_s),
             expected_rev=expected_rev,
         )
-        return Deletion(document, await self._drained(document.doc, drain_s))
+        return Deletion(document, await self._draining.finish(document.doc, drain_s))
 
     async def restore(
         self, principal: Principal, request_id: str, name: str, *, expected_rev: int | None = None
     ) -> Document[AdapterDoc]:
-        """Within 24 h; changes nothing where nothing is deleted."""
+        """Within 24 h; changes nothing where nothing is deleted. 409 where it was made for another base model."""
 
         def change(doc: AdapterDoc) -> AdapterDoc:
             if doc.deleted_at is not None:
+                self._check_fits(doc)
                 size_bytes = sum(version.size_bytes for version in versions_of(doc))
                 self._quota.check(doc.tenant, doc.name, size_bytes)
             return mark_restored(doc, now=self._clock())
@@ -218,7 +166,14 @@ class AdapterService:
         )
 
     async def pin(
-        self, principal: Principal, request_id: str, name: str, tier: Tier, ttl_s: float
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        tier: Tier,
+        ttl_s: float,
+        *,
+        expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
         """Load what the bare name means now, and keep it at hand for `ttl_s` on every engine."""
         if tier is Tier.DISK:
@@ -227,83 +182,37 @@ class AdapterService:
             raise invalid_value("ttl_s", f"is {ttl_s:g}; it must be more than 0 and at most {MAX_PIN_S:g}.")
 
         def change(doc: AdapterDoc) -> AdapterDoc:
-            if LIVE_ALIAS not in doc.aliases:
+            if live_version(doc) is None:
                 message = f"The adapter '{name}' has no version to load. Upload one first."
                 raise ServingError(ErrorCode.CONFLICT, message)
+            self._check_fits(doc)
             return replace(doc, pin=Pin(tier=tier, until=self._clock() + ttl_s))
 
-        document = await self._access.edit(principal, request_id, name, "residency.pin", change)
-        await self._residency.load(version_of(document.doc, document.doc.aliases[LIVE_ALIAS].version).digest)
+        document = await self._access.edit(
+            principal, request_id, name, "residency.pin", change, expected_rev=expected_rev
+        )
+        live = live_version(document.doc)
+        assert live is not None
+        await self._residency.load(live.digest)
         return document
 
-    async def unpin(self, principal: Principal, request_id: str, name: str) -> Document[AdapterDoc]:
+    async def unpin(
+        self, principal: Principal, request_id: str, name: str, *, expected_rev: int | None = None
+    ) -> Document[AdapterDoc]:
         """Nothing is unloaded by this; it may be."""
         return await self._access.edit(
-            principal, request_id, name, "residency.unpin", lambda doc: replace(doc, pin=None)
+            principal,
+            request_id,
+            name,
+            "residency.unpin",
+            lambda doc: replace(doc, pin=None),
+            expected_rev=expected_rev,
         )
 
-    def _matches(self, document: Document[AdapterDoc], query: AdapterQuery) -> bool:
-        doc = document.doc
-        if query.tag is not None and query.tag not in doc.tags:
-            return False
-        part = query.q.casefold()
-        if part and part not in doc.name.casefold() and part not in doc.description.casefold():
-            return False
-        return doc.deleted_at is None if query.state is None else self.state_of(document) is query.state
-
-    def _is_draining(self, doc: AdapterDoc) -> bool:
-        return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
-            not self._residency.has_forgotten(digest) for digest in self._gone(doc)
-        )
-
-    def _gone(self, doc: AdapterDoc) -> set[str]:
-        """Its contents that no adapter has any more."""
-        return {version.digest for version in versions_of(doc) if not self._residency.is_wanted(version.digest)}
-
-    async def _drained(self, doc: AdapterDoc, drain_s: float) -> bool:
-        since = {} if self._others is None else await self._others.last_said()
-        if not await self._running.wait_ended(doc.tenant, doc.name, drain_s):
-            for request in self._running.of_adapter(doc.tenant, doc.name):
-                request.abort(adapter_deleted(doc.name))
-        gone = self._gone(doc)
-        deadline_s = time.monotonic() + ACK_WAIT_S
-        if not await self._residency.wait_unloaded(gone, ACK_WAIT_S):
-            return False
-        while self._others is not None and await self._others.any_has(gone, since):
-            if time.monotonic() >= deadline_s:
-                return False
-            await asyncio.sleep(ASK_OTHERS_EVERY_S)
-        return not self._running.of_adapter(doc.tenant, doc.name)
-
-
-def adapter_deleted(name: str) -> ServingError:
-    """For requests that run beyond the time to drain."""
-    return ServingError(ErrorCode.MODEL_NOT_FOUND, f"The adapter '{name}' was deleted while the request ran.")
-
-
-def _sort_key(
-    sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]
-) -> tuple[Callable[[Document[AdapterDoc]], Any], bool]:
-    """And whether the largest comes first."""
-
-    def of(document: Document[AdapterDoc]) -> AdapterTraffic:
-        return traffic.get((document.doc.tenant, document.doc.name), NO_TRAFFIC)
-
-    keys: dict[str, Callable[[Document[AdapterDoc]], Any]] = {
-        AdapterSort.NAME: lambda document: document.doc.name,
-        AdapterSort.SIZE: lambda document: _live_size_bytes(document.doc),
-        AdapterSort.CREATED: lambda document: document.doc.created_at,
-        AdapterSort.UPDATED: lambda document: document.at,
-        AdapterSort.REQUESTS: lambda document: of(document).num_requests,
-        AdapterSort.LAST_USED: lambda document: of(document).last_used_at or 0.0,
-    }
-    return keys[sort.removeprefix("-")], sort.startswith("-")
-
-
-def _live_size_bytes(doc: AdapterDoc) -> int:
-    alias = doc.aliases.get(LIVE_ALIAS)
-    live = None if alias is None else find_version(doc, alias.version)
-    return 0 if live is None else live.size_bytes
+    def _check_fits(self, doc: AdapterDoc) -> None:
+        live = live_version(doc)
+        if live is not None:
+            check_fits(doc, live, self._base)
 
 
 def _check(doc: AdapterDoc) -> None:

@@ -7,24 +7,24 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from loraserve.control.admitted import Admitted, documents_of
 from loraserve.control.authenticator import Authenticator, check_not_suspended
 from loraserve.control.catalog import Catalog
-from loraserve.control.outage import DocumentRef, LocalLimits, Outage
-from loraserve.control.outcome import STATE_OF, Outcome, RequestSummary, billed_outcome
+from loraserve.control.local_admission import LocalAdmission
+from loraserve.control.outage import LocalLimits, Outage
+from loraserve.control.outcome import Outcome
 from loraserve.control.principal import Action, Principal
+from loraserve.control.queue_limits import QueueLimits
 from loraserve.control.rate_headers import budget_headers, limit_error
+from loraserve.control.request_endings import ended, never_begun, unused_tokens, usage_line
 from loraserve.control.request_totals import RequestTotals
 from loraserve.control.resolve import Resolver, Target
 from loraserve.control.running import RunningRequest, RunningRequests
-from loraserve.control.unavailable import live_unavailable
 from loraserve.live.admission_records import (
     AdmitCall,
     AlreadyEnded,
     FinishCall,
     Limited,
-    Measure,
     Scope,
     Stale,
     Used,
@@ -34,15 +34,13 @@ from loraserve.live.admission_records import Admitted as LiveAdmitted
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import EndedRequest, RequestState
 from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DocumentKind, Limits
-from loraserve.store.usage_log import UsageLine, UsageLog
+from loraserve.store.usage_log import UsageLog
 
 MAX_RESERVED_OUTPUT = 256
 STALE_TRIES = 3
-QUEUE_RETRY_AFTER_S = 1
 
 logger = logging.getLogger(__name__)
 
@@ -62,29 +60,6 @@ class AdmissionSettings:
     """Sequences that wait for the engine."""
     max_queued_per_tenant: int = 32
     """Where the tenant has no `max_queued` of its own."""
-
-
-@dataclass(slots=True, eq=False)
-class Admitted:
-    """A request that may run. `Admission.finish` must be called for it; further calls change nothing."""
-
-    request_id: str
-    principal: Principal
-    """As of the revisions that were admitted."""
-    target: Target
-    """Likewise: an alias may have moved since the name was first resolved."""
-    running: RunningRequest
-    kv_salt: str
-    """Of the acting tenant; goes into every prefix-cache hash."""
-    reserved_tokens: int
-    headers: Mapping[str, str]
-    """x-ratelimit-*, for the response."""
-    lease: Lease
-    limits: dict[DocumentRef, Limits]
-    """Of the tenant and the key when it was admitted."""
-    is_local: bool
-    """Admitted while Redis was gone."""
-    finished: bool = False
 
 
 class Admission:
@@ -112,10 +87,15 @@ class Admission:
         self._running = running
         self._usage_log = usage_log
         self._outage = outage
-        self._engine = engine
         self._settings = settings
-        self._local = local or LocalLimits()
-        self._local_since_s: float | None = None
+        self._queues = QueueLimits(
+            catalog,
+            running,
+            engine,
+            max_queued=settings.max_queued,
+            max_queued_per_tenant=settings.max_queued_per_tenant,
+        )
+        self._local = LocalAdmission(outage, authenticator, running, local or LocalLimits())
         self._clock = clock
         self.totals = RequestTotals()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,7 +110,7 @@ class Admission:
         for _ in range(STALE_TRIES):
             principal.require(Action.INFER)
             check_not_suspended(self._catalog, principal.acting_tenant)
-            self._check_queues(principal, num_sequences)
+            self._queues.check(principal, num_sequences)
             call = self._call(principal, target, request_id, reserve_tokens)
             try:
                 reply = await self._ask(call)
@@ -143,7 +123,7 @@ class Admission:
             match reply:
                 case LiveAdmitted():
                     self._outage.succeeded()
-                    self._outage.confirm(_refs(principal, target))
+                    self._outage.confirm(documents_of(principal, target))
                     headers = budget_headers(reply.requests, reply.tokens)
                     return self._begin(principal, target, call, num_sequences, headers, is_local=False)
                 case Limited():
@@ -172,24 +152,9 @@ class Admission:
         adapter = admitted.target.adapter
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
-        unused_tokens = admitted.reserved_tokens - outcome.num_prompt_tokens - outcome.num_output_tokens
         if admitted.is_local:
-            self._local.give_back([*admitted.limits], unused_tokens)
-        call = FinishCall(
-            lease=admitted.lease,
-            request=EndedRequest(
-                request_id=admitted.request_id,
-                tenant=admitted.lease.tenant,
-                state=STATE_OF[outcome.ending],
-                at=now,
-                summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
-            ),
-            unused_tokens=unused_tokens,
-            was_admitted=not admitted.is_local,
-            tenant_limits=_limits_of(admitted, DocumentKind.TENANT),
-            key_limits=_limits_of(admitted, DocumentKind.KEY),
-        )
-        await self._settle(call)
+            self._local.give_back(admitted, unused_tokens(admitted, outcome))
+        await self._settle(ended(admitted, outcome, now))
 
     async def close(self) -> None:
         """Nothing is left to be undone afterwards."""
@@ -272,107 +237,24 @@ class Admission:
 
     def _admit_locally(self, principal: Principal, target: Target, call: AdmitCall, num_sequences: int) -> Admitted:
         """Redis is gone. Raises `ServingError`."""
-        if not self._outage.allows(_refs(principal, target)):
+        try:
+            principal = self._local.admit(principal, target, call)
+        except ServingError:
             self._undo(call)
-            raise live_unavailable()
-        if self._local_since_s != self._outage.began_s:
-            self._local_since_s = self._outage.began_s
-            self._local.clear()
-        # As they are now: what the disk says during the outage holds too.
-        principal = self._authenticator.current(principal)
-        scopes = [
-            (
-                (DocumentKind.TENANT, principal.acting_tenant),
-                call.tenant_limits,
-                self._running.num_of_tenant(principal.acting_tenant),
-            )
-        ]
-        if principal.key_id is not None:
-            ref = (DocumentKind.KEY, principal.key_id)
-            scopes.append((ref, call.key_limits, self._running.num_of_key(principal.key_id)))
-        refusal = self._local.try_take(scopes, call.reserve_tokens)
-        if refusal is not None:
-            self._undo(call)
-            raise limit_error(
-                Limited(
-                    scope=Scope.TENANT if refusal.kind is DocumentKind.TENANT else Scope.KEY,
-                    measure=Measure(refusal.measure),
-                    limit=refusal.limit,
-                    retry_ms=None if refusal.retry_s is None else int(refusal.retry_s * 1000),
-                )
-            )
+            raise
         # Counted by all servers again as soon as Redis is back.
         self._live.leases.hold(call.lease)
         return self._begin(principal, target, call, num_sequences, {}, is_local=True)
 
-    def _check_queues(self, principal: Principal, num_sequences: int) -> None:
-        """Raises `ServingError` (429) where too much waits for the engine already."""
-        num_running, max_num_seqs = self._running.num_sequences(), self._engine.model.max_num_seqs
-        # The engine's own count lags by a step; what came in since shows in ours.
-        num_waiting = max(self._engine.stats.num_waiting, num_running - max_num_seqs)
-        self._check_queue("The server", num_waiting, self._settings.max_queued)
-        tenant = self._catalog.tenant(principal.acting_tenant)
-        key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
-        tenant_cap = tenant.doc.limits.max_queued if tenant is not None else None
-        caps = [
-            (
-                "Your tenant",
-                self._running.num_queued(tenant=principal.acting_tenant),
-                self._settings.max_queued_per_tenant if tenant_cap is None else tenant_cap,
-            )
-        ]
-        if key is not None and key.doc.limits.max_queued is not None:
-            caps.append(("Your API key", self._running.num_queued(key_id=principal.key_id), key.doc.limits.max_queued))
-        for whose, num_queued, cap in caps:
-            if cap == 0 and num_running + num_sequences <= max_num_seqs:
-                continue
-            self._check_queue(whose, min(num_queued, num_waiting), cap)
-
-    @staticmethod
-    def _check_queue(whose: str, num_waiting: int, cap: int) -> None:
-        if num_waiting >= cap:
-            message = f"{whose} has {max(0, num_waiting)} sequences waiting, the limit is {cap}. Retry later."
-            raise ServingError(ErrorCode.QUEUE_FULL, message, retry_after_s=QUEUE_RETRY_AFTER_S)
-
     def _log_usage(self, admitted: Admitted, outcome: Outcome, now: float) -> None:
-        adapter = admitted.target.adapter
-        line = UsageLine(
-            request_id=admitted.request_id,
-            at=now,
-            tenant=admitted.lease.tenant,
-            key_id=None if admitted.principal.is_open else admitted.principal.actor,
-            adapter=None if adapter is None else adapter.name,
-            adapter_tenant=None if adapter is None else adapter.tenant,
-            version=None if adapter is None else adapter.version,
-            digest=None if adapter is None else adapter.digest,
-            prompt_tokens=outcome.num_prompt_tokens,
-            cached_tokens=outcome.num_cached_tokens,
-            output_tokens=outcome.num_output_tokens,
-            outcome=billed_outcome(outcome),
-            ttft_ms=outcome.ttft_ms,
-            duration_ms=(now - admitted.running.admitted_at) * 1000,
-        )
         try:
-            self._usage_log.append(line)
+            self._usage_log.append(usage_line(admitted, outcome, now))
         except OSError:
             logger.exception("the usage of request %s could not be written and is not billed", admitted.request_id)
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; whether Redis let it in is not known."""
-        finish = FinishCall(
-            lease=call.lease,
-            request=EndedRequest(
-                request_id=call.lease.request_id,
-                tenant=call.lease.tenant,
-                state=RequestState.ABORTED,
-                at=self._clock(),
-            ),
-            unused_tokens=call.reserve_tokens,
-            was_admitted=False,
-            tenant_limits=call.tenant_limits,
-            key_limits=call.key_limits,
-        )
-        self._spawn(self._settle(finish))
+        self._spawn(self._settle(never_begun(call, self._clock())))
 
     async def _settle(self, call: FinishCall) -> None:
         try:
@@ -385,38 +267,3 @@ class Admission:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _refs(principal: Principal, target: Target) -> list[DocumentRef]:
-    refs: list[DocumentRef] = [(DocumentKind.TENANT, principal.acting_tenant)]
-    if principal.key_id is not None:
-        refs.append((DocumentKind.KEY, principal.key_id))
-    if target.adapter is not None:
-        refs.append((DocumentKind.ADAPTER, target.adapter.document_id))
-    return refs
-
-
-def _limits_of(admitted: Admitted, kind: DocumentKind) -> Limits:
-    return next((limits for ref, limits in admitted.limits.items() if ref[0] is kind), Limits())
-
-
-def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary:
-    adapter = admitted.target.adapter
-    return RequestSummary(
-        key_id=None if admitted.principal.is_open else admitted.principal.actor,
-        adapter=None if adapter is None else adapter.name,
-        adapter_tenant=None if adapter is None else adapter.tenant,
-        version=None if adapter is None else adapter.version,
-        route=admitted.running.asked.route,
-        stream=admitted.running.asked.stream,
-        admitted_at=admitted.running.admitted_at,
-        duration_ms=(now - admitted.running.admitted_at) * 1000,
-        finish_reason=outcome.finish_reason,
-        prompt_tokens=outcome.num_prompt_tokens,
-        cached_tokens=outcome.num_cached_tokens,
-        output_tokens=outcome.num_output_tokens,
-        queue_ms=outcome.queue_ms,
-        adapter_load_ms=outcome.adapter_load_ms,
-        ttft_ms=outcome.ttft_ms,
-        error_code=outcome.error_code,
-    )

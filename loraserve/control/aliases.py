@@ -5,21 +5,31 @@ import time
 from collections.abc import Callable
 
 from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.adapter_edits import CanaryShare, move_alias, remove_alias, roll_back
+from loraserve.control.adapter_edits import (
+    CanaryShare,
+    move_alias,
+    remove_alias,
+    roll_back,
+    version_of,
+    versions_behind,
+)
 from loraserve.control.principal import Principal
+from loraserve.control.served_base import check_fits
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import check_alias_name
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Document
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, BaseRecord, Document
 
 MAX_ALIASES = 64
 
 
 class AliasService:
-    """Called on the event loop. Every method raises `ServingError`."""
+    """Called on the event loop. Every method raises `ServingError`: 409 where an alias would come to lead to a version
+    that was not made for the served base."""
 
-    def __init__(self, access: AdapterAccess, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, access: AdapterAccess, base: BaseRecord, *, clock: Callable[[], float] = time.time) -> None:
         self._access = access
+        self._base = base
         self._clock = clock
 
     async def put(
@@ -46,7 +56,7 @@ class AliasService:
             elif len(doc.aliases) >= MAX_ALIASES:
                 message = f"'{name}' has {MAX_ALIASES} aliases, which is the limit. Delete one first."
                 raise ServingError(ErrorCode.CONFLICT, message)
-            return move_alias(doc, alias, version, canary, salt=salt, now=self._clock())
+            return self._checked(move_alias(doc, alias, version, canary, salt=salt, now=self._clock()), alias)
 
         return await self._access.edit(principal, request_id, name, "alias.move", change, expected_rev=expected_rev)
 
@@ -78,9 +88,14 @@ class AliasService:
             request_id,
             name,
             "alias.rollback",
-            lambda doc: roll_back(doc, alias, now=self._clock()),
+            lambda doc: self._checked(roll_back(doc, alias, now=self._clock()), alias),
             expected_rev=expected_rev,
         )
+
+    def _checked(self, doc: AdapterDoc, alias: str) -> AdapterDoc:
+        for n in sorted(versions_behind(doc.aliases[alias])):
+            check_fits(doc, version_of(doc, n), self._base)
+        return doc
 
 
 def _check_name(alias: str) -> None:

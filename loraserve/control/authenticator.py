@@ -61,19 +61,25 @@ class Authenticator:
         if not text:
             raise _refused("No API key was sent. Send one as 'Authorization: Bearer ls-…'.")
         # NOTE: all are compared, so that time tells nothing.
-        if any([is_key(text, flag) for flag in self._flag_hashes]):  # noqa: C419
+        num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
+        if num_equal > 0:
             flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
             return self._act_for(flag, acting_tenant)
         principal = await self._of_text(text)
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
 
-    def of_key(self, key_id: str, acting_tenant: str | None = None) -> Principal:
+    async def of_key(self, key_id: str, acting_tenant: str | None = None) -> Principal:
         """For a session that was opened with this key. Raises `ServingError`."""
+        if self._catalog.key(key_id) is None:
+            # Another process may have created it a moment ago.
+            await self._catalog.try_refresh(DocumentKind.KEY, key_id)
         document = self._catalog.key(key_id)
         if document is None or not self._is_active(document.doc):
             raise _refused("The API key of this session does not work any more.")
-        return self._act_for(self._principal(document, is_old_secret=False), acting_tenant)
+        principal = self._principal(document, is_old_secret=False)
+        await self._learn_tenant(principal, acting_tenant)
+        return self._act_for(principal, acting_tenant)
 
     def current(self, principal: Principal) -> Principal:
         """The same principal by the newest documents. Raises `ServingError` where it lost what it had."""

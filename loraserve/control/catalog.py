@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from typing import cast
+from collections.abc import Iterable
 
+from loraserve.control.document_index import DocumentIndex
 from loraserve.control.outage import Outage
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
-from loraserve.store.documents import DocumentStore, ScanMark
+from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+from loraserve.store.records import AnyDocument, DocumentKind
 
 RECONCILE_EVERY_S = 60.0
 FOLLOW_WAIT_S = 1.0
@@ -22,26 +22,20 @@ PUTS_AT_ONCE = 8
 
 logger = logging.getLogger(__name__)
 
-Listener = Callable[[AnyDocument], None]
 
-
-class Catalog:
-    """Called on the event loop. `load`, then `run` as a task; `synchronise` when Redis turns out to be another.
-
-    NOTE: a document never goes back to an older revision here, whatever Redis holds.
-    """
+class Catalog(DocumentIndex):
+    """Called on the event loop. `load`, then `run` as a task; `synchronise` when Redis turns out to be another."""
 
     def __init__(
         self, documents: DocumentStore, live: LiveStore, outage: Outage, *, reconcile_every_s: float = RECONCILE_EVERY_S
     ) -> None:
+        super().__init__()
         self._documents = documents
         self._live = live
         self._outage = outage
         self._reconcile_every_s = reconcile_every_s
-        self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
-        self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
         self._marks: dict[DocumentKind, ScanMark] = {}
-        self._listeners: list[Listener] = []
+        self._commits_seen_ns = 0
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
 
@@ -49,55 +43,6 @@ class Catalog:
     def ready(self) -> bool:
         """Whether disk, Redis and memory were found level since Redis last came (back)."""
         return self._position is not None and self._live.view.accepted is not None
-
-    def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        return self._newest[kind].get(document_id)
-
-    def tenant(self, tenant: str) -> Document[TenantDoc] | None:
-        return cast(Document[TenantDoc] | None, self._newest[DocumentKind.TENANT].get(tenant))
-
-    def key(self, key_id: str) -> Document[KeyDoc] | None:
-        return cast(Document[KeyDoc] | None, self._newest[DocumentKind.KEY].get(key_id))
-
-    def adapter(self, tenant: str, name: str) -> Document[AdapterDoc] | None:
-        """Deleted ones too."""
-        return self._adapters.get(tenant, {}).get(name)
-
-    def all_tenants(self) -> list[Document[TenantDoc]]:
-        return [cast(Document[TenantDoc], document) for document in self._newest[DocumentKind.TENANT].values()]
-
-    def all_keys(self) -> list[Document[KeyDoc]]:
-        """Revoked ones too."""
-        return [cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values()]
-
-    @property
-    def has_keys(self) -> bool:
-        """Revoked ones count."""
-        return bool(self._newest[DocumentKind.KEY])
-
-    def adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
-        """Deleted ones too, in no order."""
-        return [*self._adapters.get(tenant, {}).values()]
-
-    def all_adapters(self) -> list[Document[AdapterDoc]]:
-        return [cast(Document[AdapterDoc], document) for document in self._newest[DocumentKind.ADAPTER].values()]
-
-    def subscribe(self, listener: Listener) -> None:
-        """Called on the event loop after each change, with the new revision. It must not raise."""
-        self._listeners.append(listener)
-
-    def apply(self, document: AnyDocument) -> bool:
-        """Take in a revision; False if it is not newer than the one known."""
-        known = self._newest[document.kind].get(document.id)
-        if known is not None and known.rev >= document.rev:
-            return False
-        self._newest[document.kind][document.id] = document
-        if isinstance(document.doc, AdapterDoc):
-            adapter = cast(Document[AdapterDoc], document)
-            self._adapters.setdefault(adapter.doc.tenant, {})[adapter.doc.name] = adapter
-        for listener in self._listeners:
-            listener(document)
-        return True
 
     async def load(self) -> None:
         """What is on disk; enough to read, not to admit."""
@@ -184,14 +129,24 @@ class Catalog:
             if not await self._live.view.is_current():
                 return
             self._outage.succeeded()
+            await self._notice_commits()
             if time.monotonic() >= next_reconcile_s:
                 next_reconcile_s = time.monotonic() + self._reconcile_every_s
                 await self._put_all(await self._scan())
 
-    async def _scan(self) -> list[AnyDocument]:
+    async def _notice_commits(self) -> None:
+        """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`."""
+        commits_ns = await asyncio.to_thread(self._documents.last_commit_ns)
+        if commits_ns == self._commits_seen_ns:
+            return
+        if commits_ns < time.time_ns() - UNSETTLED_NS:
+            self._commits_seen_ns = commits_ns
+        await self._put_all(await self._scan([DocumentKind.KEY]))
+
+    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> list[AnyDocument]:
         """Documents whose folders changed since the last scan."""
         found: list[AnyDocument] = []
-        for kind in DocumentKind:
+        for kind in kinds:
             changed, self._marks[kind] = await asyncio.to_thread(
                 self._documents.scan_changed, kind, self._marks.get(kind)
             )
@@ -211,9 +166,7 @@ class Catalog:
                     self.apply(document)
                 if document is None or document.rev < rev:
                     self._warn_of_older_disk(kind, document_id, rev)
-        await self._put_all(
-            document for document in self._newest[kind].values() if revisions.get(document.id, 0) < document.rev
-        )
+        await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
 
     async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
         pending = iter([*documents])

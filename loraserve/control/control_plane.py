@@ -14,18 +14,22 @@ from loraserve.control.authenticator import Authenticator
 from loraserve.control.background import Background
 from loraserve.control.catalog import Catalog
 from loraserve.control.certificate import Certifier
+from loraserve.control.content_loader import ContentLoader
 from loraserve.control.contents import Contents
 from loraserve.control.declared import Declared
+from loraserve.control.draining import Draining
 from loraserve.control.ingest import Ingest, packed_folder, remove_stale_output
 from loraserve.control.keys import KeyService
 from loraserve.control.login_attempts import LoginAttempts
 from loraserve.control.observer import Observer, build_observer
+from loraserve.control.other_servers import OtherServers
 from loraserve.control.pins import Pins
 from loraserve.control.reachability import sweep_contents
 from loraserve.control.residency import Residency
 from loraserve.control.resolve import Resolver
 from loraserve.control.revocation import Revocation
 from loraserve.control.running import RunningRequests
+from loraserve.control.served_base import served_base
 from loraserve.control.sessions import SessionService
 from loraserve.control.smoke import SmokeTest
 from loraserve.control.tenants import TenantService
@@ -118,49 +122,24 @@ def build_control(
     settings, catalog = declared.settings, declared.catalog
     process = f"{os.getpid()}-{secrets.token_hex(4)}"
     packed_dir = packed_folder(settings.data_dir)
-    resolver = Resolver(catalog, settings.base_names)
+    base = served_base(settings.base_names[0], engine.model.layout)
+    resolver = Resolver(catalog, base, settings.base_names)
+    versions = VersionService(
+        declared.access, declared.declarations, declared.quota, base=base, base_names=settings.base_names
+    )
     running = RunningRequests()
     usage_log = UsageLog(settings.data_dir, process)
-    admission = Admission(
-        catalog,
-        declared.live,
-        declared.authenticator,
-        resolver,
-        running,
-        usage_log,
-        declared.outage,
-        engine,
-        AdmissionSettings(
-            process=process,
-            max_queued=settings.max_queued,
-            max_queued_per_tenant=settings.max_queued_per_tenant,
-        ),
-    )
+    admission = _admission(declared, engine, resolver, running, usage_log, process)
     ingest = Ingest(
         packed_dir=packed_dir,
         layout=lambda: engine.model.layout,
         base_names=settings.base_names,
         limits=adapter_limits,
     )
-    residency = Residency(engine, declared.blobs, catalog, packed_dir=packed_dir, packer=ingest.pack)
-    certifier = None
-    if certified_engine is not None:
-        certifier = Certifier(
-            declared.blobs,
-            packed_path=ingest.packed_path,
-            base_fingerprint=lambda: engine.model.layout.fingerprint,
-            engine=certified_engine,
-        )
-    uploads = UploadService(
-        UploadStore(settings.data_dir),
-        declared.blobs,
-        ingest,
-        publisher=declared.versions,
-        quota=declared.quota,
-        smoke=SmokeTest(engine, residency),
-        certify=_no_certificate if certifier is None else certifier.queue,
-        limits=adapter_limits,
-    )
+    loader = ContentLoader(engine, declared.blobs, packed_dir=packed_dir, packer=ingest.pack, base_name=base.name)
+    residency = Residency(engine, loader, catalog)
+    certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
+    draining = Draining(running, residency, OtherServers(declared.live, process))
     observer = build_observer(declared, admission, running, residency, process)
     return ControlPlane(
         process=process,
@@ -171,22 +150,66 @@ def build_control(
         running=running,
         admission=admission,
         residency=residency,
-        adapters=AdapterService(declared.access, declared.quota, running, residency, others=observer.snapshots),
-        versions=declared.versions,
-        aliases=declared.aliases,
+        adapters=AdapterService(declared.access, declared.quota, residency, draining, base),
+        versions=versions,
+        aliases=AliasService(declared.access, base),
         tenants=declared.tenants,
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live),
         login_attempts=LoginAttempts(),
-        uploads=uploads,
+        uploads=UploadService(
+            UploadStore(settings.data_dir),
+            declared.blobs,
+            ingest,
+            publisher=versions,
+            quota=declared.quota,
+            smoke=SmokeTest(engine, residency),
+            certify=_no_certificate if certifier is None else certifier.queue,
+            limits=adapter_limits,
+        ),
         contents=Contents(declared.blobs),
         background=Background(),
         usage_log=usage_log,
         revocation=Revocation(catalog, declared.authenticator, running),
-        pins=Pins(catalog, residency, engine),
+        pins=Pins(catalog, residency, engine, base),
         certifier=certifier,
         observer=observer,
         declared=declared,
+    )
+
+
+def _admission(
+    declared: Declared,
+    engine: EngineClient,
+    resolver: Resolver,
+    running: RunningRequests,
+    usage_log: UsageLog,
+    process: str,
+) -> Admission:
+    settings = AdmissionSettings(
+        process=process,
+        max_queued=declared.settings.max_queued,
+        max_queued_per_tenant=declared.settings.max_queued_per_tenant,
+    )
+    return Admission(
+        declared.catalog,
+        declared.live,
+        declared.authenticator,
+        resolver,
+        running,
+        usage_log,
+        declared.outage,
+        engine,
+        settings,
+    )
+
+
+def _certifier(declared: Declared, engine: EngineClient, ingest: Ingest, certified_engine: EngineConfig) -> Certifier:
+    return Certifier(
+        declared.blobs,
+        packed_path=ingest.packed_path,
+        base_fingerprint=lambda: engine.model.layout.fingerprint,
+        engine=certified_engine,
     )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 
 from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.aliases import AliasService
 from loraserve.control.authenticator import Authenticator
 from loraserve.control.catalog import Catalog
 from loraserve.control.declarations import Declarations
@@ -14,7 +13,6 @@ from loraserve.control.keys import KeyService
 from loraserve.control.outage import Outage
 from loraserve.control.quota import Quota
 from loraserve.control.tenants import TenantService
-from loraserve.control.versions import VersionService
 from loraserve.live.connection import CALL_S
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.live.live_store import LiveStore
@@ -53,8 +51,6 @@ class Declared:
     quota: Quota
     tenants: TenantService
     keys: KeyService
-    aliases: AliasService
-    versions: VersionService
 
 
 async def open_declared(settings: ControlSettings) -> Declared:
@@ -82,8 +78,6 @@ async def open_declared(settings: ControlSettings) -> Declared:
         quota=quota,
         tenants=tenants,
         keys=KeyService(catalog, declarations),
-        aliases=AliasService(access),
-        versions=VersionService(access, declarations, quota, base_names=settings.base_names),
     )
     try:
         await catalog.load()

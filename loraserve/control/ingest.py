@@ -20,6 +20,7 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.manifest import Manifest
 from loraserve.control.report import Report
+from loraserve.store.blobs import MANIFEST_FILE
 from loraserve.store.durable import data_folder, sync_folder
 
 ADDRESS_SPACE_BYTES = 1 << 30
@@ -36,6 +37,14 @@ _logger = logging.getLogger(__name__)
 
 class IngestError(Exception):
     """The process died or ran out of time, so the adapter is neither accepted nor refused; the message says why."""
+
+
+class DoesNotFitError(IngestError):
+    """Content that was accepted once is refused now: it was made for another base model."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"adapter {digest[:12]} does not fit the served base model: {reason}")
+        self.reason = reason
 
 
 class Ingest:
@@ -95,13 +104,15 @@ class Ingest:
     async def pack(self, digest: str, blob: Path) -> Path:
         """Makes the packed form of a blob again, for a new base or a lost file.
 
-        Raises `IngestError`, also when the blob does not fit the served base model.
+        Raises `IngestError`; of these `DoesNotFitError` where the content is not one for the served base model.
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
             answer = await self._run(self._ingest_job(blob, output, {}, write_content=False))
             if answer.manifest is None:
-                raise IngestError(f"adapter {digest[:12]} does not fit the served base model: {answer.report.summary}")
+                if await asyncio.to_thread(self._was_accepted_before, blob):
+                    raise IngestError(f"the files of adapter {digest[:12]} are damaged: {answer.report.summary}")
+                raise DoesNotFitError(digest, answer.report.summary)
             if answer.manifest.digest != digest:
                 raise IngestError(
                     f"the files of adapter {digest[:12]} are damaged: they are {answer.manifest.digest[:12]}"
@@ -122,6 +133,11 @@ class Ingest:
             limits=self._limits,
             resources=_resources(weights_size),
         )
+
+    def _was_accepted_before(self, blob: Path) -> bool:
+        """For the very base that is served."""
+        manifest = msgspec.json.decode((blob / MANIFEST_FILE).read_bytes(), type=Manifest)
+        return manifest.base_fingerprint == self._layout().fingerprint
 
     def _new_output_folder(self, digest: str) -> Path:
         """Nobody else's: several processes may pack the same blob, and the last one's rename wins."""

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from loraserve.control.adapter_edits import find_version
 from loraserve.control.catalog import Catalog
 from loraserve.control.residency import Residency
+from loraserve.control.served_base import fits
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.errors import ServingError
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, Tier
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Tier
 
 CHECK_EVERY_S = 5.0
 
@@ -27,11 +28,18 @@ class Pins:
     """
 
     def __init__(
-        self, catalog: Catalog, residency: Residency, engine: EngineClient, *, clock: Callable[[], float] = time.time
+        self,
+        catalog: Catalog,
+        residency: Residency,
+        engine: EngineClient,
+        base: BaseRecord,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._catalog = catalog
         self._residency = residency
         self._engine = engine
+        self._base = base
         self._clock = clock
         self._changed = asyncio.Event()
         catalog.subscribe(self._on_change)
@@ -67,7 +75,7 @@ class Pins:
             doc = document.doc
             if doc.pin is None or doc.pin.until <= now or doc.deleted_at is not None:
                 continue
-            for digest in _live_digests(doc):
+            for digest in _live_digests(doc, self._base):
                 wanted[digest] = Tier.DEVICE if Tier.DEVICE in (doc.pin.tier, wanted.get(digest)) else doc.pin.tier
         return wanted
 
@@ -88,11 +96,11 @@ class Pins:
             self._changed.set()
 
 
-def _live_digests(doc: AdapterDoc) -> set[str]:
-    """What the bare name means, a canary included."""
+def _live_digests(doc: AdapterDoc, base: BaseRecord) -> set[str]:
+    """What the bare name means, a canary included; without what was made for other bases."""
     alias = doc.aliases.get(LIVE_ALIAS)
     if alias is None:
         return set()
     numbers = [alias.version] if alias.canary is None else [alias.version, alias.canary.version]
     found = (find_version(doc, number) for number in numbers)
-    return {version.digest for version in found if version is not None}
+    return {version.digest for version in found if version is not None and fits(version, base)}

@@ -2,54 +2,22 @@
 
 import asyncio
 import contextlib
-import logging
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import cast
 
-from loraserve_adapters.packed_file import packed_file_name
-
-from loraserve.control.adapter_edits import wants
 from loraserve.control.catalog import Catalog
-from loraserve.control.ingest import IngestError
+from loraserve.control.content_loader import ContentLoader
+from loraserve.control.content_uses import ContentUses
+from loraserve.control.digest_residency import DigestResidency
+from loraserve.control.wanted_contents import WantedContents
 from loraserve.engine.request import EngineStats
-from loraserve.serving.engine_client import AdapterLoadError, EngineClient, EngineDeadError
-from loraserve.serving.engine_errors import engine_dead
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.turns import Turns
-from loraserve.store.blobs import BlobStore
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, Tier
+from loraserve.store.records import Tier
 
 MAX_LOADED = 4096
 """Contents the engine knows at once; one costs it a path and, while it is used, a mapping."""
-
-MAX_USES = 65_536
-"""Pairs of tenant and content whose use is remembered."""
-
-logger = logging.getLogger(__name__)
-
-
-Packer = Callable[[str, Path], Awaitable[Path]]
-"""Makes the packed file of a digest from its blob's folder. See `Ingest.pack`."""
-
-
-@dataclass(frozen=True, slots=True)
-class DigestResidency:
-    digest: str
-    tier: Tier
-    packed_bytes: int | None
-    """None until this process loaded it."""
-    last_used_at: float | None
-    """Unix time; since the start of this process."""
-    num_hits: int
-    """Requests since the start of this process."""
-    load_ms: float | None
-    """What its last load took, with packing where that was needed."""
-    num_references: int
-    """Requests that use it now."""
 
 
 @dataclass(slots=True)
@@ -75,55 +43,39 @@ class Residency:
     def __init__(
         self,
         engine: EngineClient,
-        blobs: BlobStore,
+        loader: ContentLoader,
         catalog: Catalog,
         *,
-        packed_dir: Path,
-        packer: Packer,
         max_loaded: int = MAX_LOADED,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._engine = engine
-        self._blobs = blobs
-        self._packed_dir = packed_dir
+        self._loader = loader
         self._max_loaded = max_loaded
-        self._packer = packer
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._num_loaded = 0
-        self._wanted_by: dict[str, set[str]] = {}
-        """By document."""
-        self._num_wanting: Counter[str] = Counter()
         self._pinned: frozenset[str] = frozenset()
         self._turns = Turns()
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_device_of: tuple[EngineStats, frozenset[str]] | None = None
-        self._uses: dict[tuple[str, str], tuple[int, float | None]] = {}
-        """By tenant and digest: how often since the start, and when last; the least recent go first."""
-        for document in catalog.all_adapters():
-            self._take_in(document)
-        catalog.subscribe(self._on_change)
+        self._uses = ContentUses()
+        self._wanted = WantedContents(catalog, self._retire_if_unwanted, clock=clock)
 
     @contextlib.asynccontextmanager
     async def hold(self, digest: str, *, tenant: str | None = None) -> AsyncGenerator[float]:
         """The engine has the content for as long as this is entered. Gives the milliseconds that loading took.
 
-        tenant: whose request it is; None = the server's own work, which is nobody's use. Raises `ServingError`: the
-        content is gone or unreadable, the engine refuses it or is dead.
+        tenant: whose request it is; None = the server's own work, which is nobody's use. Raises `ServingError`: see
+        `ContentLoader.load`.
         """
         with self._reference(digest) as entry:
             load_ms = await self._ensure(digest, entry)
             entry.num_hits += 1
             entry.last_used_at = self._clock()
             if tenant is not None:
-                self._count_use(tenant, digest, entry.last_used_at)
+                self._uses.count(tenant, digest, entry.last_used_at)
             yield load_ms
-
-    def _count_use(self, tenant: str, digest: str, now: float) -> None:
-        num_hits, _ = self._uses.pop((tenant, digest), (0, None))
-        self._uses[tenant, digest] = (num_hits + 1, now)
-        while len(self._uses) > MAX_USES:
-            del self._uses[next(iter(self._uses))]
 
     async def load(self, digest: str) -> None:
         """Make the engine know it now, without using it. Raises `ServingError`."""
@@ -136,7 +88,7 @@ class Residency:
 
     def is_wanted(self, digest: str) -> bool:
         """Whether a document that is not deleted refers to it."""
-        return self._num_wanting[digest] > 0
+        return digest in self._wanted
 
     def is_loaded(self, digest: str) -> bool:
         entry = self._entries.get(digest)
@@ -173,14 +125,10 @@ class Residency:
 
         Content that the tenant has not used here is on disk for it.
         """
-        num_hits, last_used_at = self._uses.get((tenant, digest), (0, None))
-        if num_hits == 0:
+        use = self._uses.of(tenant, digest)
+        if use.num_hits == 0:
             return DigestResidency(digest, Tier.DISK, None, None, 0, None, 0)
-        return replace(self.of(digest), num_hits=num_hits, last_used_at=last_used_at)
-
-    def all(self) -> list[DigestResidency]:
-        """What the engine knows."""
-        return [self.of(digest) for digest, entry in self._entries.items() if entry.is_loaded]
+        return replace(self.of(digest), num_hits=use.num_hits, last_used_at=use.last_used_at)
 
     def not_forgotten(self) -> list[str]:
         """Digests that the engine knows, is letting go of, or is about to get."""
@@ -226,7 +174,7 @@ class Residency:
             if entry.is_loaded:
                 return 0.0
             began_s = time.perf_counter()
-            entry.packed_bytes = await self._load(digest)
+            entry.packed_bytes = await self._loader.load(digest)
             entry.is_loaded = True
             entry.unloaded.clear()
             self._num_loaded += 1
@@ -234,59 +182,6 @@ class Residency:
         entry.last_used_at = entry.last_used_at or self._clock()
         self._give_up_oldest()
         return entry.load_ms
-
-    async def _load(self, digest: str) -> int:
-        """Size of the packed file."""
-        path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
-        size_bytes = await asyncio.to_thread(_size_of, path)
-        if size_bytes is not None:
-            try:
-                await self._load_packed(digest, path)
-                return size_bytes
-            except AdapterLoadError as error:
-                # A damaged cache is written again from the content itself.
-                logger.warning("the packed file of %s is not usable (%s); it is made again", digest[:12], error)
-        await self._pack(digest)
-        try:
-            await self._load_packed(digest, path)
-        except AdapterLoadError as error:
-            raise ServingError(ErrorCode.ADAPTER_INVALID, f"The engine refuses the adapter: {error}.") from error
-        return await asyncio.to_thread(_size_of, path) or 0
-
-    async def _load_packed(self, digest: str, path: Path) -> None:
-        try:
-            await self._engine.load(digest, str(path))
-        except EngineDeadError as error:
-            raise engine_dead() from error
-
-    async def _pack(self, digest: str) -> None:
-        folder = await asyncio.to_thread(self._blobs.folder, digest)
-        if folder is None:
-            raise _unreadable(digest, "its files are gone")
-        try:
-            await self._packer(digest, folder)
-        except (IngestError, OSError) as error:
-            raise _unreadable(digest, str(error)) from error
-
-    def _on_change(self, document: AnyDocument) -> None:
-        if isinstance(document.doc, AdapterDoc):
-            for digest in self._take_in(cast(Document[AdapterDoc], document)):
-                self._retire_if_unwanted(digest)
-
-    def _take_in(self, document: Document[AdapterDoc]) -> set[str]:
-        """What this document wanted and does not want any more."""
-        new = wants(document.doc, now=self._clock(), restorable=False)
-        old = self._wanted_by.get(document.id, set())
-        self._num_wanting.update(new - old)
-        self._num_wanting.subtract(old - new)
-        for digest in old - new:
-            if self._num_wanting[digest] == 0:
-                del self._num_wanting[digest]
-        if new:
-            self._wanted_by[document.id] = new
-        else:
-            self._wanted_by.pop(document.id, None)
-        return old - new
 
     def _retire_if_unwanted(self, digest: str) -> None:
         entry = self._entries.get(digest)
@@ -330,16 +225,3 @@ class Residency:
 
 def _is_idle(entry: _Entry) -> bool:
     return not entry.is_loaded and not entry.is_unloading and entry.num_references == 0
-
-
-def _size_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
-def _unreadable(digest: str, reason: str) -> ServingError:
-    logger.error("adapter content %s cannot be loaded: %s", digest, reason)
-    message = "The adapter's files on this server cannot be read. Upload it again; the server's log says why."
-    return ServingError(ErrorCode.ADAPTER_UNREADABLE, message)

@@ -5,16 +5,18 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraserve.control.adapter_edits import find_version
+from loraserve.control.adapter_edits import find_version, version_of
+from loraserve.control.adapter_names import live_version
 from loraserve.control.catalog import Catalog
 from loraserve.control.principal import Principal
+from loraserve.control.served_base import check_fits, fits
 from loraserve.serving.engine_errors import model_not_found
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.names import AdapterRef, BaseRef, parse_model_ref
 from loraserve.store.records import (
-    LIVE_ALIAS,
     SHARED_TENANT,
     AdapterDoc,
+    BaseRecord,
     Canary,
     Document,
     DocumentKind,
@@ -66,8 +68,10 @@ class Target:
 class Resolver:
     """Called on the event loop."""
 
-    def __init__(self, catalog: Catalog, base_names: Sequence[str]) -> None:
+    def __init__(self, catalog: Catalog, base: BaseRecord, base_names: Sequence[str]) -> None:
+        """base_names: all that the served base is called."""
         self._catalog = catalog
+        self._base = base
         self._base_names = base_names
 
     async def resolve(
@@ -78,7 +82,7 @@ class Resolver:
         path_adapter: of a per-adapter base URL, where `model` may be left out or must mean the same adapter; where the
         URL names no version, `model` may.
         Raises `ServingError`: the same 404 for what is missing, deleted, foreign or not on the key's list; 403 for a
-        disabled adapter that the principal may see.
+        disabled adapter that the principal may see, 409 for a version that was made for another base.
         """
         user = user or secrets.token_hex(16)
         if path_adapter is not None:
@@ -101,42 +105,48 @@ class Resolver:
         return await self.resolve(principal, target.model, path_adapter=target.path_adapter, user=target.user)
 
     def visible(self, principal: Principal) -> list[Document[AdapterDoc]]:
-        """For /v1/models: enabled adapters with a live version, by name, a tenant's own hiding shared ones."""
+        """For /v1/models: enabled adapters whose live version fits, by name, a tenant's own hiding shared ones."""
         found: dict[str, Document[AdapterDoc]] = {}
         for tenant in (SHARED_TENANT, principal.acting_tenant):
             found.update({a.doc.name: a for a in self._catalog.adapters(tenant) if _is_there(a)})
         return [
             document
             for name, document in sorted(found.items())
-            if principal.may_use(name) and document.doc.enabled and LIVE_ALIAS in document.doc.aliases
+            if principal.may_use(name) and document.doc.enabled and self._has_fitting_live(document.doc)
         ]
+
+    def _has_fitting_live(self, doc: AdapterDoc) -> bool:
+        live = live_version(doc)
+        return live is not None and fits(live, self._base)
 
     async def _bind(self, principal: Principal, model: str, user: str) -> ResolvedAdapter | None:
         """None = the base model."""
         ref = parse_model_ref(model, self._base_names)
         if isinstance(ref, BaseRef):
             return None
-        document = await self._find(principal, ref) if ref is not None else None
-        if ref is None or document is None:
-            raise model_not_found(model[:MAX_SHOWN_CHARACTERS])
+        shown = model[:MAX_SHOWN_CHARACTERS]
+        if ref is None or not principal.may_use(ref.name):
+            raise model_not_found(shown)
+        try:
+            return self._bind_known(principal, ref, shown, user)
+        except ServingError:
+            # Another process may have created or changed it a moment ago.
+            for tenant in (principal.acting_tenant, SHARED_TENANT):
+                await self._catalog.try_refresh(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
+            return self._bind_known(principal, ref, shown, user)
+
+    def _bind_known(self, principal: Principal, ref: AdapterRef, shown: str, user: str) -> ResolvedAdapter:
+        document = self._find_known(principal, ref.name)
+        if document is None:
+            raise model_not_found(shown)
         if not document.doc.enabled:
             message = f"The adapter '{document.doc.name}' is disabled. An operator can enable it again."
             raise ServingError(ErrorCode.FORBIDDEN, message, param="model")
         bound = _bound(document, ref, user)
         if bound is None:
-            raise model_not_found(model[:MAX_SHOWN_CHARACTERS])
+            raise model_not_found(shown)
+        check_fits(document.doc, version_of(document.doc, bound.version), self._base)
         return bound
-
-    async def _find(self, principal: Principal, ref: AdapterRef) -> Document[AdapterDoc] | None:
-        if not principal.may_use(ref.name):
-            return None
-        document = self._find_known(principal, ref.name)
-        if document is None or _lacks(document, ref):
-            # Another process may have created it a moment ago.
-            for tenant in (principal.acting_tenant, SHARED_TENANT):
-                await self._catalog.try_refresh(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
-            document = self._find_known(principal, ref.name)
-        return document
 
     def _find_known(self, principal: Principal, name: str) -> Document[AdapterDoc] | None:
         for tenant in (principal.acting_tenant, SHARED_TENANT):
@@ -167,12 +177,6 @@ def _agree(path_adapter: str, in_path: ResolvedAdapter, in_body: ResolvedAdapter
 
 def _is_there(document: Document[AdapterDoc]) -> bool:
     return document.doc.deleted_at is None
-
-
-def _lacks(document: Document[AdapterDoc], ref: AdapterRef) -> bool:
-    if ref.version is not None:
-        return find_version(document.doc, ref.version) is None
-    return ref.alias not in document.doc.aliases
 
 
 def _bound(document: Document[AdapterDoc], ref: AdapterRef, user: str) -> ResolvedAdapter | None:

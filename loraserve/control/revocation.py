@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from loraserve.control.adapters import adapter_deleted
 from loraserve.control.authenticator import Authenticator, check_not_suspended
 from loraserve.control.catalog import Catalog
+from loraserve.control.draining import adapter_deleted
 from loraserve.control.running import RunningRequest, RunningRequests
 from loraserve.serving.errors import ServingError
 from loraserve.store.records import AnyDocument

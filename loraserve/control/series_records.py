@@ -27,6 +27,9 @@ class SeriesSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """0 = not known."""
     arena_used_bytes: float = 0.0
     arena_size_bytes: int = 0
+    num_adapter_loads: int = 0
+    """Into the adapter memory."""
+    num_adapter_evictions: int = 0
     ttft: dict[int, int] = {}
     itl: dict[int, int] = {}
 
@@ -61,6 +64,8 @@ def one_after_another(samples: list[SeriesSample]) -> SeriesSample:
         kv_blocks=max(sample.kv_blocks for sample in samples),
         arena_used_bytes=sum(sample.arena_used_bytes for sample in samples) / count,
         arena_size_bytes=max(sample.arena_size_bytes for sample in samples),
+        num_adapter_loads=sum(sample.num_adapter_loads for sample in samples),
+        num_adapter_evictions=sum(sample.num_adapter_evictions for sample in samples),
         ttft=_added(sample.ttft for sample in samples),
         itl=_added(sample.itl for sample in samples),
     )
@@ -82,6 +87,8 @@ def side_by_side(samples: list[SeriesSample]) -> SeriesSample:
         kv_blocks=sum(sample.kv_blocks for sample in samples),
         arena_used_bytes=sum(sample.arena_used_bytes for sample in samples),
         arena_size_bytes=sum(sample.arena_size_bytes for sample in samples),
+        num_adapter_loads=sum(sample.num_adapter_loads for sample in samples),
+        num_adapter_evictions=sum(sample.num_adapter_evictions for sample in samples),
         ttft=_added(sample.ttft for sample in samples),
         itl=_added(sample.itl for sample in samples),
     )

@@ -91,6 +91,8 @@ class SeriesSampling:
             kv_blocks=stats.num_blocks,
             arena_used_bytes=stats.arena_used_bytes,
             arena_size_bytes=stats.arena_size_bytes,
+            num_adapter_loads=stats.num_adapter_loads - before.num_adapter_loads,
+            num_adapter_evictions=stats.num_adapter_evictions - before.num_adapter_evictions,
             ttft=dict(measured.ttft),
             itl=dict(measured.itl),
         )

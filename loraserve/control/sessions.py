@@ -71,7 +71,7 @@ class SessionService:
         if link is None:
             message = "This login link was used already or has expired. `loraserve ui login` makes another."
             raise ServingError(ErrorCode.INVALID_API_KEY, message)
-        return await self._begin(self._authenticator.of_key(link.key_id), request_id)
+        return await self._begin(await self._authenticator.of_key(link.key_id), request_id)
 
     @property
     def is_open(self) -> bool:
@@ -91,9 +91,9 @@ class SessionService:
         self._remember(hashed, session)
         return session
 
-    def principal(self, session: Session, acting_tenant: str | None) -> Principal:
+    async def principal(self, session: Session, acting_tenant: str | None) -> Principal:
         """What the session's key is worth now."""
-        return self._authenticator.of_key(session.key_id, acting_tenant)
+        return await self._authenticator.of_key(session.key_id, acting_tenant)
 
     async def log_out(self, token: str, request_id: str) -> None:
         """On every server at once; nothing happens to a session that is over."""
@@ -105,11 +105,11 @@ class SessionService:
             raise live_unavailable() from error
         self._remember(hashed, None)
         if session is not None:
-            await self._note(session.key_id, "session.logout", self._tenant_of(session.key_id), request_id, "")
+            await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id, "")
 
     async def make_link(self, key_id: str, actor: str, request_id: str) -> NewLink:
         """For one login with the rights of this key."""
-        principal = self._authenticator.of_key(key_id)
+        principal = await self._authenticator.of_key(key_id)
         _check_may_log_in(principal)
         token, link = new_link(key_id, self._clock())
         try:
@@ -140,9 +140,9 @@ class SessionService:
         await self._note(principal.actor, "session.login", principal.tenant, request_id, "")
         return NewSession(token, session, principal)
 
-    def _tenant_of(self, key_id: str) -> str:
+    async def _tenant_of(self, key_id: str) -> str:
         try:
-            return self._authenticator.of_key(key_id).tenant
+            return (await self._authenticator.of_key(key_id)).tenant
         except ServingError:
             return ANY_TENANT
 

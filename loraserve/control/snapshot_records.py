@@ -59,7 +59,14 @@ class ProcessSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     """Where a client on its machine finds it; "" before it listens."""
     digests: list[str]
-    """First characters of those that its engine knows, is letting go of, or is about to get."""
+    """`short_digest` of those that its engine knows, is letting go of, or is about to get."""
+    adapters: list[str] = []
+    """Ids of the documents of those that its requests use."""
+
+
+def short_digest(digest: str) -> str:
+    """Enough to tell contents apart; a server may know thousands."""
+    return digest[:16]
 
 
 class RequestState(StrEnum):

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,6 +18,7 @@ from loraserve.control.snapshot_records import (
     RequestRecord,
     ResidentAdapter,
     RunningSnapshot,
+    short_digest,
 )
 from loraserve.control.timed_cache import TimedCache
 from loraserve.live.errors import LiveUnavailableError
@@ -30,7 +31,6 @@ EVERY_S = 1.0
 KEEP_S = 0.5
 RATE_OVER = 10
 """Seconds that tokens per second are told over."""
-DIGEST_CHARACTERS = 16
 
 
 class Snapshots:
@@ -58,7 +58,6 @@ class Snapshots:
         self._computed: deque[tuple[float, int]] = deque(maxlen=RATE_OVER + 1)
         """(monotonic seconds, tokens computed by then), each second."""
         self._engine_decoder = msgspec.json.Decoder(EngineSnapshot)
-        self._process_decoder = msgspec.json.Decoder(ProcessSnapshot)
         self._running_decoder = msgspec.json.Decoder(RunningSnapshot)
         self._engines: TimedCache[None, dict[str, EngineSnapshot]] = TimedCache(KEEP_S, self._read_engines)
 
@@ -85,17 +84,20 @@ class Snapshots:
             return
         stats = runtime.engine.stats
         self._computed.append((time.monotonic(), stats.num_prompt_tokens + stats.num_generation_tokens))
-        process = ProcessSnapshot(
-            engine=self._engine,
-            url=self._url,
-            digests=[digest[:DIGEST_CHARACTERS] for digest in self._residency.not_forgotten()],
-        )
-        running = RunningSnapshot(requests=self.own_requests())
         await self._put(SnapshotKind.ENGINE, self._engine, self.own_engine(runtime))
-        await self._put(SnapshotKind.PROCESS, self._process, process)
-        await self._put(SnapshotKind.REQUESTS, self._process, running)
+        await self._put(SnapshotKind.PROCESS, self._process, self._own_process())
+        await self._put(SnapshotKind.REQUESTS, self._process, RunningSnapshot(requests=self.own_requests()))
         for request_id in await self._live.aborts.take(self._process):
             self.abort_own(request_id)
+
+    def _own_process(self) -> ProcessSnapshot:
+        adapters = {running.target.adapter.document_id for running in self._running if running.target.adapter}
+        return ProcessSnapshot(
+            engine=self._engine,
+            url=self._url,
+            digests=[short_digest(digest) for digest in self._residency.not_forgotten()],
+            adapters=sorted(adapters),
+        )
 
     async def withdraw(self) -> None:
         """This server ends. Raises `LiveUnavailableError`."""
@@ -169,29 +171,6 @@ class Snapshots:
         if running is not None:
             running.abort(ServingError(ErrorCode.REQUEST_ABORTED, "An operator of the server ended this request."))
         return running is not None
-
-    async def last_said(self) -> dict[str, float]:
-        """When each process last told what its engine has, by its own clock."""
-        try:
-            snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
-        except LiveUnavailableError:
-            return {}
-        return {snapshot.owner: snapshot.at for snapshot in snapshots}
-
-    async def any_has(self, digests: set[str], since: Mapping[str, float]) -> bool:
-        """Whether another server's engine may know one of these contents: it says so, or has said nothing new since
-        `last_said`. While Redis is gone nobody can tell: True."""
-        wanted = {digest[:DIGEST_CHARACTERS] for digest in digests}
-        try:
-            snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
-        except LiveUnavailableError:
-            return bool(wanted)
-        return bool(wanted) and any(
-            snapshot.at == since.get(snapshot.owner)
-            or not wanted.isdisjoint(self._process_decoder.decode(snapshot.body).digests)
-            for snapshot in snapshots
-            if snapshot.owner != self._process
-        )
 
     async def _read_engines(self, _key: None) -> dict[str, EngineSnapshot]:
         snapshots = await self._live.snapshots.all(SnapshotKind.ENGINE)

@@ -8,60 +8,41 @@ can be repeated.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
-from loraserve_adapters.checks import Checks
-from loraserve_adapters.config import CONFIG_NAME, check_config
-from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
-from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, header_end
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 
-from loraserve.control.adapter_edits import Content
-from loraserve.control.ingest import Ingest, IngestError
-from loraserve.control.manifest import Manifest
+from loraserve.control.ingest import Ingest
 from loraserve.control.principal import Principal
-from loraserve.control.report import AdapterRejectedError, Report
+from loraserve.control.report import AdapterRejectedError
+from loraserve.control.upload_commits import Certify, Publisher, Smoke, UploadCommits
+from loraserve.control.upload_errors import store_errors
+from loraserve.control.upload_judge import UploadJudge
 from loraserve.control.upload_source import open_source
-from loraserve.control.versions import Published
+from loraserve.control.upload_states import aborted, rejection_of, to_state
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import BlobStore
-from loraserve.store.errors import OffsetError, StoreError, UploadFileError, UploadNotFoundError, UploadStateError
-from loraserve.store.upload_session import UploadFile, UploadResult, UploadSession, UploadState
+from loraserve.store.errors import StoreError, UploadNotFoundError
+from loraserve.store.upload_session import UploadFile, UploadSession, UploadState
 from loraserve.store.uploads import UploadStore
 
 MAX_OPEN_UPLOADS = 64
 """Of one tenant; each may hold bytes on the disk for a day."""
 POLL_S = 0.5
 """How often a session that another process works on is looked at."""
-OFFSET_HEADER = "upload-offset"
 
 _logger = logging.getLogger(__name__)
-
-
-class Publisher(Protocol):
-    """See `VersionService`."""
-
-    def check_name(self, name: str) -> None: ...
-
-    async def publish(
-        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
-    ) -> Published: ...
 
 
 class QuotaCheck(Protocol):
     """See `Quota.check`."""
 
     def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None: ...
-
-
-Smoke = Callable[[str], Awaitable[None]]
-"""Generates with a digest on the live engine. Raises `AdapterRejectedError`, or `ServingError` for other reasons."""
-Certify = Callable[[str], None]
-"""Queues the parity certificate of a digest; never raises."""
 
 
 class UploadService:
@@ -80,17 +61,12 @@ class UploadService:
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._store = store
-        self._blobs = blobs
-        self._ingest = ingest
         self._publisher = publisher
         self._quota = quota
-        self._smoke = smoke
-        self._certify = certify
         self._limits = limits
         self._opening = asyncio.Lock()
-        self._commits: dict[str, asyncio.Task[None]] = {}
-        self._judged: dict[str, set[str]] = {}
-        """Of open sessions: which of "config" and "header" was found good."""
+        self._judge = UploadJudge(store, ingest, limits)
+        self._commits = UploadCommits(store, blobs, ingest, publisher=publisher, smoke=smoke, certify=certify)
 
     async def start(self) -> None:
         """Sessions whose commit died with its process are open again. Once, before the first request."""
@@ -103,16 +79,13 @@ class UploadService:
 
     async def close(self) -> None:
         """Stops running commits; their sessions can be committed again."""
-        tasks = list(self._commits.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._commits.close()
 
     async def expire(self) -> None:
         """Call each minute."""
         await asyncio.to_thread(self._store.recover)
         for session in await asyncio.to_thread(self._store.expire):
-            self._judged.pop(session.id, None)
+            self._judge.forget(session.id)
 
     async def open(
         self, principal: Principal, name: str, files: Sequence[UploadFile], *, activate: bool = True
@@ -129,7 +102,7 @@ class UploadService:
                 raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
             open_bytes = sum(session.size_bytes for session in pending)
             self._quota.check(tenant, name, sum(file.size_bytes for file in files), open_bytes=open_bytes)
-            with _store_errors():
+            with store_errors():
                 return await asyncio.to_thread(
                     self._store.create,
                     tenant=tenant,
@@ -148,7 +121,7 @@ class UploadService:
         """
         session = await self._of(principal, upload_id)
         if session.state is UploadState.REJECTED:
-            raise _rejected(session)
+            raise rejection_of(session)
         offset = start
         async for piece in _pieces(body, session.chunk_bytes):
             offset = await self._append(upload_id, file, offset, piece)
@@ -166,14 +139,12 @@ class UploadService:
             )
             message = f"Upload {upload_id} is not complete (bytes received: {missing}). Send the rest, then commit."
             raise ServingError(ErrorCode.UPLOAD_STATE, message)
-        with ExitStack() as claim, _store_errors():
+        with ExitStack() as claim, store_errors():
             if not claim.enter_context(self._store.claim(upload_id)):
                 return await asyncio.to_thread(self._store.load, upload_id)
-            session = await self._to_state(upload_id, UploadState.VALIDATING)
-            self._judged.pop(upload_id, None)
-            task = asyncio.create_task(self._finish(claim.pop_all(), principal, request_id, session))
-        self._commits[upload_id] = task
-        task.add_done_callback(lambda _: self._commits.pop(upload_id, None))
+            session = await to_state(self._store, upload_id, UploadState.VALIDATING)
+            self._judge.forget(upload_id)
+            self._commits.begin(claim.pop_all(), principal, request_id, session)
         return session
 
     async def get(self, principal: Principal, upload_id: str, wait_s: float = 0.0) -> UploadSession:
@@ -185,11 +156,10 @@ class UploadService:
             left_s = deadline - loop.time()
             if session.state not in (UploadState.VALIDATING, UploadState.LOADING) or left_s <= 0:
                 return session
-            task = self._commits.get(upload_id)
-            if task is None:
-                await asyncio.sleep(min(POLL_S, left_s))
+            if self._commits.is_running(upload_id):
+                await self._commits.wait(upload_id, left_s)
             else:
-                await asyncio.wait({task}, timeout=left_s)
+                await asyncio.sleep(min(POLL_S, left_s))
 
     async def abort(self, principal: Principal, upload_id: str) -> UploadSession:
         """Ends the session and removes what was sent; refused (409) once its content is being published."""
@@ -198,13 +168,10 @@ class UploadService:
             return session
         if session.state is UploadState.LOADING:
             raise ServingError(ErrorCode.UPLOAD_STATE, f"Upload {upload_id} is being published: it cannot be aborted.")
-        task = self._commits.get(upload_id)
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-        self._judged.pop(upload_id, None)
-        with _store_errors():
-            return await asyncio.to_thread(self._store.update, upload_id, _aborted)
+        await self._commits.cancel(upload_id)
+        self._judge.forget(upload_id)
+        with store_errors():
+            return await asyncio.to_thread(self._store.update, upload_id, aborted)
 
     async def list(self, principal: Principal) -> list[UploadSession]:
         """Of the acting tenant, newest first."""
@@ -240,13 +207,13 @@ class UploadService:
                     with contextlib.suppress(ServingError):
                         await self.abort(principal, session.id)
         if session.state is UploadState.REJECTED:
-            raise _rejected(session)
+            raise rejection_of(session)
         if session.state is not UploadState.READY:
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, session.error or f"The upload is {session.state}.")
         return session
 
     async def _of(self, principal: Principal, upload_id: str) -> UploadSession:
-        with _store_errors():
+        with store_errors():
             session = await asyncio.to_thread(self._store.load, upload_id)
             if session.tenant != principal.acting_tenant:
                 raise UploadNotFoundError(upload_id)
@@ -262,152 +229,18 @@ class UploadService:
                 )
 
     async def _append(self, upload_id: str, file: str, offset: int, piece: bytes) -> int:
-        with _store_errors():
+        with store_errors():
             return await asyncio.to_thread(self._store.append, upload_id, file, offset, piece)
 
     async def _judge_what_is_here(self, upload_id: str) -> None:
-        """Looks at the config and at the header of the weights as soon as each has arrived."""
-        judged = self._judged.setdefault(upload_id, set())
-        if len(judged) == 2:
-            return
-        session = await asyncio.to_thread(self._store.load, upload_id)
-        config, weights = session.file(CONFIG_NAME), session.file(WEIGHTS_NAME)
-        if config is None or weights is None or not config.is_complete:
-            return
-        config_path = self._store.part_path(upload_id, CONFIG_NAME)
-        weights_path = self._store.part_path(upload_id, WEIGHTS_NAME)
-        if "config" not in judged:
-            report = await asyncio.to_thread(_report_on_config, config_path, self._limits)
-            await self._reject_unless_accepted(upload_id, report)
-            judged.add("config")
-        if await asyncio.to_thread(_has_header, weights_path, weights, self._limits):
-            with contextlib.suppress(IngestError):
-                # The commit judges it again, so a process that died here is no reason to refuse.
-                report = await self._ingest.judge(config_path, weights_path, weights.size_bytes)
-                await self._reject_unless_accepted(upload_id, report)
-            judged.add("header")
-
-    async def _reject_unless_accepted(self, upload_id: str, report: Report) -> None:
-        if report.accepted:
-            return
-        self._judged.pop(upload_id, None)
-        with contextlib.suppress(StoreError):
-            await self._to_state(upload_id, UploadState.REJECTED, report=_encoded(report))
-        raise AdapterRejectedError(report)
-
-    async def _finish(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
-        """The work of a commit; ends in a settled state unless it is cancelled."""
-        with claim:
-            try:
-                await self._validate_and_publish(principal, request_id, session)
-            except AdapterRejectedError as error:
-                await self._settle(session.id, UploadState.REJECTED, report=_encoded(error.report))
-            except (ServingError, IngestError, StoreError) as error:
-                await self._settle(session.id, UploadState.FAILED, error=f"{_sentence(str(error))} Commit again.")
-            except OSError as error:
-                _logger.exception("upload %s failed", session.id)
-                reason = f"the data directory cannot be written ({error.strerror})"
-                await self._settle(session.id, UploadState.FAILED, error=f"{_sentence(reason)} Commit again.")
-            except Exception:
-                _logger.exception("upload %s failed", session.id)
-                reason = "Something unexpected went wrong; the server's log says what. Commit again."
-                await self._settle(session.id, UploadState.FAILED, error=reason)
-
-    async def _validate_and_publish(self, principal: Principal, request_id: str, session: UploadSession) -> None:
-        folder = await asyncio.to_thread(self._store.prepare, session.id)
-        announced = {file.name: file.sha256 for file in session.files if file.sha256 is not None}
-        answer = await self._ingest.ingest(folder, announced)
-        manifest = answer.manifest
-        if manifest is None or not answer.report.accepted:
-            raise AdapterRejectedError(answer.report)
-        await self._to_state(session.id, UploadState.LOADING, report=_encoded(answer.report))
-        await asyncio.to_thread(self._keep, folder, manifest)
-        await self._smoke(manifest.digest)
-        content = Content(
-            digest=manifest.digest,
-            upload_id=session.id,
-            size_bytes=session.size_bytes,
-            max_rank=manifest.max_lora_rank,
-            targets=manifest.target_modules,
-        )
-        published = await self._publisher.publish(
-            principal, request_id, session.name, content, activate=session.activate
-        )
-        result = UploadResult(version=published.version.n, digest=manifest.digest, created=published.created)
-        await self._to_state(session.id, UploadState.READY, result=result)
-        self._certify(manifest.digest)
-
-    def _keep(self, folder: Path, manifest: Manifest) -> None:
-        self._ingest.keep_packed(folder, manifest)
-        self._blobs.publish(folder, manifest.digest)
-
-    async def _settle(
-        self, upload_id: str, state: UploadState, *, report: msgspec.Raw | None = None, error: str | None = None
-    ) -> None:
+        """A content that is refused ends its session."""
         try:
-            await self._to_state(upload_id, state, report=report, error=error)
-        except (StoreError, OSError):
-            _logger.exception("upload %s could not become %s", upload_id, state)
-
-    async def _to_state(
-        self,
-        upload_id: str,
-        state: UploadState,
-        *,
-        report: msgspec.Raw | None = None,
-        result: UploadResult | None = None,
-        error: str | None = None,
-    ) -> UploadSession:
-        def change(session: UploadSession) -> UploadSession:
-            return msgspec.structs.replace(
-                session,
-                state=state,
-                report=session.report if report is None else report,
-                result=result,
-                error=error,
-            )
-
-        return await asyncio.to_thread(self._store.update, upload_id, change)
-
-
-def _aborted(session: UploadSession) -> UploadSession:
-    """NOTE: one that came to be loading meanwhile may have a document already, so it must stay what it is."""
-    if session.state is UploadState.LOADING:
-        raise UploadStateError(session.id, session.state, "be aborted while it is published")
-    return msgspec.structs.replace(session, state=UploadState.ABORTED)
-
-
-def report_of(session: UploadSession) -> Report | None:
-    """What was checked so far."""
-    return msgspec.json.decode(session.report, type=Report | None)
-
-
-def _encoded(report: Report) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(report))
-
-
-def _rejected(session: UploadSession) -> ServingError:
-    return AdapterRejectedError(report_of(session) or Report(checks=[]))
-
-
-def _report_on_config(path: Path, limits: Limits) -> Report:
-    """Without patterns, which are matched in a process of their own."""
-    checks = Checks()
-    # There is no part of a file that was announced as empty.
-    check_config(path.read_bytes() if path.exists() else b"", limits, checks)
-    return Report(checks=checks.listed())
-
-
-def _has_header(path: Path, weights: UploadFile, limits: Limits) -> bool:
-    """Whether enough is here to judge the header, or to refuse its length."""
-    if weights.received_bytes < min(LENGTH_BYTES, weights.size_bytes) or not path.exists():
-        return False
-    with open(path, "rb") as file:
-        first_bytes = file.read(LENGTH_BYTES)
-    try:
-        return weights.received_bytes >= header_end(first_bytes, weights.size_bytes, limits)
-    except AdapterError:
-        return True
+            await self._judge.judge(upload_id)
+        except AdapterRejectedError as error:
+            self._judge.forget(upload_id)
+            with contextlib.suppress(StoreError):
+                await to_state(self._store, upload_id, UploadState.REJECTED, report=error.report)
+            raise
 
 
 async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
@@ -420,23 +253,3 @@ async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]
             del buffer[:size]
     if buffer:
         yield bytes(buffer)
-
-
-@contextlib.contextmanager
-def _store_errors():
-    """What the store refuses, as a client is told."""
-    try:
-        yield
-    except UploadNotFoundError as error:
-        raise ServingError(ErrorCode.NOT_FOUND, _sentence(str(error))) from None
-    except OffsetError as error:
-        headers = {OFFSET_HEADER: str(error.actual)}
-        raise ServingError(ErrorCode.UPLOAD_OFFSET, _sentence(str(error)), headers=headers) from None
-    except UploadStateError as error:
-        raise ServingError(ErrorCode.UPLOAD_STATE, _sentence(str(error))) from None
-    except UploadFileError as error:
-        raise ServingError(ErrorCode.INVALID_VALUE, _sentence(str(error)), param="files") from None
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -19,7 +19,7 @@ from loraserve.control.quota import Quota
 from loraserve.serving.errors import invalid_value
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import check_adapter_name
-from loraserve.store.records import AdapterDoc, Document, VersionRecord, adapter_id
+from loraserve.store.records import AdapterDoc, BaseRecord, Document, VersionRecord, adapter_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,15 @@ class VersionService:
         declarations: Declarations,
         quota: Quota,
         *,
+        base: BaseRecord,
         base_names: Sequence[str],
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """base: the one that uploads are checked against; base_names: all that it is called."""
         self._access = access
         self._declarations = declarations
         self._quota = quota
+        self._base = base
         self._base_names = base_names
         self._clock = clock
 
@@ -72,7 +75,9 @@ class VersionService:
             created = doc is None or doc.deleted_at is not None or find_published(doc, content) is None
             if created:
                 self._quota.check(tenant, name, content.size_bytes)
-            return add_version(doc, tenant, name, content, activate=activate, by=principal.actor, now=self._clock())
+            return add_version(
+                doc, tenant, name, content, self._base, activate=activate, by=principal.actor, now=self._clock()
+            )
 
         document = await self._declarations.edit(
             AdapterDoc,

@@ -4,7 +4,7 @@ from loraserve.live.aborts import LiveAborts
 from loraserve.live.admission import LiveAdmission
 from loraserve.live.audit import LiveAudit
 from loraserve.live.changes import ChangeFeed
-from loraserve.live.connection import LiveConnection
+from loraserve.live.connection import CALL_S, LiveConnection
 from loraserve.live.documents import LiveDocuments
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
 from loraserve.live.leases import LiveLeases
@@ -20,7 +20,7 @@ from loraserve.live.view import LiveView
 class LiveStore:
     """Connects on first use. `url` is redis://, rediss:// or unix://."""
 
-    def __init__(self, url: str, prefix: str = DEFAULT_PREFIX, *, timeout_s: float = 1.0) -> None:
+    def __init__(self, url: str, prefix: str = DEFAULT_PREFIX, *, timeout_s: float = CALL_S) -> None:
         self.connection = LiveConnection(url, timeout_s=timeout_s)
         names = KeyNames(prefix)
         self.view = LiveView(self.connection, names)

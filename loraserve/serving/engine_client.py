@@ -53,5 +53,8 @@ class EngineClient(Protocol):
         ...
 
     async def unload(self, digest: str) -> None:
-        """Returns once no sequence uses the adapter and the engine has forgotten it."""
+        """Returns once no sequence uses the adapter and the engine has forgotten it.
+
+        NOTE: until then it must not be loaded: that takes the unload back, and nothing answers it any more.
+        """
         ...

@@ -68,9 +68,10 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._num_unfinished: dict[str, int] = {}
-        """Choices without a finish_reason, per request."""
-        self._unsent: list[SequenceOutput] = []
-        """Outputs made between steps (refusals and aborts); they leave with the next step's."""
+        """Choices of accepted requests whose finish_reason was not sent yet, per request."""
+        self._refusals: list[SequenceOutput] = []
+        self._aborted: list[SequenceOutput] = []
+        """These two are made between steps and leave with the next step's outputs."""
         self._next_stats_s = 0.0
         self._stopping = False
 
@@ -87,7 +88,7 @@ class EngineLoop:
             self._handle(message)
         if self._engine.has_work():
             self._send_outputs(self._engine.step())
-        elif self._unsent or not messages:
+        elif self._refusals or self._aborted or not messages:
             self._send_outputs([])
         if unloaded := self._engine.take_unloaded():
             # First the statistics: once an unload is answered, they no longer show the adapter.
@@ -111,11 +112,11 @@ class EngineLoop:
                 self._stopping = True
 
     def _add(self, request: EngineRequest) -> None:
-        self._num_unfinished[request.request_id] = request.sampling.n
         try:
             self._engine.add_request(request)
         except EngineRequestError as error:
-            self._unsent += [
+            # Not counted as finished choices: the id may be another request's.
+            self._refusals += [
                 SequenceOutput(
                     request.request_id,
                     index,
@@ -126,10 +127,14 @@ class EngineLoop:
                 )
                 for index in range(request.sampling.n)
             ]
+        else:
+            # Aborted choices of an earlier request with this id may not have been sent yet.
+            num_unsent = self._num_unfinished.get(request.request_id, 0)
+            self._num_unfinished[request.request_id] = num_unsent + request.sampling.n
 
     def _abort(self, aborts: list[Abort]) -> None:
         for abort in aborts:
-            self._unsent += self._engine.abort(abort.request_id, abort.index)
+            self._aborted += self._engine.abort(abort.request_id, abort.index)
 
     def _load(self, digest: str, packed_path: str) -> None:
         try:
@@ -144,11 +149,12 @@ class EngineLoop:
             self._channel.send(AdapterLoaded(digest))
 
     def _send_outputs(self, outputs: list[SequenceOutput]) -> None:
-        outputs = self._unsent + outputs
-        self._unsent = []
+        outputs = self._aborted + outputs
         for output in outputs:
             if output.finish_reason is not None:
                 self._count_finished(output.request_id)
+        outputs = self._refusals + outputs
+        self._refusals, self._aborted = [], []
         now = time.monotonic()
         has_stats = now >= self._next_stats_s or not self._engine.has_work()
         if has_stats:

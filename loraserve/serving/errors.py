@@ -16,6 +16,7 @@ class ErrorCode(StrEnum):
     ADAPTER_ALREADY_LOADED = "adapter_already_loaded"
     ADAPTER_INVALID = "adapter_invalid"
     ADAPTER_REJECTED = "adapter_rejected"
+    ADAPTER_OTHER_BASE = "adapter_other_base"
     INVALID_API_KEY = "invalid_api_key"
     FORBIDDEN = "forbidden"
     TENANT_SUSPENDED = "tenant_suspended"

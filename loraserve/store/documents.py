@@ -27,7 +27,7 @@ KEEP_S = 30 * 86_400.0
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
-_UNSETTLED_NS = 2_000_000_000
+UNSETTLED_NS = 2_000_000_000
 """A folder changed this recently may change again without a new time stamp (clocks tick in up to 2 s steps)."""
 
 _logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class DocumentStore:
         Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it.
         """
         seen = since.mtimes_ns if since is not None else {}
-        settled_before_ns = time.time_ns() - _UNSETTLED_NS
+        settled_before_ns = time.time_ns() - UNSETTLED_NS
         changed: list[AnyDocument] = []
         mtimes_ns: dict[str, int] = {}
         for entry in self._document_folders(kind):
@@ -128,6 +128,14 @@ class DocumentStore:
                 if document is not None:
                     changed.append(document)
         return changed, ScanMark(mtimes_ns)
+
+    def last_commit_ns(self) -> int:
+        """Changes with every commit to any document, by any process: a cheap sign that there is something to scan.
+
+        A time stamp; two commits within the clock's steps have the same, so only one that is older than
+        `UNSETTLED_NS` stands for all that was committed so far.
+        """
+        return os.stat(self._temporary).st_mtime_ns
 
     def prune(self, now: float | None = None) -> int:
         """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many."""

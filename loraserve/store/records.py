@@ -86,6 +86,15 @@ class KeyDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     created_at: float
 
 
+class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A base model that an adapter's content fits."""
+
+    name: str
+    """What it was called when the content was checked, for people."""
+    fingerprint: str
+    """Of its linears' names and shapes: what decides."""
+
+
 class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One immutable content of an adapter."""
 
@@ -102,6 +111,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_rank: int
     targets: list[str]
     """Kinds of modules, such as "q_proj", sorted."""
+    bases: list[BaseRecord] = []
+    """The base models that the content was checked against; empty where that was not recorded."""
     deleted_at: float | None = None
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
 
-from loraserve.control.certificate import Certificate, CertificateJob, CertificateStatus, Certifier
+from loraserve.control.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
 from loraserve.engine.config import EngineConfig
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
@@ -17,6 +18,9 @@ from tests.support.tiny_adapters import save_adapters
 from tests.support.tiny_models import save_tiny_model
 from tests.support.uploads import UploadBench
 from tests.zoo.artifacts import CONFIG, WEIGHTS
+
+MEASURE = (sys.executable, "-m", "loraserve.control.certificate_child")
+DIE = (sys.executable, "-c", "raise SystemExit(1)")
 
 
 class Published:
@@ -37,19 +41,29 @@ class Published:
         self.digest = session.result.digest
         self.packed = self.bench.ingest.packed_path(self.digest)
 
-    def certifier(self, **options: object) -> Certifier:
+    def certifier(self, command: Sequence[str] = MEASURE, timeout_s: float = TIMEOUT_S) -> Certifier:
         return Certifier(
             self.bench.blobs,
             packed_path=lambda _: self.packed,
             base_fingerprint=lambda: self.bench.layout.fingerprint,
             engine=self.engine,
-            **options,  # type: ignore[arg-type]
+            timeout_s=timeout_s,
+            command=command,
         )
 
-    def certify(self, **options: object) -> Certificate:
-        certificate = asyncio.run(self.certifier(**options).certify(self.digest))
+    def certify(self, command: Sequence[str] = MEASURE, timeout_s: float = TIMEOUT_S) -> Certificate:
+        certificate = asyncio.run(self.certifier(command, timeout_s).certify(self.digest))
         assert certificate is not None
         return certificate
+
+    def blob(self) -> Path:
+        folder = self.bench.blobs.folder(self.digest)
+        assert folder is not None
+        return folder
+
+    def forget_certificates(self) -> None:
+        for stored in self.blob().glob("certificate-*"):
+            stored.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +87,9 @@ def test_a_packed_form_that_is_wrong_differs(published: Published, tmp_path: Pat
     wrong = tmp_path / "wrong.packed"
     with new_packed_file(wrong) as descriptor:
         writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
-        writer.write(0, memoryview(payload.view(np.uint8)))
+        writer.write(0, payload.view(np.uint8).data)
         writer.finish(packed.digest)
-    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
-        stored.unlink()
+    published.forget_certificates()
     right, published.packed = published.packed, wrong
     try:
         assert published.certify().status is CertificateStatus.DIFFERS
@@ -88,7 +101,7 @@ def run_child(published: Published, script: str, **changes: object) -> Certifica
     """The child's `measure`, with `script` run before it."""
     job = CertificateJob(
         digest=published.digest,
-        blob=str(published.bench.blobs.folder(published.digest)),
+        blob=str(published.blob()),
         packed_path=str(published.packed),
         base_fingerprint=published.bench.layout.fingerprint,
         engine=published.engine,
@@ -124,18 +137,17 @@ def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
 
 
 def test_a_measurement_that_dies_or_hangs_is_skipped(published: Published) -> None:
-    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
-        stored.unlink()
-    died = published.certify(command=(sys.executable, "-c", "raise SystemExit(1)"))
+    published.forget_certificates()
+    died = published.certify(DIE)
     assert died.reason == "the measurement failed; the server's log says why"
-    hung = published.certify(command=(sys.executable, "-c", "import time; time.sleep(600)"), timeout_s=0.5)
+    hung = published.certify((sys.executable, "-c", "import time; time.sleep(600)"), timeout_s=0.5)
     assert hung.reason == "it took longer than 0.5 s"
     assert published.certifier().of("0" * 64) is None
 
 
 def test_what_is_queued_is_measured_in_the_background(published: Published) -> None:
     async def run() -> None:
-        certifier = published.certifier(command=(sys.executable, "-c", "raise SystemExit(1)"))
+        certifier = published.certifier(DIE)
         task = asyncio.create_task(certifier.run())
         certifier.queue("0" * 64)
         certifier.queue(published.digest)
@@ -144,6 +156,5 @@ def test_what_is_queued_is_measured_in_the_background(published: Published) -> N
                 await asyncio.sleep(0.01)
         task.cancel()
 
-    for stored in published.bench.blobs.folder(published.digest).glob("certificate-*"):  # type: ignore[union-attr]
-        stored.unlink()
+    published.forget_certificates()
     asyncio.run(run())

@@ -18,9 +18,9 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve_adapters.packed_file import layout_fingerprint, read_packed
 
-from loraserve.control.ingest import Ingest, IngestError, packed_folder
+from loraserve.control.ingest import DoesNotFitError, Ingest, IngestError, packed_folder
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
-from loraserve.control.uploads import report_of
+from loraserve.control.upload_states import report_of
 from loraserve.store.blob_check import verify_blob
 from loraserve.store.upload_session import UploadState
 from tests.support.uploads import ALICE, UploadBench, announced, body
@@ -335,8 +335,15 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
         with pytest.raises(IngestError, match="damaged"):
             await bench.ingest.pack("0" * 64, folder)
         bench.layout = wide_layout(64)
-        with pytest.raises(IngestError, match="does not fit the served base model"):
+        with pytest.raises(DoesNotFitError, match="does not fit the served base model"):
             await bench.ingest.pack(digest, folder)
+        # What was good for this very base once, and is not any more, is damaged.
+        bench.layout = tiny_layout()
+        (folder / WEIGHTS).chmod(0o600)
+        (folder / WEIGHTS).write_bytes(b"\0" * 64)
+        with pytest.raises(IngestError, match="damaged") as damaged:
+            await bench.ingest.pack(digest, folder)
+        assert not isinstance(damaged.value, DoesNotFitError)
 
     asyncio.run(run())
     assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]

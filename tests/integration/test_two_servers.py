@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.fake_engine import first_token
 from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key, token_ids
-from tests.support.server_process import ServerProcess, serve_fake, stop, wait_until
+from tests.support.server_process import ServerProcess, run_command, serve_fake, stop, wait_until
 from tests.support.valkey import running_valkey
 
 ENDLESS = 1 << 25
@@ -23,6 +23,7 @@ ENDLESS = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Pair:
+    data_dir: Path
     a: ServerProcess
     b: ServerProcess
     admin_a: httpx.Client
@@ -37,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with running_valkey(folder) as valkey, contextlib.ExitStack() as stack:
         servers = [stack.enter_context(serve_fake(data_dir, "--redis-url", valkey.url)) for _ in range(2)]
         admins = [stack.enter_context(client(server, key)) for server in servers]
-        yield Pair(servers[0], servers[1], admins[0], admins[1])
+        yield Pair(data_dir, servers[0], servers[1], admins[0], admins[1])
         for server in servers:
             stop(server)
 
@@ -90,6 +91,21 @@ class TestKeys:
         with client(pair.b, key["secret"]) as http, streaming(http, "fake") as events:
             assert pair.admin_a.delete(f"/v1/keys/{key['id']}").status_code == 204
             assert last_of(events)["error"]["code"] == "invalid_api_key"
+
+    def test_a_key_revoked_in_the_data_directory_ends_the_streams_of_both(self, pair: Pair, tenant: str) -> None:
+        """Neither is told; `test_catalog.py` has how soon they notice."""
+        key = new_key(pair.admin_a, tenant, "infer")
+        with contextlib.ExitStack() as stack:
+            streams = []
+            for server in (pair.a, pair.b):
+                http = stack.enter_context(client(server, key["secret"]))
+                streams.append(stack.enter_context(streaming(http, "fake")))
+            revoked = run_command("keys", "revoke", key["id"], "--data-dir", str(pair.data_dir))
+            assert revoked.returncode == 0, revoked.stderr
+            for events in streams:
+                assert last_of(events)["error"]["code"] == "invalid_api_key"
+            with client(pair.b, key["secret"]) as again:
+                assert complete(again, "fake").status_code == 401
 
     def test_a_tenant_suspended_on_one_is_refused_and_ended_on_the_other(self, pair: Pair, tenant: str) -> None:
         key = new_key(pair.admin_a, tenant, "infer")

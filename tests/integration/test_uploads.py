@@ -11,12 +11,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loraserve.control.adapter_edits import Content
+from loraserve.control.principal import Principal
 from loraserve.control.report import AdapterRejectedError, Report
-from loraserve.control.uploads import MAX_OPEN_UPLOADS, OFFSET_HEADER, report_of
+from loraserve.control.upload_errors import OFFSET_HEADER
+from loraserve.control.upload_states import report_of
+from loraserve.control.uploads import MAX_OPEN_UPLOADS
+from loraserve.control.versions import Published
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.errors import IncompleteBlobError
 from loraserve.store.upload_session import UploadFile, UploadSession, UploadState
-from tests.support.uploads import ALICE, BOB, UploadBench, announced, body
+from tests.support.uploads import ALICE, BOB, MemoryPublisher, UploadBench, announced, body
 from tests.unit.adapters.folders import config_of, lora_tensors, safetensors_bytes, tiny_layout
 from tests.zoo.artifacts import CONFIG, WEIGHTS, files
 
@@ -252,27 +257,31 @@ def test_announced_files_are_bounded(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
-class KillOnPublish:
+async def die(digest: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingPublisher(MemoryPublisher):
     """Dies where a server would: its content is on the disk, no document names it."""
 
-    async def __call__(self, *args: object, **kwargs: object) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    async def publish(
+        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+    ) -> Published:
+        await die(content.digest)
+        raise AssertionError("dead")
 
 
 def server_that_dies(data_dir: Path, moment: str) -> None:
-    bench = UploadBench(data_dir)
+    bench = UploadBench(data_dir, smoke=die if moment == "loading" else None)
+    if moment == "publishing":
+        bench.publisher = DyingPublisher()
 
     async def run() -> None:
         session = await opened(bench, files())
         if moment == "validating":
             await bench.service.commit(ALICE, "request", session.id)
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif moment == "loading":
-            bench.service._smoke = KillOnPublish()  # type: ignore[assignment]
-        elif moment == "publishing":
-            bench.publisher.publish = KillOnPublish()  # type: ignore[method-assign, assignment]
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if moment in ("open", "validating"):
+            await die("")
         await settled(bench, session.id)
 
     asyncio.run(run())

@@ -43,6 +43,8 @@ class FakeEngine:
     def add_request(self, request: EngineRequest) -> None:
         if request.sampling.max_tokens < 0:
             raise EngineRequestError("max_tokens is negative")
+        if request.request_id in self._running:
+            raise EngineRequestError(f"request id {request.request_id!r} is in use")
         self._running[request.request_id] = (request, 0)
         self._live[request.request_id] = set(range(request.sampling.n))
 

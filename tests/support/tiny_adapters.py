@@ -45,9 +45,16 @@ def save_adapters(model: PreTrainedModel, folder: Path, seed: int = 1) -> dict[s
         peft_model = get_peft_model(model, config, adapter_name="default")
         _randomize(peft_model, seed + i)
         peft_model.save_pretrained(str(folder / name))
-        model = peft_model.unload()  # type: ignore[operator]
+        model = without_adapter(peft_model)
         paths[name] = folder / name
     return paths
+
+
+def without_adapter(peft_model: PeftModel) -> PreTrainedModel:
+    """The base model that it was made of, as it was."""
+    model = peft_model.unload()
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 def _randomize(model: PeftModel, seed: int) -> None:
@@ -102,5 +109,5 @@ def reference_answers(
             continue
         peft_model = PeftModel.from_pretrained(model, str(adapters[name]))
         answers[name] = reference_answer(peft_model.eval(), prompt, num_tokens, vocab_size)
-        model = peft_model.unload()  # type: ignore[operator]
+        model = without_adapter(peft_model)
     return answers

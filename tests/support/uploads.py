@@ -5,22 +5,27 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from loraserve_adapters.base_layout import BaseLayout
 
 from loraserve.control.adapter_edits import Content, add_version, find_published
 from loraserve.control.ingest import Ingest, packed_folder
 from loraserve.control.principal import Principal, server_principal
+from loraserve.control.upload_commits import Smoke
 from loraserve.control.uploads import UploadService
 from loraserve.control.versions import Published
 from loraserve.store.blobs import BLOB_FILES, BlobStore
-from loraserve.store.records import AdapterDoc, Document, DocumentKind, adapter_id
+from loraserve.store.records import AdapterDoc, BaseRecord, Document, DocumentKind, adapter_id
 from loraserve.store.upload_session import UPLOAD_FILES, UploadFile, UploadSession
 from loraserve.store.uploads import UploadStore
 from tests.unit.adapters.folders import tiny_layout
 
 ALICE = server_principal("alice", "key-of-alice")
 BOB = server_principal("bob", "key-of-bob")
+
+
+BASE = BaseRecord(name="tiny", fingerprint="b" * 64)
 
 
 class MemoryPublisher:
@@ -42,7 +47,7 @@ class MemoryPublisher:
         doc = self.documents.get(document_id)
         created = doc is None or find_published(doc, content) is None
         doc = add_version(
-            doc, principal.acting_tenant, name, content, activate=activate, by=principal.actor, now=time.time()
+            doc, principal.acting_tenant, name, content, BASE, activate=activate, by=principal.actor, now=time.time()
         )
         self.documents[document_id] = doc
         version = find_published(doc, content)
@@ -79,6 +84,8 @@ class UploadBench:
     layout: BaseLayout = field(default_factory=tiny_layout)
     command: tuple[str, ...] | None = None
     """Instead of the ingest process."""
+    smoke: Smoke | None = None
+    """Instead of a first generation that is only noted."""
 
     def __post_init__(self) -> None:
         self.store = UploadStore(self.data_dir)
@@ -95,7 +102,7 @@ class UploadBench:
     @property
     def ingest(self) -> Ingest:
         if self._ingest is None:
-            options = {} if self.command is None else {"command": self.command}
+            options: dict[str, Any] = {} if self.command is None else {"command": self.command}
             self._ingest = Ingest(
                 packed_dir=self.packed_dir, layout=lambda: self.layout, base_names=["org/tiny"], **options
             )
@@ -110,7 +117,7 @@ class UploadBench:
                 self.ingest,
                 publisher=self.publisher,
                 quota=self.quota,
-                smoke=self._smoke,
+                smoke=self.smoke or self._smoke,
                 certify=self.certified.append,
             )
         return self._service

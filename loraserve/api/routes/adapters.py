@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from loraserve.api.answers import changed, shown
@@ -15,10 +16,11 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.etags import expected_rev
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.ranges import check_range
+from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, AdapterList, PatchAdapterRequest
-from loraserve.control.adapters import NOTHING_USED, AdapterPatch, AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.adapter_queries import NOTHING_USED, AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.adapters import AdapterPatch
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.principal import Action
 from loraserve.control.request_totals import AdapterKey
@@ -26,7 +28,7 @@ from loraserve.control.usage_traffic import NO_TRAFFIC, AdapterTraffic
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.store.records import AdapterDoc, Document
 
-MAX_DRAIN_S = 3600.0
+DRAINING = ResponseSpec(AdapterItem, description="Some engine has not let go yet.", generate_examples=False)
 PATCH_DECODER = msgspec.json.Decoder(PatchAdapterRequest, strict=True)
 
 
@@ -54,7 +56,12 @@ async def list_adapters(
     )
 
 
-@get("/v1/adapters/{name:str}", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
+@get(
+    "/v1/adapters/{name:str}",
+    opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)},
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
 async def get_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str]
 ) -> Response[AdapterDetail]:
@@ -70,7 +77,7 @@ async def get_adapter(
 
 @patch(
     "/v1/adapters/{name:str}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     operation_class=json_body(PatchAdapterRequest),
     responses=ERROR_RESPONSES,
     tags=["adapters"],
@@ -92,16 +99,15 @@ async def patch_adapter(
 
 @delete(
     "/v1/adapters/{name:str}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     status_code=200,
-    responses=ERROR_RESPONSES,
+    responses={**ERROR_RESPONSES, 202: DRAINING},
     tags=["adapters"],
 )
 async def delete_adapter(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], drain_s: FromQuery[float] = 30.0
 ) -> Response[AdapterItem]:
     """Invisible at once. 200 when nothing runs with it any more, 202 while requests do, for at most `drain_s`."""
-    check_range("drain_s", drain_s, 0.0, MAX_DRAIN_S)
     deletion = await context.control.adapters.delete(
         principal_of(request), request_id_of(request.scope), name, drain_s=drain_s, expected_rev=expected_rev(request)
     )
@@ -113,7 +119,7 @@ async def delete_adapter(
 
 @post(
     "/v1/adapters/{name:str}/restore",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     status_code=200,
     responses=ERROR_RESPONSES,
     tags=["adapters"],

@@ -13,14 +13,13 @@ from loraserve.api.decoding import decode_body, decode_optional
 from loraserve.api.etags import expected_rev, must_not_exist
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.ranges import check_range
+from loraserve.api.operation_docs import CREATE_ONLY, IF_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.adapters import PinItem, PinRequest
 from loraserve.api.schemas.aliases import AliasItem, PutAliasRequest, RollbackRequest
 from loraserve.control.adapter_edits import CanaryShare
 from loraserve.control.principal import Action
 
-MAX_PIN_S = 30 * 24 * 3600
 PUT_DECODER = msgspec.json.Decoder(PutAliasRequest, strict=True)
 ROLLBACK_DECODER = msgspec.json.Decoder(RollbackRequest, strict=True)
 PIN_DECODER = msgspec.json.Decoder(PinRequest, strict=True)
@@ -28,7 +27,7 @@ PIN_DECODER = msgspec.json.Decoder(PinRequest, strict=True)
 
 @put(
     "/v1/adapters/{name:str}/aliases/{alias:str}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH, CREATE_ONLY)},
     operation_class=json_body(PutAliasRequest),
     responses=ERROR_RESPONSES,
     tags=["adapters"],
@@ -53,7 +52,7 @@ async def put_alias(
 
 @delete(
     "/v1/adapters/{name:str}/aliases/{alias:str}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     responses=ERROR_RESPONSES,
     tags=["adapters"],
 )
@@ -68,7 +67,7 @@ async def delete_alias(
 
 @post(
     "/v1/adapters/{name:str}/rollback",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     status_code=200,
     operation_class=json_body(RollbackRequest, required=False),
     responses=ERROR_RESPONSES,
@@ -85,7 +84,7 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
 
 @put(
     "/v1/adapters/{name:str}/residency",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     status_code=202,
     operation_class=json_body(PinRequest),
     responses=ERROR_RESPONSES,
@@ -94,16 +93,27 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
     """Load its live version now and keep it at hand for a time."""
     asked = await decode_body(request, PIN_DECODER)
-    check_range("ttl_s", asked.ttl_s, 1, MAX_PIN_S)
     document = await context.control.adapters.pin(
-        principal_of(request), request_id_of(request.scope), name, asked.tier, asked.ttl_s
+        principal_of(request),
+        request_id_of(request.scope),
+        name,
+        asked.tier,
+        asked.ttl_s,
+        expected_rev=expected_rev(request),
     )
     pin = document.doc.pin
     assert pin is not None
     return PinItem(pin.tier, pin.until)
 
 
-@delete("/v1/adapters/{name:str}/residency", opt=needs(Action.OPERATE), responses=ERROR_RESPONSES, tags=["adapters"])
+@delete(
+    "/v1/adapters/{name:str}/residency",
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
+    responses=ERROR_RESPONSES,
+    tags=["adapters"],
+)
 async def unpin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> None:
     """It may be evicted again."""
-    await context.control.adapters.unpin(principal_of(request), request_id_of(request.scope), name)
+    await context.control.adapters.unpin(
+        principal_of(request), request_id_of(request.scope), name, expected_rev=expected_rev(request)
+    )

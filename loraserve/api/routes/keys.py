@@ -15,6 +15,7 @@ from loraserve.api.etags import etag_header, expected_rev
 from loraserve.api.idempotency import once
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.operation_docs import IDEMPOTENCY_KEY, IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.ranges import check_range
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.keys import (
@@ -25,7 +26,7 @@ from loraserve.api.schemas.keys import (
     PatchKeyRequest,
     RotateKeyRequest,
 )
-from loraserve.control.keys import IssuedKey, KeyPatch
+from loraserve.control.key_documents import IssuedKey, KeyPatch
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.principal import Action
 from loraserve.store.records import Document, KeyDoc
@@ -41,15 +42,21 @@ ROTATE_DECODER = msgspec.json.Decoder(RotateKeyRequest, strict=True)
 async def list_keys(
     request: Request,
     context: NamedDependency[AppContext],
+    tenant: FromQuery[str | None] = None,
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> KeyList:
-    """Newest first."""
-    page = context.control.keys.list(principal_of(request), limit=limit, cursor=cursor)
+    """Newest first. `tenant`: only its keys, not those for every tenant (`*`); left out = all that you may see."""
+    page = context.control.keys.list(principal_of(request), tenant=tenant, limit=limit, cursor=cursor)
     return KeyList([key_item(document) for document in page.items], page.next_cursor)
 
 
-@get("/v1/keys/{key_id:str}", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
+@get(
+    "/v1/keys/{key_id:str}",
+    opt={**needs(Action.ADMINISTER), **heeds(IF_NONE_MATCH)},
+    responses=ERROR_RESPONSES,
+    tags=["keys"],
+)
 async def get_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
     document = await context.control.keys.read(principal_of(request), key_id)
     return shown(request, document.rev, lambda: key_item(document))
@@ -57,7 +64,7 @@ async def get_key(request: Request, context: NamedDependency[AppContext], key_id
 
 @post(
     "/v1/keys",
-    opt=needs(Action.ADMINISTER),
+    opt={**needs(Action.ADMINISTER), **heeds(IDEMPOTENCY_KEY)},
     operation_class=json_body(CreateKeyRequest),
     responses=ERROR_RESPONSES,
     tags=["keys"],
@@ -87,7 +94,7 @@ async def create_key(request: Request, context: NamedDependency[AppContext]) -> 
 
 @patch(
     "/v1/keys/{key_id:str}",
-    opt=needs(Action.ADMINISTER),
+    opt={**needs(Action.ADMINISTER), **heeds(IF_MATCH)},
     operation_class=json_body(PatchKeyRequest),
     responses=ERROR_RESPONSES,
     tags=["keys"],
@@ -112,7 +119,12 @@ async def patch_key(request: Request, context: NamedDependency[AppContext], key_
     return changed(document.rev, key_item(document))
 
 
-@delete("/v1/keys/{key_id:str}", opt=needs(Action.ADMINISTER), responses=ERROR_RESPONSES, tags=["keys"])
+@delete(
+    "/v1/keys/{key_id:str}",
+    opt={**needs(Action.ADMINISTER), **heeds(IF_MATCH)},
+    responses=ERROR_RESPONSES,
+    tags=["keys"],
+)
 async def revoke_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> None:
     """For good. What runs with it ends with an error within 5 s."""
     await context.control.keys.revoke(
@@ -122,7 +134,7 @@ async def revoke_key(request: Request, context: NamedDependency[AppContext], key
 
 @post(
     "/v1/keys/{key_id:str}/rotate",
-    opt=needs(Action.ADMINISTER),
+    opt={**needs(Action.ADMINISTER), **heeds(IF_MATCH)},
     operation_class=json_body(RotateKeyRequest, required=False),
     responses=ERROR_RESPONSES,
     tags=["keys"],

@@ -12,12 +12,13 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.operation_docs import IF_NONE_MATCH, heeds
 from loraserve.api.schemas.live import ArenaExtent, EngineItem, EngineList, KvBlocks, LiveView, QueueRow
 from loraserve.control.live_views import EngineView
 from loraserve.control.principal import Action
 
 
-@get("/v1/live", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["live"])
+@get("/v1/live", opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)}, responses=ERROR_RESPONSES, tags=["live"])
 async def get_live(request: Request, context: NamedDependency[AppContext]) -> Response[LiveView]:
     """Engines, their memory and queues, at most a second and a half old. To be polled: 304 while nothing changes.
 

@@ -15,7 +15,7 @@ from loraserve.api.lorax_errors import LORAX_ERRORS
 from loraserve.api.lorax_request import completion_of
 from loraserve.api.lorax_writer import LoraxWriter
 from loraserve.api.needs import ANY_KEY, INFERENCE
-from loraserve.api.openapi import ERROR_RESPONSES, json_body, lorax_error_responses
+from loraserve.api.openapi import ERROR_RESPONSES, answered_with, json_body, lorax_error_responses
 from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
@@ -31,7 +31,7 @@ from loraserve.serving.generation import Generation, Prompt, collect
 
 DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
 OPERATION = json_body(LoraxRequest)
-RESPONSES = lorax_error_responses()
+ERRORS = lorax_error_responses()
 
 
 @post(
@@ -39,7 +39,7 @@ RESPONSES = lorax_error_responses()
     opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=RESPONSES,
+    responses=answered_with(list[LoraxResponse], ERRORS),
     exception_handlers=LORAX_ERRORS,
     tags=["lorax"],
 )
@@ -56,7 +56,7 @@ async def generate_as_asked(
     opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=RESPONSES,
+    responses=answered_with(LoraxResponse, ERRORS, may_stream=False),
     exception_handlers=LORAX_ERRORS,
     tags=["lorax"],
 )
@@ -70,7 +70,7 @@ async def generate(request: Request, context: NamedDependency[AppContext]) -> Re
     opt=INFERENCE,
     status_code=200,
     operation_class=OPERATION,
-    responses=RESPONSES,
+    responses=ERRORS,
     exception_handlers=LORAX_ERRORS,
     tags=["lorax"],
 )

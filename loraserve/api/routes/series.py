@@ -26,7 +26,7 @@ async def get_series(
     """The last minutes to a day in equal steps, all engines together.
 
     With a key for one tenant: that tenant's requests, counted when they end; what it shares with others (running and
-    waiting sequences, memory, time between tokens) is null.
+    waiting sequences, memory and what is loaded into it, time between tokens) is null.
     """
     chart = await context.control.observer.series.chart(principal_of(request), window)
     return SeriesView(
@@ -40,6 +40,8 @@ async def get_series(
         num_waiting=_shared(chart, lambda sample: sample.num_waiting),
         kv_used=_shared(chart, lambda sample: _share(sample.kv_used_blocks, sample.kv_blocks)),
         arena_used=_shared(chart, lambda sample: _share(sample.arena_used_bytes, sample.arena_size_bytes)),
+        num_adapter_loads=_shared(chart, lambda sample: sample.num_adapter_loads),
+        num_adapter_evictions=_shared(chart, lambda sample: sample.num_adapter_evictions),
         cache_hit=_column(chart, lambda sample: _share(sample.cache_hits, sample.cache_queries)),
         ttft_p50_ms=_column(chart, lambda sample: percentile_ms(sample.ttft, 0.5)),
         ttft_p95_ms=_column(chart, lambda sample: percentile_ms(sample.ttft, 0.95)),

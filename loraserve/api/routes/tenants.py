@@ -12,6 +12,7 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.etags import expected_rev
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
+from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest, TenantItem, TenantList
 from loraserve.control.paging import DEFAULT_PAGE
@@ -35,7 +36,12 @@ async def list_tenants(
     return TenantList([_item(context, document) for document in page.items], page.next_cursor)
 
 
-@get("/v1/tenants/{tenant:str}", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["tenants"])
+@get(
+    "/v1/tenants/{tenant:str}",
+    opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)},
+    responses=ERROR_RESPONSES,
+    tags=["tenants"],
+)
 async def get_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
@@ -65,7 +71,7 @@ async def create_tenant(request: Request, context: NamedDependency[AppContext]) 
 
 @patch(
     "/v1/tenants/{tenant:str}",
-    opt=needs(Action.ADMINISTER_ALL),
+    opt={**needs(Action.ADMINISTER_ALL), **heeds(IF_MATCH)},
     operation_class=json_body(PatchTenantRequest),
     responses=ERROR_RESPONSES,
     tags=["tenants"],

@@ -12,6 +12,7 @@ from loraserve.api.idempotency import once
 from loraserve.api.multipart_form import receive_adapter
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, binary_body, json_body, multipart_body
+from loraserve.api.operation_docs import CONTENT_RANGE, IDEMPOTENCY_KEY, heeds
 from loraserve.api.ranges import check_range
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.uploads import ChunkReceived, CreateUploadRequest, UploadItem, UploadList
@@ -26,7 +27,7 @@ CREATE_DECODER = msgspec.json.Decoder(CreateUploadRequest, strict=True)
 
 @post(
     "/v1/adapters/{name:str}/uploads",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IDEMPOTENCY_KEY)},
     operation_class=json_body(CreateUploadRequest),
     responses=ERROR_RESPONSES,
     tags=["uploads"],
@@ -45,7 +46,7 @@ async def create_upload(request: Request, context: NamedDependency[AppContext], 
 
 @put(
     "/v1/uploads/{upload_id:str}/files/{file:str}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(CONTENT_RANGE)},
     operation_class=binary_body(),
     request_max_body_size=None,
     responses=ERROR_RESPONSES,

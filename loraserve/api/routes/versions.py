@@ -4,7 +4,7 @@ import asyncio
 
 from litestar import Request, Response, delete, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath
+from litestar.params import FromPath, FromQuery
 from litestar.response import File
 
 from loraserve.api.answers import shown
@@ -13,10 +13,12 @@ from loraserve.api.auth import principal_of
 from loraserve.api.etags import expected_rev
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.report_items import report_item
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.versions import CertificateItem, VersionItem, VersionList, VersionReport
 from loraserve.control.certificate import Certificate
+from loraserve.control.paging import DEFAULT_PAGE, page_of
 from loraserve.control.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
@@ -26,17 +28,25 @@ MEDIA_TYPE = "application/octet-stream"
 
 
 @get("/v1/adapters/{name:str}/versions", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["adapters"])
-async def list_versions(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> VersionList:
+async def list_versions(
+    request: Request,
+    context: NamedDependency[AppContext],
+    name: FromPath[str],
+    limit: FromQuery[int] = DEFAULT_PAGE,
+    cursor: FromQuery[str | None] = None,
+) -> VersionList:
     """Newest first."""
     document, versions = await context.control.versions.list(principal_of(request), name)
+    page = page_of(versions, lambda version: str(version.n), limit=limit, cursor=cursor)
     return VersionList(
-        [context.adapter_items.version(principal_of(request), document.doc, version) for version in versions], None
+        [context.adapter_items.version(principal_of(request), document.doc, version) for version in page.items],
+        page.next_cursor,
     )
 
 
 @get(
     "/v1/adapters/{name:str}/versions/{version:int}",
-    opt=needs(Action.READ),
+    opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)},
     responses=ERROR_RESPONSES,
     tags=["adapters"],
 )
@@ -83,7 +93,7 @@ async def get_file(
     version: FromPath[int],
     file: FromPath[str],
 ) -> File:
-    """As it was uploaded."""
+    """As it was published."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     if file not in FILES:
         known = " and ".join(f"'{known}'" for known in FILES)
@@ -94,7 +104,7 @@ async def get_file(
 
 @delete(
     "/v1/adapters/{name:str}/versions/{version:int}",
-    opt=needs(Action.OPERATE),
+    opt={**needs(Action.OPERATE), **heeds(IF_MATCH)},
     responses=ERROR_RESPONSES,
     tags=["adapters"],
 )

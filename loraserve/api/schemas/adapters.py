@@ -5,7 +5,7 @@ from msgspec import UNSET, UnsetType
 
 from loraserve.api.schemas.aliases import AliasItem
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapters import AdapterState
+from loraserve.control.adapter_queries import AdapterState
 from loraserve.store.records import Tier
 
 
@@ -37,7 +37,8 @@ class AdapterItem(msgspec.Struct, frozen=True, kw_only=True):
     enabled: bool
     """Requests for a disabled adapter are refused."""
     status: AdapterState
-    """ "empty": it has no version yet; "draining": deleted, with requests that still run."""
+    """ "empty": it has no version yet; "other_base": its live version was made for another base model than this
+    server's; "draining": deleted, with requests that still run."""
     tier: Tier
     """Where the live version's bytes are: on disk, mapped by the engine ("host") or in its arena ("device")."""
     live: LiveVersion | None

@@ -1,22 +1,20 @@
-"""One example of each thing that the management API shows or takes, for the OpenAPI document."""
+"""One example of each thing that the management API shows, for the OpenAPI document."""
 
 import msgspec
 from loraserve_adapters.checks import CheckStatus
 
-from loraserve.api.schemas.adapters import AdapterItem, LiveVersion, PatchAdapterRequest, PinRequest
-from loraserve.api.schemas.aliases import AliasItem, CanaryItem, PutAliasRequest
-from loraserve.api.schemas.keys import CreateKeyRequest, KeyItem
+from loraserve.api.schemas.adapters import AdapterItem, LiveVersion
+from loraserve.api.schemas.aliases import AliasItem, CanaryItem
+from loraserve.api.schemas.keys import KeyItem
 from loraserve.api.schemas.reports import CheckItem
-from loraserve.api.schemas.tenants import CreateTenantRequest, TenantItem
+from loraserve.api.schemas.tenants import TenantItem
 from loraserve.api.schemas.uploads import (
-    CreateUploadRequest,
     UploadFileItem,
-    UploadFileRequest,
     UploadItem,
     UploadResult,
 )
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapters import AdapterState
+from loraserve.control.adapter_queries import AdapterState
 from loraserve.store.records import Limits, Role, Status, Tier
 from loraserve.store.upload_session import UploadState
 
@@ -49,10 +47,7 @@ EXAMPLES: list[msgspec.Struct] = [
         ttft_p95_ms=87.5,
         rev=9,
     ),
-    PatchAdapterRequest(description="Questions to SQL", tags=["team-data"]),
-    PinRequest(tier=Tier.DEVICE, ttl_s=3600),
     AliasItem(alias="live", version=3, previous=2, canary=CanaryItem(4, 500), moved_at=CREATED_AT),
-    PutAliasRequest(version=3, canary=CanaryItem(4, 500)),
     VersionItem(
         n=3,
         digest=DIGEST,
@@ -62,17 +57,14 @@ EXAMPLES: list[msgspec.Struct] = [
         size_bytes=33_685_504,
         max_rank=16,
         targets=["k_proj", "o_proj", "q_proj", "v_proj"],
+        bases=["llama-3.1-8b-instruct"],
+        fits=True,
         aliases=["live"],
         tier=Tier.DEVICE,
+        memory_bytes=27_262_976,
         last_used_at=CREATED_AT,
         num_hits=1284,
         load_ms=41.7,
-    ),
-    CreateUploadRequest(
-        files=[
-            UploadFileRequest(name="adapter_config.json", size_bytes=1119),
-            UploadFileRequest(name="adapter_model.safetensors", size_bytes=33_684_385),
-        ]
     ),
     UploadItem(
         id=UPLOAD,
@@ -117,7 +109,6 @@ EXAMPLES: list[msgspec.Struct] = [
         rotating_until=None,
         rev=1,
     ),
-    CreateKeyRequest(role=Role.INFER, name="notebook of the data team", limits=Limits(requests_per_min=600)),
     TenantItem(
         id="acme",
         description="Data team",
@@ -130,5 +121,4 @@ EXAMPLES: list[msgspec.Struct] = [
         updated_at=CREATED_AT,
         rev=2,
     ),
-    CreateTenantRequest(id="acme", description="Data team", limits=Limits(requests_per_min=6000)),
 ]

@@ -21,6 +21,9 @@ class SeriesView(msgspec.Struct, frozen=True, kw_only=True):
     """Share of KV blocks in use, 0 to 1."""
     arena_used: list[float | None]
     """Share of the adapter memory in use, 0 to 1."""
+    num_adapter_loads: list[float | None]
+    """Into the adapter memory, during the step."""
+    num_adapter_evictions: list[float | None]
     cache_hit: list[float | None]
     """Share of prompt tokens found in the prefix cache, 0 to 1."""
     ttft_p50_ms: list[float | None]

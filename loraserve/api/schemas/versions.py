@@ -23,9 +23,15 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     max_rank: int
     targets: list[str]
     """Kinds of modules it adapts."""
+    bases: list[str]
+    """The base models that it was checked against, as they were called; empty where that was not recorded."""
+    fits: bool
+    """Whether this server's base model is one of them, as far as that is known; requests for others are refused."""
     aliases: list[str]
     """Names that lead to it now."""
     tier: Tier
+    memory_bytes: int | None
+    """What it takes in the engine's memory; null until this server has loaded it."""
     last_used_at: float | None
     """By this server's engine, in Unix seconds; null if it was not used since the start."""
     num_hits: int

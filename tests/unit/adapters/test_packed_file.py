@@ -1,9 +1,11 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
+from loraserve_adapters import packed_file
 from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import pack
@@ -67,6 +69,36 @@ def test_refuses_the_file_of_another_layout(packed: PackedAdapter, tmp_path: Pat
     with pytest.raises(AdapterError) as refused:
         read_packed(tmp_path / "b.packed")
     assert refused.value.code == "missing_file"
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_maps_the_file_whose_header_it_read_when_the_path_changes_meanwhile(
+    packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_replaced: bool
+) -> None:
+    path, other = tmp_path / "a.packed", tmp_path / "b.packed"
+    write_packed(packed, path)
+    write_packed(dataclasses.replace(packed, payload=np.zeros_like(packed.payload)), other)
+    read_header = packed_file._read_header
+
+    def then_change_path(file: BinaryIO, path: Path) -> object:
+        header = read_header(file, path)
+        other.replace(path) if is_replaced else path.unlink()
+        return header
+
+    monkeypatch.setattr(packed_file, "_read_header", then_change_path)
+    assert np.array_equal(read_packed(path).payload, packed.payload)
+
+
+def test_a_file_that_cannot_be_mapped_is_refused_as_unreadable(
+    packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    write_packed(packed, tmp_path / "a.packed")
+    monkeypatch.setattr(np, "memmap", fail)
+    with pytest.raises(AdapterError, match=r"a\.packed cannot be read: Cannot allocate memory"):
+        read_packed(tmp_path / "a.packed")
 
 
 def test_the_state_of_a_file_tells_that_it_was_replaced_or_written_to(packed: PackedAdapter, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 import pytest
 from litestar import get
 
-from loraserve.api.app import ROUTES
 from loraserve.api.needs import PUBLIC, check_all_need, needs
+from loraserve.api.route_table import ROUTES
 from loraserve.control.principal import Action
 
 

@@ -57,6 +57,18 @@ def test_model_is_positional_or_a_flag(started: Started, flag: str) -> None:
     assert [settings.engine.model for settings in started] == ["org/model"] * 2
 
 
+def test_metrics_are_for_this_machine_unless_said_otherwise(started: Started) -> None:
+    invoke()
+    invoke("--metrics-port", "9400", "--allowed-hosts", "box")
+    invoke("--metrics-port", "9400", "--metrics-host", "0.0.0.0")
+    none, own, everybodys = started
+    assert none.metrics_port is None
+    assert own.metrics_bind_host == "127.0.0.1"
+    assert own.metrics_hosts == ["localhost", "127.0.0.1", "[::1]", "box"]
+    assert (everybodys.metrics_bind_host, everybodys.metrics_hosts) == ("0.0.0.0", None)
+    assert "--metrics-host needs --metrics-port" in invoke("--metrics-host", "0.0.0.0", code=2)
+
+
 def test_two_models_are_refused(started: Started) -> None:
     assert "two models" in invoke("a", "--model", "b", code=2)
 
@@ -104,9 +116,23 @@ def test_underscores_are_dashes(started: Started) -> None:
     assert not started.settings.engine.enable_prefix_caching
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "-tp", "--gpu_memory_utilization", "--trust-remote-code"])
+@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "-tp", "--swap_space", "--trust-remote-code"])
 def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, flag: str) -> None:
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
+def test_what_a_gpu_is_told_reaches_the_engine(started: Started, device: str) -> None:
+    invoke("m", "--device", device, "--gpu-memory-utilization", "0.5", "--enforce-eager")
+    engine = started.settings.engine
+    assert (engine.device, engine.gpu_memory_utilization, engine.enforce_eager) == (device, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--device", "cuda:x"), ("--device", "mps"), ("--gpu-memory-utilization", "1.1")]
+)
+def test_a_device_or_a_share_that_cannot_be_is_refused(started: Started, flag: str, value: str) -> None:
+    assert value in invoke("m", flag, value, code=2)
 
 
 def test_misspelt_flag_gets_a_suggestion(started: Started) -> None:
@@ -227,7 +253,7 @@ def test_adapter_roots_are_folders_after_links(started: Started, tmp_path: Path)
 
 def test_api_process_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import importlib, sys; from loraserve.cli.server import HTTP_MODULES\n"
+        "import importlib, sys; from loraserve.cli.server_start import HTTP_MODULES\n"
         "for name in HTTP_MODULES: importlib.import_module(name)\n"
         "print(sorted({'torch', 'transformers', 'uvicorn'} & sys.modules.keys()))"
     )

@@ -16,13 +16,17 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.control.adapter_access import AdapterAccess
 from loraserve.control.adapter_edits import Content
 from loraserve.control.adapters import AdapterService
-from loraserve.control.admission import Admission, AdmissionSettings, Admitted
+from loraserve.control.admission import Admission, AdmissionSettings
+from loraserve.control.admitted import Admitted
 from loraserve.control.aliases import AliasService
 from loraserve.control.authenticator import Authenticator
 from loraserve.control.catalog import Catalog
+from loraserve.control.content_loader import ContentLoader
 from loraserve.control.declarations import Declarations
+from loraserve.control.draining import Draining
 from loraserve.control.ingest import IngestError, packed_folder
 from loraserve.control.keys import KeyService
+from loraserve.control.other_servers import OtherServers
 from loraserve.control.outage import LocalLimits, Outage
 from loraserve.control.outcome import Ending, Outcome
 from loraserve.control.pins import Pins
@@ -32,6 +36,7 @@ from loraserve.control.residency import Residency
 from loraserve.control.resolve import Resolver
 from loraserve.control.revocation import Revocation
 from loraserve.control.running import RunningRequests
+from loraserve.control.served_base import served_base
 from loraserve.control.snapshots import Snapshots
 from loraserve.control.tenants import TenantService
 from loraserve.control.versions import VersionService
@@ -173,47 +178,43 @@ def content(digest: str, upload_id: str | None = None, size_bytes: int = 100) ->
     return Content(digest, upload_id or f"u{next(NUMBERS)}", size_bytes, 8, ["q_proj"])
 
 
-@contextlib.asynccontextmanager
-async def running_node(
+async def build_node(
     data_dir: Path,
     url: str,
     *,
-    follow: bool = True,
-    synchronise: bool = True,
-    flag_keys: tuple[str, ...] = (),
-    grace_s: float = 60.0,
-    max_loaded: int = 100,
-    settings: AdmissionSettings | None = None,
-) -> AsyncIterator[Node]:
-    """follow: the catalog and the revocation run by themselves."""
+    flag_keys: tuple[str, ...],
+    grace_s: float,
+    max_loaded: int,
+    settings: AdmissionSettings | None,
+    base_name: str,
+    layout: BaseLayout | None,
+) -> Node:
+    """With all documents of the data directory; nothing runs yet. See `running_node`."""
     data_dir.mkdir(exist_ok=True)
     clock, steady = Clock(1_000_000.0), Clock(1000.0)
     engine = TrackingEngine()
-    packed_dir = packed_folder(data_dir)
-    packer = FakePacker(packed_dir, engine.model.layout)
+    if layout is not None:
+        engine.model = msgspec.structs.replace(engine.model, layout=layout)
     documents, blobs = DocumentStore(data_dir), BlobStore(data_dir)
     # What is slow on a busy machine is no outage here; what is killed is noticed at once all the same.
     live = LiveStore(url, timeout_s=WAIT_S)
     outage = Outage(grace_s, clock=steady)
     catalog = Catalog(documents, live, outage)
     await catalog.load()
+    process = f"p-{secrets.token_hex(4)}"
+    packed_dir = packed_folder(data_dir)
+    packer = FakePacker(packed_dir, engine.model.layout)
     declarations = Declarations(documents, live, catalog, clock=clock)
     quota = Quota(catalog, live)
     access = AdapterAccess(catalog, declarations)
     running = RunningRequests()
-    residency = Residency(
-        engine,
-        blobs,
-        catalog,
-        packed_dir=packed_dir,
-        max_loaded=max_loaded,
-        packer=packer,
-        clock=clock,
-    )
-    process = f"p-{secrets.token_hex(4)}"
+    loader = ContentLoader(engine, blobs, packed_dir=packed_dir, packer=packer, base_name=base_name)
+    residency = Residency(engine, loader, catalog, max_loaded=max_loaded, clock=clock)
+    others = OtherServers(live, process)
     snapshots = Snapshots(live, running, residency, process=process, engine=f"engine-of-{process}", clock=clock)
     authenticator = Authenticator(catalog, flag_keys, clock=clock)
-    resolver = Resolver(catalog, ["tiny"])
+    base = served_base(base_name, engine.model.layout)
+    resolver = Resolver(catalog, base, [base_name])
     usage_log = UsageLog(data_dir, f"test-{secrets.token_hex(4)}")
     admission = Admission(
         catalog,
@@ -228,7 +229,7 @@ async def running_node(
         local=LocalLimits(clock=steady),
         clock=clock,
     )
-    node = Node(
+    return Node(
         documents=documents,
         blobs=blobs,
         live=live,
@@ -238,9 +239,9 @@ async def running_node(
         quota=quota,
         tenants=TenantService(catalog, declarations, quota),
         keys=KeyService(catalog, declarations, clock=clock),
-        versions=VersionService(access, declarations, quota, base_names=["tiny"], clock=clock),
-        aliases=AliasService(access, clock=clock),
-        adapters=AdapterService(access, quota, running, residency, others=snapshots, clock=clock),
+        versions=VersionService(access, declarations, quota, base=base, base_names=[base_name], clock=clock),
+        aliases=AliasService(access, base, clock=clock),
+        adapters=AdapterService(access, quota, residency, Draining(running, residency, others), base, clock=clock),
         running=running,
         residency=residency,
         snapshots=snapshots,
@@ -248,7 +249,7 @@ async def running_node(
         resolver=resolver,
         admission=admission,
         revocation=Revocation(catalog, authenticator, running, clock=clock),
-        pins=Pins(catalog, residency, engine, clock=clock),
+        pins=Pins(catalog, residency, engine, base, clock=clock),
         usage_log=usage_log,
         engine=engine,
         packer=packer,
@@ -256,26 +257,61 @@ async def running_node(
         steady=steady,
         data_dir=data_dir,
     )
+
+
+@contextlib.asynccontextmanager
+async def running_node(
+    data_dir: Path,
+    url: str,
+    *,
+    follow: bool = True,
+    synchronise: bool = True,
+    flag_keys: tuple[str, ...] = (),
+    grace_s: float = 60.0,
+    max_loaded: int = 100,
+    settings: AdmissionSettings | None = None,
+    base_name: str = "tiny",
+    layout: BaseLayout | None = None,
+) -> AsyncIterator[Node]:
+    """follow: the catalog and the revocation run by themselves. layout: of the base; None = the fake engine's own."""
+    node = await build_node(
+        data_dir,
+        url,
+        flag_keys=flag_keys,
+        grace_s=grace_s,
+        max_loaded=max_loaded,
+        settings=settings,
+        base_name=base_name,
+        layout=layout,
+    )
     tasks: list[asyncio.Task[None]] = []
     try:
         if synchronise:
-            await catalog.synchronise()
+            await node.catalog.synchronise()
         if follow:
-            tasks = [asyncio.create_task(catalog.run()), asyncio.create_task(node.revocation.run())]
+            tasks = [asyncio.create_task(node.catalog.run()), asyncio.create_task(node.revocation.run())]
         yield node
     finally:
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        await residency.close()
-        await admission.close()
-        await declarations.close()
-        await catalog.close()
-        await live.close()
-        usage_log.close()
+        await node.residency.close()
+        await node.admission.close()
+        await node.declarations.close()
+        await node.catalog.close()
+        await node.live.close()
+        node.usage_log.close()
         for result in results:
             if isinstance(result, Exception):
                 raise result
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(data_dir: Path, url: str, *, follow: bool = True) -> AsyncIterator[tuple[Node, Node]]:
+    """Two servers that share a data directory and a Redis; `with_tenants`. follow: see `running_node`."""
+    async with running_node(data_dir, url, follow=follow) as one, running_node(data_dir, url, follow=follow) as two:
+        await with_tenants(one)
+        yield one, two
 
 
 async def with_tenants(node: Node) -> Node:

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.adapter_edits import CanaryShare
-from loraserve.control.adapters import AdapterPatch, AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.adapter_queries import AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.adapters import AdapterPatch
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -256,7 +257,7 @@ def test_what_runs_beyond_the_deadline_of_a_deletion_is_aborted(valkey: Valkey, 
 def test_a_deletion_that_an_engine_does_not_acknowledge_is_still_draining(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.adapters.ACK_WAIT_S", 0.02)
+    monkeypatch.setattr("loraserve.control.draining.ACK_WAIT_S", 0.02)
 
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:

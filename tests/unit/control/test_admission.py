@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.admission import AdmissionSettings, reserve_tokens
-from loraserve.control.keys import KeyPatch
+from loraserve.control.key_documents import KeyPatch
 from loraserve.control.outcome import Ending, Outcome
 from loraserve.control.principal import server_principal
 from loraserve.control.tenants import TenantPatch
@@ -13,7 +13,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Limits, Role, Status
 from loraserve.store.usage_log import Outcome as BilledOutcome
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -118,9 +118,7 @@ def test_a_limit_of_zero_refuses_and_promises_nothing(valkey: Valkey, tmp_path: 
 
 def test_requests_in_flight_are_limited_over_two_servers(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await limited(one, Limits(max_concurrent=1))
             admitted = await one.admit(ACME)
             await eventually(lambda: two.catalog.tenant("acme") is not None)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.audit_trail import AuditQuery, AuditTrail
-from loraserve.control.keys import KeyPatch
+from loraserve.control.key_documents import KeyPatch
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.refusals import MAX_A_MINUTE, SAME_AGAIN_S, Refusals
 from loraserve.serving.errors import ErrorCode, ServingError

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.api_keys import KEY_ID, generate_key, hash_key, is_key, try_parse_id
-from loraserve.control.keys import KeyPatch
+from loraserve.control.key_documents import KeyPatch
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Role, Status
@@ -81,7 +81,7 @@ def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valk
             assert await refusal(node, own.text, "nobody") is ErrorCode.FORBIDDEN
             assert (await node.authenticator.authenticate(everyone.text)).acting_tenant == "default"
             assert (await node.authenticator.authenticate(everyone.text, "globex")).acting_tenant == "globex"
-            assert node.authenticator.of_key(own.document.id).acting_tenant == "acme"
+            assert (await node.authenticator.of_key(own.document.id)).acting_tenant == "acme"
 
     run(scenario)
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.control.offline_keys import revoke_key_offline
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, Status
 from tests.support.store_documents import adapter_document, key_document, tenant_document
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -36,9 +37,7 @@ def test_start_puts_what_is_on_disk_into_an_empty_redis(valkey: Valkey, tmp_path
 
 def test_two_processes_on_one_redis_and_data_directory_see_each_others_changes(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await eventually(lambda: two.catalog.tenant("acme") is not None)
             await two.publish("sql", "one")
             await eventually(lambda: one.catalog.adapter("acme", "sql") is not None)
@@ -129,6 +128,27 @@ def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: 
             assert known is not None
             assert known.doc.status is Status.REVOKED
             assert (await node.live.documents.revisions(DocumentKind.KEY))[doc.id] == 2
+
+    run(scenario)
+
+
+def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_reconciliation(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        # It reconciles once a minute, so long after the test has given up.
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            running = await node.admit(await node.authenticator.authenticate(issued.text))
+            revoke_key_offline(DocumentStore(tmp_path / "data"), issued.document.id)
+            await eventually(lambda: running.running.ended_with is not None)
+            assert running.running.ended_with is not None
+            assert running.running.ended_with.code is ErrorCode.INVALID_API_KEY
+            # Other servers on this Redis are told.
+            async with asyncio.timeout(20):
+                while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
+                    await asyncio.sleep(0.01)
 
     run(scenario)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.adapters import AdapterPatch
-from loraserve.control.keys import KeyPatch
+from loraserve.control.key_documents import KeyPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AnyDocument, DocumentKind, Role, Status, TenantDoc
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -82,9 +82,7 @@ def test_of_two_servers_that_create_the_same_document_one_wins(valkey: Valkey, t
 
 def test_concurrent_edits_of_two_servers_are_all_kept(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")
             edits = [
                 node.aliases.put(ACME, "r", "sql", f"{name}{number}", 1)

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.keys import KeyPatch, create_key_offline, revoke_key_offline
+from loraserve.control.key_documents import KeyPatch
+from loraserve.control.offline_keys import create_key_offline, revoke_key_offline
 from loraserve.control.principal import Action, Principal
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
@@ -41,6 +42,9 @@ def test_an_admin_sees_and_changes_keys_of_its_own_tenant_only(valkey: Valkey, t
             everyone = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
             assert [found.id for found in node.keys.list(ACME_ADMIN).items] == [own.document.id]
             assert {found.id for found in node.keys.list(ADMIN).items} == {own.document.id, everyone.document.id}
+            for tenant, of_tenant in (("acme", [own.document.id]), ("*", [everyone.document.id]), ("globex", [])):
+                assert [found.id for found in node.keys.list(ADMIN, tenant=tenant).items] == of_tenant
+            assert node.keys.list(ACME_ADMIN, tenant="*").items == []
             bodies: set[str] = set()
             for principal, key_id in ((GLOBEX_ADMIN, own.document.id), (ACME_ADMIN, everyone.document.id)):
                 for call in (

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.keys import revoke_key_offline
+from loraserve.control.offline_keys import revoke_key_offline
 from loraserve.control.outage import LocalLimits, Outage
 from loraserve.control.outcome import Ending, Outcome
 from loraserve.serving.errors import ErrorCode, ServingError

@@ -9,7 +9,7 @@ from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Limits
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -32,13 +32,8 @@ def lease_of(valkey: Valkey) -> str:
 
 def test_publishing_on_two_servers_never_shares_the_last_bytes(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
         # Neither follows what the other commits.
-        async with (
-            running_node(data_dir, valkey.url, follow=False) as one,
-            running_node(data_dir, valkey.url, follow=False) as two,
-        ):
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
             await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=399)))
             await two.catalog.catch_up()
             ended = await asyncio.gather(

@@ -39,7 +39,7 @@ def test_content_is_packed_and_loaded_at_first_use_only(valkey: Valkey, tmp_path
             assert state.load_ms is not None
             node.engine.stats = EngineStats(resident_adapters=[digest])
             assert node.residency.of(digest).tier is Tier.DEVICE
-            assert [found.digest for found in node.residency.all()] == [digest]
+            assert node.residency.not_forgotten() == [digest]
 
     run(scenario)
 

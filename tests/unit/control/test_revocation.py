@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.keys import KeyPatch
+from loraserve.control.key_documents import KeyPatch
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Role, Status
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -15,9 +15,7 @@ __all__ = ["valkey"]
 @pytest.mark.parametrize("change", ["revoked", "suspended", "expired", "rotated", "tenant suspended"])
 def test_running_requests_end_on_every_server(valkey: Valkey, tmp_path: Path, change: str) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             issued = await one.keys.create(ACME, "r", role=Role.INFER, expires_at=one.clock.now + 100)
             bystander = await one.keys.create(ADMIN, "r", role=Role.INFER, tenant="globex")
             ended: list[ServingError] = []

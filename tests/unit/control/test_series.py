@@ -39,7 +39,13 @@ def test_charts_add_up_all_engines_and_leave_gaps(valkey: Valkey, tmp_path: Path
             clock = Clock(MINUTE)
             series = [sampling(node, RequestTotals(), clock, slot.engine) for slot in slots]
             node.engine.stats = EngineStats(
-                num_running=2, num_blocks=100, num_free_blocks=70, num_cached_blocks=5, num_generation_tokens=50
+                num_running=2,
+                num_blocks=100,
+                num_free_blocks=70,
+                num_cached_blocks=5,
+                num_generation_tokens=50,
+                num_adapter_loads=3,
+                num_adapter_evictions=1,
             )
             clock.now += 10
             await series[0].sample()
@@ -56,6 +62,8 @@ def test_charts_add_up_all_engines_and_leave_gaps(valkey: Valkey, tmp_path: Path
             assert one is not None
             assert (both.output_tokens, both.num_running, both.kv_used_blocks, both.kv_blocks) == (100, 4, 50, 200)
             assert (one.output_tokens, one.num_running, one.kv_blocks) == (0, 2, 100)
+            assert (both.num_adapter_loads, both.num_adapter_evictions) == (6, 2)
+            assert (one.num_adapter_loads, one.num_adapter_evictions) == (0, 0)
             for slot in slots:
                 slot.release()
 
@@ -71,7 +79,9 @@ def test_six_steps_make_a_minute(valkey: Valkey, tmp_path: Path) -> None:
             series = sampling(node, totals, clock, slot.engine)
             for number in range(6):
                 totals.count("acme", None, OUTCOME, clock.now)
-                node.engine.stats = EngineStats(num_running=number, num_generation_tokens=20 * (number + 1))
+                node.engine.stats = EngineStats(
+                    num_running=number, num_generation_tokens=20 * (number + 1), num_adapter_loads=2 * number
+                )
                 clock.now += 10
                 await series.sample()
             chart = await SeriesReports(node.live, node.data_dir, clock=clock).chart(ADMIN, Window.DAY)
@@ -79,7 +89,7 @@ def test_six_steps_make_a_minute(valkey: Valkey, tmp_path: Path) -> None:
             sample = chart.samples[-1]
             assert sample is not None
             assert (sample.duration_s, sample.num_requests, sample.output_tokens) == (60, 6, 120)
-            assert sample.num_running == 2.5
+            assert (sample.num_running, sample.num_adapter_loads) == (2.5, 10)
             slot.release()
 
     run(scenario)

@@ -7,7 +7,7 @@ from loraserve.control.sessions import REMEMBERED_S, SessionService, is_csrf_tok
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -25,26 +25,40 @@ def test_a_session_is_worth_what_its_key_is_worth_now(valkey: Valkey, tmp_path: 
             new = await sessions.log_in_with_key(issued.text, "r")
             session = await sessions.find(new.token)
             assert session is not None
-            assert sessions.principal(session, None).role is Role.OPERATOR
+            assert (await sessions.principal(session, None)).role is Role.OPERATOR
             with pytest.raises(ServingError) as refused:
-                sessions.principal(session, "globex")
+                await sessions.principal(session, "globex")
             assert refused.value.code is ErrorCode.FORBIDDEN
             assert is_csrf_token(session, session.csrf)
             assert not is_csrf_token(session, None)
             assert not is_csrf_token(session, new.token)
             await node.keys.revoke(ACME, "r", issued.document.id)
             with pytest.raises(ServingError) as refused:
-                sessions.principal(session, None)
+                await sessions.principal(session, None)
             assert refused.value.code is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def test_a_session_of_a_key_and_tenant_just_made_on_another_server_is_known(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
+            own = await one.keys.create(ACME, "r", role=Role.OPERATOR)
+            everyones = await one.keys.create(ADMIN, "r", role=Role.ADMIN, tenant="*")
+            here, there = service(one), service(two)
+            for issued, acting_tenant, expected in ((own, None, "acme"), (everyones, "globex", "globex")):
+                session = await there.find((await here.log_in_with_key(issued.text, "r")).token)
+                assert session is not None
+                assert (await there.principal(session, acting_tenant)).acting_tenant == expected
+            link = await here.make_link(own.document.id, "somebody", "r")
+            assert (await there.log_in_with_token(link.token, "r")).principal.key_id == own.document.id
 
     run(scenario)
 
 
 def test_logging_out_ends_the_session_on_every_server(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             issued = await one.keys.create(ACME, "r", role=Role.VIEWER)
             here, there = service(one), service(two)
             token = (await here.log_in_with_key(issued.text, "r")).token

@@ -9,7 +9,7 @@ from loraserve.control.snapshots import engine_state
 from loraserve.engine.request import EngineStats
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, Node, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, Node, eventually, run, running_node, two_nodes
 from tests.unit.control.test_live_views import runtime_of, snapshots_of
 
 __all__ = ["valkey"]
@@ -17,9 +17,7 @@ __all__ = ["valkey"]
 
 def test_every_server_knows_what_all_of_them_run(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")
             first, second = snapshots_of(one, "p1", "engine-0"), snapshots_of(two, "p2", "engine-1")
             admitted = await one.admit(ACME, "sql")
@@ -42,9 +40,7 @@ def test_every_server_knows_what_all_of_them_run(valkey: Valkey, tmp_path: Path)
 
 def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             first, second = snapshots_of(one, "p1", "engine-0"), snapshots_of(two, "p2", "engine-1")
             admitted = await one.admit(ACME)
             ended: list[ServingError] = []
@@ -59,35 +55,11 @@ def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path:
     run(scenario)
 
 
-def test_others_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
-            digest = await one.publish("sql", "one")
-            first, second = snapshots_of(one, "p1", "engine-0"), snapshots_of(two, "p2", "engine-1")
-            async with one.residency.hold(digest):
-                await first.tell()
-                assert await second.any_has({digest}, {})
-                assert not await second.any_has({"0" * 64}, {})
-                # Its own is its own business.
-                assert not await first.any_has({digest}, {})
-                # What was said before may not be true any more; only what is said next counts.
-                before = await second.last_said()
-                assert await second.any_has({"0" * 64}, before)
-                await first.tell()
-                assert not await second.any_has({"0" * 64}, before)
-            valkey.kill()
-            assert await second.any_has({digest}, {})
-
-    run(scenario)
-
-
 def test_a_deletion_is_drained_once_every_engine_has_let_go(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.adapters.ACK_WAIT_S", 0.5)
-    monkeypatch.setattr("loraserve.control.adapters.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.draining.ACK_WAIT_S", 0.5)
+    monkeypatch.setattr("loraserve.control.draining.ASK_OTHERS_EVERY_S", 0.01)
 
     async def keep_telling(node: Node) -> None:
         while True:
@@ -96,9 +68,7 @@ def test_a_deletion_is_drained_once_every_engine_has_let_go(
             await asyncio.sleep(0.005)
 
     async def scenario() -> None:
-        data_dir = tmp_path / "data"
-        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
-            await with_tenants(one)
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             one.snapshots.watch(runtime_of(one))
             two.snapshots.watch(runtime_of(two))
             telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]

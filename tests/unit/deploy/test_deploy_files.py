@@ -112,11 +112,12 @@ def test_the_unit_is_well_formed_and_unprivileged() -> None:
     assert unit["Service"]["NoNewPrivileges"] == "true"
 
 
-def test_prometheus_scrapes_the_server_of_the_composition_with_a_key() -> None:
+def test_prometheus_scrapes_the_metrics_port_of_the_composition_which_nobody_else_reaches() -> None:
     scraping = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
-    composition = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    host, port = scraping["static_configs"][0]["targets"][0].split(":")
-    assert host in composition["services"]
-    assert port == "8000"
-    mounts = [mount.split(":") for mount in composition["services"]["prometheus"]["volumes"]]
-    assert scraping["authorization"]["credentials_file"] in [part for mount in mounts for part in mount]
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    (target,) = scraping["static_configs"][0]["targets"]
+    host, port = target.split(":")
+    command = services[host]["command"]
+    assert command[command.index("--metrics-port") + 1] == port
+    assert command[command.index("--metrics-host") + 1] == "0.0.0.0"
+    assert not [published for published in services[host]["ports"] if published.endswith(f":{port}")]

@@ -60,3 +60,21 @@ def test_an_abort_in_one_batch_with_its_add_is_answered(num_batches: int) -> Non
 def test_a_refusal_has_its_code() -> None:
     outputs = run([AddRequests([request("a", max_tokens=-1, n=1)])])
     assert [(o.finish_reason, o.error_code) for o in outputs] == [(FinishReason.ERROR, EngineErrorCode.INVALID_REQUEST)]
+
+
+def test_a_refused_second_request_of_an_id_leaves_the_first_as_it_is() -> None:
+    outputs = run([AddRequests([request("a", max_tokens=3, n=2)])], [AddRequests([request("a")])], [], [], [])
+    refused = [o for o in outputs if o.finish_reason is FinishReason.ERROR]
+    assert [(o.index, o.error) for o in refused] == [(index, "request id 'a' is in use") for index in range(3)]
+    assert [end for end in ends(outputs) if end[2] is not FinishReason.ERROR] == [
+        ("a", 0, FinishReason.LENGTH),
+        ("a", 1, FinishReason.LENGTH),
+    ]
+
+
+def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
+    again = [AddRequests([request("a")]), AbortRequests([Abort("a")]), AddRequests([request("a", max_tokens=2)])]
+    outputs = run(again, [], [], [])
+    assert ends(outputs) == [("a", index, FinishReason.ABORT) for index in range(3)] + [
+        ("a", index, FinishReason.LENGTH) for index in range(3)
+    ]

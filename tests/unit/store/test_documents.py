@@ -263,6 +263,16 @@ def test_scan_changed_notices_a_restored_backup_with_old_times(store: DocumentSt
     assert [document.rev for document in store.scan_changed(ADAPTER, mark)[0]] == [1]
 
 
+def test_every_commit_by_whatever_store_leaves_a_sign(store: DocumentStore, tmp_path: Path) -> None:
+    os.utime(tmp_path / "data" / "docs" / "tmp", ns=(0, 0))
+    assert store.last_commit_ns() == 0
+    other = DocumentStore(tmp_path / "data")
+    assert other.get(DocumentKind.KEY, "abcdefgh") is None
+    assert store.last_commit_ns() == 0
+    other.commit(key_document("abcdefgh", 1))
+    assert store.last_commit_ns() > 0
+
+
 def test_prune_keeps_the_last_50_and_the_last_30_days(store: DocumentStore, tmp_path: Path) -> None:
     commit_revisions(store, "sql", KEEP_REVISIONS + 10)
     now = time.time()

@@ -1,0 +1,32 @@
+"""The HTTP application of --metrics-port: /metrics and /health for whoever reaches it, and nothing else."""
+
+from dataclasses import replace
+
+import msgspec
+from litestar import Litestar
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.errors import handle_error
+from loraserve.api.front_door import FrontDoor
+from loraserve.api.routes import health, metrics
+from loraserve.api.state import put_runtime
+from loraserve.serving.errors import ServingError
+
+
+def create_metrics_app(context: AppContext, allowed_hosts: list[str] | None) -> ASGIApp:
+    """No key is asked for. allowed_hosts: what the Host header may name, where only this machine can reach the port:
+    its browsers' pages can, too. None = anything."""
+    settings = msgspec.structs.replace(context.runtime.settings, allowed_hosts=allowed_hosts, allowed_origins=[])
+    app = Litestar(
+        [metrics.metrics, health.health],
+        dependencies={"context": Provide(lambda: context, sync_to_thread=False)},
+        exception_handlers={ServingError: handle_error, HTTPException: handle_error, Exception: handle_error},
+        openapi_config=None,
+        logging_config=None,
+        debug=False,
+    )
+    put_runtime(app, context.runtime)
+    return FrontDoor(app, replace(context.runtime, settings=settings), lambda: True)

@@ -1,0 +1,20 @@
+"""`loraserve config`: what a running server was started with."""
+
+import rich_click as click
+
+from loraserve.cli.admin_options import Connection, with_connection
+
+
+@click.command()
+@with_connection
+def config(connection: Connection) -> None:
+    """Show every setting of a server, and where its value came from. Needs an admin of all tenants."""
+    from loraserve.cli.admin_client import connected
+    from loraserve.cli.admin_output import print_json, print_table
+
+    with connected(connection.url, connection.api_key, connection.tenant) as client:
+        found = client.get("/v1/config")["data"]
+    if connection.as_json:
+        print_json(found)
+        return
+    print_table(("setting", "value", "from"), [(item["name"], item["value"], item["source"]) for item in found])

@@ -1,0 +1,73 @@
+"""Waits until nobody uses a deleted adapter any more: no request on any server, no engine that has its contents."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from loraserve.control.adapter_edits import versions_of
+from loraserve.control.other_servers import OtherServers
+from loraserve.control.residency import Residency
+from loraserve.control.running import RunningRequests
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import AdapterDoc, adapter_id
+
+ACK_WAIT_S = 5.0
+"""How long a deletion waits for other servers to abort what is overdue, and for engines to let go then."""
+ASK_OTHERS_EVERY_S = 0.2
+
+
+class Draining:
+    """Called on the event loop.
+
+    NOTE: requests are counted by adapter and not by content, since another adapter may have the same content.
+    """
+
+    def __init__(self, running: RunningRequests, residency: Residency, others: OtherServers) -> None:
+        self._running = running
+        self._residency = residency
+        self._others = others
+
+    def goes_on(self, doc: AdapterDoc) -> bool:
+        """On this server, whatever others do."""
+        return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
+            not self._residency.has_forgotten(digest) for digest in self._gone(doc)
+        )
+
+    async def finish(self, doc: AdapterDoc, drain_s: float) -> bool:
+        """Whether its requests have ended and the engines have let go: see `ACK_WAIT_S`.
+
+        doc: as deleted. What still runs here after `drain_s` is aborted; other servers do the same by themselves.
+        """
+        since = await self._others.last_said()
+        overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
+        if not await self._running.wait_ended(doc.tenant, doc.name, drain_s):
+            for request in self._running.of_adapter(doc.tenant, doc.name):
+                request.abort(adapter_deleted(doc.name))
+        if not await self._others_ended(doc, since, overdue_s):
+            return False
+        gone = self._gone(doc)
+        deadline_s = time.monotonic() + ACK_WAIT_S
+        if not await self._residency.wait_unloaded(gone, ACK_WAIT_S):
+            return False
+        while await self._others.any_has(gone, since):
+            if time.monotonic() >= deadline_s:
+                return False
+            await asyncio.sleep(ASK_OTHERS_EVERY_S)
+        return not self._running.of_adapter(doc.tenant, doc.name)
+
+    async def _others_ended(self, doc: AdapterDoc, since: Mapping[str, float], deadline_s: float) -> bool:
+        adapter = adapter_id(doc.tenant, doc.name)
+        while await self._others.any_runs(adapter, since):
+            if time.monotonic() >= deadline_s:
+                return False
+            await asyncio.sleep(ASK_OTHERS_EVERY_S)
+        return True
+
+    def _gone(self, doc: AdapterDoc) -> set[str]:
+        """Its contents that no adapter has any more."""
+        return {version.digest for version in versions_of(doc) if not self._residency.is_wanted(version.digest)}
+
+
+def adapter_deleted(name: str) -> ServingError:
+    """For requests that run beyond the time to drain."""
+    return ServingError(ErrorCode.MODEL_NOT_FOUND, f"The adapter '{name}' was deleted while the request ran.")
