@@ -175,6 +175,7 @@ def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Pat
         (NOW - 9 * 86_400, NOW, Interval.HOUR, "to"),
         (NOW - 401 * 86_400, NOW, Interval.DAY, "to"),
     ],
+    ids=["no number", "infinite", "before 1970", "nothing", "too many hours", "too many days"],
 )
 def test_times_that_cannot_be_answered_are_refused(
     valkey: Valkey, tmp_path: Path, start: float, end: float, interval: Interval, param: str
