@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -194,12 +195,15 @@ def test_of_many_processes_that_start_at_once_one_runs_the_server(tmp_path: Path
         assert [is_owner for _, _, is_owner, _ in entered].count(True) == 1
 
 
-def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runtime = tmp_path / "run"
-    runtime.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """`$XDG_RUNTIME_DIR`; pytest's own folders are too deep for a socket's path."""
+    with tempfile.TemporaryDirectory(prefix="ls-") as folder:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(tmp_path: Path, runtime: Path) -> None:
     data_dir = tmp_path / ("long" * 25)
 
     async def check(server: PrivateServer) -> None:
@@ -211,15 +215,14 @@ def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(
     with_server(data_dir, check)
 
 
-def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, runtime: Path) -> None:
     data_dir = tmp_path / ("long" * 25)
 
     async def check(server: PrivateServer) -> None:
         pass
 
     with_server(data_dir, check)
-    (folder,) = tmp_path.glob("loraserve-*")
+    (folder,) = runtime.glob("loraserve-*")
     folder.chmod(0o755)
     with pytest.raises(LiveServerError, match=r"not a folder of this user alone"):
         with_server(data_dir, check)
