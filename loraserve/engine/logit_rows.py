@@ -71,9 +71,11 @@ class LogitRows(Protocol):
 
 
 def open_rows(logits: Tensor, vocab_size: int) -> LogitRows:
-    """The first `vocab_size` columns of `logits`, float32 or bfloat16, not copied and not written to. No gradients."""
+    """The first `vocab_size` columns of `logits`, not written to; float32 and bfloat16 are not copied. No gradients."""
+    if logits.dtype == torch.float16:
+        logits = logits.float()
     if logits.dtype not in (torch.float32, torch.bfloat16):
-        raise TypeError(f"logits are {logits.dtype}; the sampler takes float32 or bfloat16")
+        raise TypeError(f"logits are {logits.dtype}; the sampler takes float32, bfloat16 or float16")
     if not logits.is_cpu:
         return DeviceRows(logits[:, :vocab_size])
     # Cut in numpy: every operation of torch costs 15 to 50 us in a step, whose weights have driven its code from the

@@ -7,6 +7,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.browser.conftest import admin_key, watched_console
+from tests.browser.console import Console
 from tests.support.adapter_variants import twin
 from tests.support.server_process import serve, stop, wait_until
 
@@ -112,3 +113,14 @@ def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(
             expect(page.get_by_test_id("upload-ready")).to_be_visible(timeout=RESTART_MS)
             stop(second)
             page.goto("about:blank")
+
+
+def test_a_server_that_cannot_tell_who_we_are_is_asked_again(console: Console):
+    console.watch.expect_status(503)
+    page = console.open("#/adapters")
+    body = {"error": {"message": "Not yet.", "type": "service_unavailable", "code": "service_unavailable"}}
+    page.route("**/v1/session", lambda route: route.fulfill(status=503, json=body))
+    page.reload()
+    expect(page.get_by_text("Not yet.")).to_be_visible()
+    page.unroute("**/v1/session")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Adapters")

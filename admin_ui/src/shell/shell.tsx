@@ -15,6 +15,8 @@ import type { Page } from "./pages";
 import { ServerDot } from "./server-dot";
 import { TenantPicker } from "./tenant-picker";
 
+const RETRY_MS = 2000;
+
 export function Shell({ pages }: { pages: Page[] }) {
   const jumping = useSignal(false);
   const current = useComputed(() => pages.find((page) => page.segment === (place.value.segments[0] ?? "")) ?? null);
@@ -30,6 +32,14 @@ export function Shell({ pages }: { pages: Page[] }) {
     window.addEventListener("keydown", onKey);
     return () => window.removeEventListener("keydown", onKey);
   }, []);
+
+  // A server that is still starting, or gone for a moment, is asked again until it tells who we are.
+  const failed = startFailure.value !== null;
+  useEffect(() => {
+    if (!failed) return;
+    const timer = window.setInterval(() => void startSession(), RETRY_MS);
+    return () => window.clearInterval(timer);
+  }, [failed]);
 
   useEffect(() => {
     document.title = current.value ? `${current.value.title} · loraserve` : "loraserve";

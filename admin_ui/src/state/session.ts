@@ -50,7 +50,6 @@ export function tenantHeaders(tenant: string | null): Record<string, string> {
 
 /** Ask the server who we are; a one-time token in the fragment is spent first, and leaves the address bar at once. */
 export async function startSession(): Promise<void> {
-  startFailure.value = null;
   const [view, token] = place.peek().segments;
   try {
     if (view === "login" && token) {
@@ -59,9 +58,11 @@ export async function startSession(): Promise<void> {
     } else {
       await accept(call<Session>("GET", "/v1/session"));
     }
+    startFailure.value = null;
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) {
       if (token) linkFailure.value = error.message;
+      startFailure.value = null;
       return;
     }
     startFailure.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));

@@ -173,6 +173,14 @@ def test_gather_keeps_the_shape(rows, expected):
     assert rows.gather(row_ids, np.zeros_like(row_ids)).tolist() == expected[row_ids, 0].tolist()
 
 
+def test_float16_is_widened():
+    logits = torch.randn(3, 90, generator=torch.Generator().manual_seed(0)).half()
+    row_ids = np.array([[0, 2], [1, 1]])
+    expected = logits.float().numpy()[row_ids, 7]
+
+    assert open_rows(logits, 80).gather(row_ids, np.full_like(row_ids, 7)).tolist() == expected.tolist()
+
+
 def test_other_dtypes_are_refused():
-    with pytest.raises(TypeError, match="float16"):
-        open_rows(torch.zeros(1, 4, dtype=torch.float16), 4)
+    with pytest.raises(TypeError, match="float64"):
+        open_rows(torch.zeros(1, 4, dtype=torch.float64), 4)
