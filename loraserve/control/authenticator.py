@@ -64,6 +64,7 @@ class Authenticator:
         num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
         if num_equal > 0:
             flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
+            await self._learn_tenant(flag, acting_tenant)
             return self._act_for(flag, acting_tenant)
         principal = await self._of_text(text)
         await self._learn_tenant(principal, acting_tenant)
@@ -71,10 +72,9 @@ class Authenticator:
 
     async def of_key(self, key_id: str, acting_tenant: str | None = None) -> Principal:
         """For a session that was opened with this key. Raises `ServingError`."""
-        if self._catalog.key(key_id) is None:
-            # Another process may have created it a moment ago.
-            await self._catalog.try_refresh(DocumentKind.KEY, key_id)
         document = self._catalog.key(key_id)
+        if document is None or not self._is_active(document.doc):
+            document = await self._newest_key(key_id)
         if document is None or not self._is_active(document.doc):
             raise _refused("The API key of this session does not work any more.")
         principal = self._principal(document, is_old_secret=False)
@@ -101,10 +101,10 @@ class Authenticator:
     async def _of_text(self, text: str) -> Principal:
         key_id = try_parse_id(text)
         document = self._catalog.key(key_id) if key_id is not None else None
-        if key_id is not None and (document is None or not is_key(text, document.doc.sha256)):
-            # Another process may have created or rotated it a moment ago.
-            await self._catalog.try_refresh(DocumentKind.KEY, key_id)
-            document = self._catalog.key(key_id)
+        if key_id is not None and (
+            document is None or not is_key(text, document.doc.sha256) or not self._is_active(document.doc)
+        ):
+            document = await self._newest_key(key_id)
         doc = document.doc if document is not None else None
         is_newest = is_key(text, doc.sha256 if doc is not None else NO_HASH)
         is_previous = is_key(text, (doc.previous_sha256 if doc is not None else None) or NO_HASH)
@@ -114,10 +114,16 @@ class Authenticator:
             raise _refused("The API key was revoked, was suspended or has expired. Ask an admin for another.")
         return self._principal(document, is_old_secret=not is_newest)
 
+    async def _newest_key(self, key_id: str) -> Document[KeyDoc] | None:
+        """Another process may have created, rotated or resumed it a moment ago."""
+        await self._catalog.try_refresh(DocumentKind.KEY, key_id)
+        return self._catalog.key(key_id)
+
     async def _learn_tenant(self, principal: Principal, acting_tenant: str | None) -> None:
-        """Another process may have created it a moment ago."""
+        """Another process may have created or resumed it a moment ago."""
         tenant = acting_tenant if acting_tenant is not None and principal.is_any_tenant else principal.acting_tenant
-        if self._catalog.tenant(tenant) is None:
+        document = self._catalog.tenant(tenant)
+        if document is None or document.doc.status is not Status.ACTIVE:
             await self._catalog.try_refresh(DocumentKind.TENANT, tenant)
 
     def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:

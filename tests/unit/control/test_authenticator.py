@@ -170,9 +170,39 @@ def test_a_key_made_on_another_server_works_here_at_once(valkey: Valkey, tmp_pat
         ):
             await with_tenants(one)
             issued = await one.keys.create(ACME, "r", role=Role.INFER)
-            await deaf.catalog.load()
+            await deaf.catalog.catch_up()
             assert (await deaf.authenticator.authenticate(issued.text)).key_id == issued.document.id
             rotated = await one.keys.rotate(ACME, "r", issued.document.id, grace_s=0)
             await deaf.authenticator.authenticate(rotated.text)
+
+    run(scenario)
+
+
+def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with (
+            running_node(data_dir, valkey.url) as one,
+            running_node(data_dir, valkey.url, follow=False, flag_keys=("k",)) as deaf,
+        ):
+            await with_tenants(one)
+            issued = await one.keys.create(ACME, "r", role=Role.INFER)
+            key_id = issued.document.id
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
+            await one.tenants.patch(ADMIN, "r", "default", TenantPatch(status=Status.SUSPENDED))
+            await deaf.catalog.catch_up()
+            for text, code in ((issued.text, ErrorCode.INVALID_API_KEY), ("k", ErrorCode.TENANT_SUSPENDED)):
+                assert await refusal(deaf, text) is code
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            assert await refusal(deaf, issued.text) is ErrorCode.TENANT_SUSPENDED
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.ACTIVE))
+            await one.tenants.patch(ADMIN, "r", "default", TenantPatch(status=Status.ACTIVE))
+            assert (await deaf.authenticator.authenticate(issued.text)).key_id == key_id
+            await deaf.authenticator.authenticate("k")
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            await deaf.catalog.catch_up()
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            assert (await deaf.authenticator.of_key(key_id)).key_id == key_id
 
     run(scenario)
