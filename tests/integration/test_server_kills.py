@@ -66,7 +66,7 @@ def test_twenty_kills_leave_all_or_nothing(tmp_path: Path) -> None:
                 thread.start()
             # Some of the kills come after an upload or two, most in the middle of the first.
             target = expected.num_uploads + delays.choice((0, 0, 0, 1, 2))
-            wait_until(lambda: expected.num_uploads >= target, "uploads go on")  # noqa: B023
+            wait_until(lambda target=target: expected.num_uploads >= target, "uploads go on")
             time.sleep(delays.uniform(0.0, 0.6))
             server.signal(signal.SIGKILL)
             killed.set()

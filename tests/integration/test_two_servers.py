@@ -240,7 +240,7 @@ class TestUsage:
                 return [(row["num_requests"], row["num_prompt_tokens"], row["num_output_tokens"]) for row in rows]
 
             for http in (on_a, on_b):
-                wait_until(lambda: usage(http) == [(60, 120, 180)], "all is counted")  # noqa: B023
+                wait_until(lambda http=http: usage(http) == [(60, 120, 180)], "all is counted")
 
 
 def test_when_the_server_that_runs_redis_is_killed_the_other_takes_over(tmp_path: Path) -> None:
