@@ -35,3 +35,9 @@ def order_key(logits):
 def logit_of_key(key):
     """The inverse of `order_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def next_float64(number, step: tl.constexpr):
+    """The float64 after (step 1) or before (step -1) one that is not negative."""
+    return (number.to(tl.int64, bitcast=True) + step).to(tl.float64, bitcast=True)
