@@ -110,8 +110,7 @@ def make_attention_work(context_lens: Tensor, num_rows: Tensor, num_splits: int)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("batch.attention is None, expected its `AttentionWork` while a CUDA graph is captured")
     lens, rows = context_lens.cpu().numpy(), num_rows.cpu().numpy()
-    appended = rows[_is_appended(rows)]
-    prefilled = rows[(rows > 1) & ~_is_appended(rows)]
+    appended, prefilled = rows_of_lists(rows)
     longest = int(lens.max(initial=0))
     decode = np.empty((decode_capacity(int((rows == 1).sum()), longest, num_splits), 4), np.int32)
     append = np.empty((append_capacity(int(appended.sum()), len(appended), longest, num_splits), 4), np.int32)
@@ -120,6 +119,12 @@ def make_attention_work(context_lens: Tensor, num_rows: Tensor, num_splits: int)
     fill_append_splits(append, lens, rows)
     fill_prefill_tiles(tiles, lens, rows)
     return AttentionWork(*(torch.from_numpy(array).to(device) for array in (decode, append, tiles)))
+
+
+def rows_of_lists(num_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the sequences in `append_splits` and of those in `prefill_tiles`, for the capacities of the two."""
+    is_appended = _is_appended(num_rows)
+    return num_rows[is_appended], num_rows[(num_rows > 1) & ~is_appended]
 
 
 def _is_appended(num_rows: np.ndarray) -> np.ndarray:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from loraserve_kernels.attention_work import (
-    APPEND_ROWS,
-    FEW_ROWS,
     AttentionWork,
     append_capacity,
     decode_capacity,
@@ -13,6 +11,7 @@ from loraserve_kernels.attention_work import (
     fill_decode_splits,
     fill_prefill_tiles,
     prefill_capacity,
+    rows_of_lists,
 )
 from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, fill_tiles, tile_capacity
 from torch import Tensor
@@ -42,12 +41,10 @@ class WorkLists:
 
     def attention(self, context_lens: np.ndarray, num_rows: np.ndarray, num_padded: int) -> AttentionWork:
         """Of sequences as in `StepBatch`; num_padded: as many more with one row may take their place in a graph."""
-        several = num_rows[num_rows > 1]
-        is_few = int(several.sum()) <= FEW_ROWS
-        appended = several if is_few else several[several <= APPEND_ROWS]
-        prefilled = several[:0] if is_few else several[several > APPEND_ROWS]
+        appended, prefilled = rows_of_lists(num_rows)
+        num_lone = len(num_rows) - len(appended) - len(prefilled)
         max_context, num_splits = self._max_context, self._num_splits
-        num_decode = decode_capacity(len(num_rows) - len(several) + num_padded, max_context, num_splits)
+        num_decode = decode_capacity(num_lone + num_padded, max_context, num_splits)
         num_append = append_capacity(int(appended.sum()), len(appended), max_context, num_splits)
         num_prefill = prefill_capacity(int(prefilled.sum()), len(prefilled))
         fill_decode_splits(self._decode.array[:num_decode], context_lens, num_rows)
