@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Catalog(DocumentIndex):
-    """Called on the event loop. `load`, then `run` as a task; `synchronise` when Redis turns out to be another."""
+    """Called on the event loop. `catch_up`, then `run` as a task; `synchronise` when Redis turns out to be another."""
 
     def __init__(
         self, documents: DocumentStore, live: LiveStore, outage: Outage, *, reconcile_every_s: float = RECONCILE_EVERY_S
@@ -44,12 +44,8 @@ class Catalog(DocumentIndex):
         """Whether disk, Redis and memory were found level since Redis last came (back)."""
         return self._position is not None and self._live.view.accepted is not None
 
-    async def load(self) -> None:
-        """What is on disk; enough to read, not to admit."""
-        await self._scan()
-
     async def catch_up(self) -> None:
-        """Whatever any server committed before this call is known afterwards."""
+        """Whatever any server committed before this call is known afterwards: enough to read, not to admit."""
         await self._scan()
 
     async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
@@ -122,9 +118,7 @@ class Catalog(DocumentIndex):
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
                 known = self.get(change.kind, change.id)
                 if known is None or known.rev < change.rev:
-                    document = await self._read(change.kind, change.id)
-                    if document is not None:
-                        self.apply(document)
+                    await self.reread(change.kind, change.id)
                 self._position = change.position
             if not await self._live.view.is_current():
                 return

@@ -80,7 +80,7 @@ async def open_declared(settings: ControlSettings) -> Declared:
         keys=KeyService(catalog, declarations),
     )
     try:
-        await catalog.load()
+        await catalog.catch_up()
         await catalog.synchronise()
         await tenants.ensure_builtin()
     except BaseException:

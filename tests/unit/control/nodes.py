@@ -200,7 +200,7 @@ async def build_node(
     live = LiveStore(url, timeout_s=WAIT_S)
     outage = Outage(grace_s, clock=steady)
     catalog = Catalog(documents, live, outage)
-    await catalog.load()
+    await catalog.catch_up()
     process = f"p-{secrets.token_hex(4)}"
     packed_dir = packed_folder(data_dir)
     packer = FakePacker(packed_dir, engine.model.layout)

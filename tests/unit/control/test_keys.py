@@ -144,7 +144,7 @@ def test_the_first_admin_key_needs_neither_server_nor_redis(tmp_path: Path, valk
             assert principal.can(Action.ADMINISTER_ALL)
             await node.admit(principal)
             revoke_key_offline(node.documents, issued.document.id)
-            await node.catalog.load()
+            await node.catalog.catch_up()
             with pytest.raises(ServingError):
                 await node.authenticator.authenticate(issued.text)
 

@@ -136,7 +136,7 @@ def test_an_adapter_published_on_another_server_is_found_here_at_once(valkey: Va
             running_node(data_dir, valkey.url, follow=False) as deaf,
         ):
             await with_tenants(one)
-            await deaf.catalog.load()
+            await deaf.catalog.catch_up()
             await one.publish("sql", "one")
             assert await version_of(deaf, "sql") == ("acme", 1)
             await one.publish("sql", "two")
