@@ -63,7 +63,7 @@ class Sampler:
         self._device = device
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        """`logits` [R, logits_size], float32 or bfloat16, any device, not written to."""
+        """`logits` [R, logits_size], float32, bfloat16 or float16, any device, not written to."""
         self._check(logits, len(rows))
         if not rows:
             return Sampled([], [], [])
