@@ -18,6 +18,7 @@ export type SeriesView = Schemas["SeriesView"];
 export type RequestItem = Schemas["RequestItem"];
 export type AuditItem = Schemas["AuditItem"];
 export type UsageReport = Schemas["UsageReport"];
+export type UsageRow = UsageReport["data"][number];
 export type ConfigItem = Schemas["ConfigItem"];
 export type CertificateView = Schemas["CertificateView"];
 

@@ -3,16 +3,16 @@ import "../../parts/charts.css";
 import { useSignal } from "@preact/signals";
 
 import { call } from "../../api/client";
-import type { UsageReport } from "../../api/types";
+import type { UsageReport, UsageRow } from "../../api/types";
 import { Amount } from "../../parts/basics";
 import { curlRequest } from "../../parts/commands";
-import { count, hourOf, milliseconds } from "../../parts/format";
+import { count, hourOf } from "../../parts/format";
 import { Empty, SkeletonRows, View } from "../../parts/states";
+import { UsageCells } from "../../parts/usage-cells";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
 import { DAY_S, UsageCharts } from "../usage/usage-charts";
-import type { UsageRow } from "../usage/usage-stacks";
 
 const REFRESH_MS = 15_000;
 const NUM_ROWS = 12;
@@ -94,18 +94,7 @@ function Rows({ report, name }: { report: UsageReport; name: string }) {
                 <span class="bar" style={{ width: `${(72 * row.num_requests) / most}px` }} aria-hidden="true" /> <Amount of={count(row.num_requests)} />
               </td>
               <td class="right" data-label="Errors">{row.num_errors > 0 ? <span class="bad">{row.num_errors}</span> : <span class="muted">0</span>}</td>
-              <td class="right" data-label="Prompt tokens">
-                <Amount of={count(row.num_prompt_tokens)} />
-              </td>
-              <td class="right" data-label="Cached">
-                <Amount of={count(row.num_cached_tokens)} />
-              </td>
-              <td class="right" data-label="Output tokens">
-                <Amount of={count(row.num_output_tokens)} />
-              </td>
-              <td class="right" data-label="TTFT p95">
-                <Amount of={row.ttft_p95_ms === null ? null : milliseconds(row.ttft_p95_ms)} />
-              </td>
+              <UsageCells row={row} />
             </tr>
           ))}
         </tbody>

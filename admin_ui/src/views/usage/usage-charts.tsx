@@ -1,6 +1,7 @@
+import type { UsageRow } from "../../api/types";
 import { Bars } from "../../parts/bars";
 import { count, dayOf, hourOf } from "../../parts/format";
-import { type GroupBy, rankedOf, stacksOf, startsOf, tokensOf, type UsageRow } from "./usage-stacks";
+import { type GroupBy, rankedOf, stacksOf, startsOf, tokensOf } from "./usage-stacks";
 
 const HOUR_S = 3600;
 export const DAY_S = 86_400;

@@ -1,7 +1,6 @@
-import type { UsageReport } from "../../api/types";
+import type { UsageRow } from "../../api/types";
 import type { Stack } from "../../parts/bars";
 
-export type UsageRow = UsageReport["data"][number];
 export type GroupBy = "adapter" | "version" | "key" | "tenant";
 
 /** What `/v1/usage` calls each grouping. */

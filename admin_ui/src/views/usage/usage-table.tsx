@@ -1,9 +1,11 @@
+import type { UsageRow } from "../../api/types";
 import { colorOf } from "../../parts/bars";
 import { Amount } from "../../parts/basics";
-import { count, milliseconds } from "../../parts/format";
+import { count } from "../../parts/format";
+import { UsageCells } from "../../parts/usage-cells";
 import { go, href, place } from "../../router";
 import { actFor } from "../../state/session";
-import { type GroupBy, labelOf, rankedOf, tokensOf, type UsageRow } from "./usage-stacks";
+import { type GroupBy, labelOf, rankedOf, tokensOf } from "./usage-stacks";
 
 const HEADS: Record<GroupBy, string> = { adapter: "Adapter", version: "Version", key: "Key", tenant: "Tenant" };
 const NUM_HUES = 5;
@@ -41,18 +43,7 @@ export function UsageTable({ totals, by }: { totals: UsageRow[]; by: GroupBy }) 
               <td class="right" data-label="Errors">
                 {row.num_errors > 0 ? <span class="bad num">{row.num_errors}</span> : <span class="muted">0</span>}
               </td>
-              <td class="right" data-label="Prompt tokens">
-                <Amount of={count(row.num_prompt_tokens)} />
-              </td>
-              <td class="right" data-label="Cached">
-                <Amount of={count(row.num_cached_tokens)} />
-              </td>
-              <td class="right" data-label="Output tokens">
-                <Amount of={count(row.num_output_tokens)} />
-              </td>
-              <td class="right" data-label="TTFT p95">
-                <Amount of={row.ttft_p95_ms === null ? null : milliseconds(row.ttft_p95_ms)} />
-              </td>
+              <UsageCells row={row} />
               <td class="right" data-label="Share of tokens">
                 <Amount of={all > 0 ? { value: ((100 * tokensOf(row)) / all).toFixed(1), unit: "%" } : null} />
               </td>
