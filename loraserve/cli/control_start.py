@@ -25,6 +25,8 @@ from loraserve.store.records import SHARED_TENANT
 CONFIG_ACTOR = "config"
 """Who published what the command line names."""
 MAX_QUEUED_PER_TENANT = 32
+PUBLISHED_AT_ONCE = 8
+"""Enough to keep the processes that check them busy, far fewer than the uploads a tenant may have open."""
 
 
 @contextlib.asynccontextmanager
@@ -82,14 +84,16 @@ async def publish_configured(
     on_progress: called with the number that are done.
     """
     num_done = 0
+    pending = iter(adapters)
 
-    async def publish(adapter: LoraModule) -> None:
+    async def publish_next() -> None:
         nonlocal num_done
-        await _publish(control, adapter, layout, limits)
-        num_done += 1
-        on_progress(num_done)
+        for adapter in pending:
+            await _publish(control, adapter, layout, limits)
+            num_done += 1
+            on_progress(num_done)
 
-    results = await asyncio.gather(*map(publish, adapters), return_exceptions=True)
+    results = await asyncio.gather(*(publish_next() for _ in range(PUBLISHED_AT_ONCE)), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result

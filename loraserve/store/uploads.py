@@ -58,6 +58,8 @@ class UploadStore:
         self._trash = data_folder(self._folder, "trash")
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(UploadSession)
+        self._ended: dict[str, tuple[tuple[int, int], UploadSession]] = {}
+        """Final sessions by id, each with its record's inode and time: of the thousands of a week nothing is read twice."""
 
     def create(
         self,
@@ -203,13 +205,31 @@ class UploadStore:
             discard_folder(self._path(upload_id), self._trash)
 
     def _all(self) -> Iterator[UploadSession]:
-        for name in filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder)):
+        names = [*filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder))]
+        ended = self._ended  # of which nothing is taken out, also by other threads
+        self._ended = {name: ended[name] for name in names if name in ended}
+        for name in names:
             try:
-                yield self.load(name)
+                yield self._load_once(name)
             except UploadNotFoundError:
                 continue
             except DamagedFileError as damage:
                 _logger.error("%s", damage)
+
+    def _load_once(self, upload_id: str) -> UploadSession:
+        """As `load`; final ones from memory while their record is the same file."""
+        try:
+            found = (self._path(upload_id) / _SESSION).stat()
+        except FileNotFoundError:
+            raise UploadNotFoundError(upload_id) from None
+        record = (found.st_ino, found.st_mtime_ns)
+        known = self._ended.get(upload_id)
+        if known is not None and known[0] == record:
+            return known[1]
+        session = self.load(upload_id)
+        if session.state.is_final:
+            self._ended[upload_id] = (record, session)
+        return session
 
     def _remove_unfinished_creations(self, before: float) -> None:
         for name in filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder)):

@@ -16,6 +16,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from loraserve.control.uploads import MAX_OPEN_UPLOADS
+from tests.support.management import fake_adapter
+
 SERVE_FAKE = Path(__file__).parents[1] / "support" / "serve_fake.py"
 WAIT_S = 30.0
 ENDLESS = 1 << 25
@@ -197,6 +200,15 @@ def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
     assert code == 1
     assert f"error: adapter 'sql' from {tmp_path / 'folder'}: " in output
     assert "adapter_config.json" in output
+
+
+def test_more_adapters_come_with_the_start_than_uploads_may_be_open(tmp_path: Path) -> None:
+    names = {f"skill-{seed}" for seed in range(MAX_OPEN_UPLOADS + 6)}
+    for seed, name in enumerate(sorted(names)):
+        fake_adapter(tmp_path / "adapters" / name, seed)
+    with running_server(tmp_path / "data", "--no-certificates", "--adapter-dir", str(tmp_path / "adapters")) as server:
+        models = httpx.get(f"{server.url}/v1/models", params={"limit": 1000}).json()["data"]
+        assert {model["id"] for model in models} >= names
 
 
 def test_unix_socket_in_place_of_a_port(tmp_path: Path) -> None:

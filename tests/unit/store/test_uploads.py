@@ -287,6 +287,19 @@ def test_listing_is_newest_first_and_by_tenant(store: UploadStore) -> None:
     assert store.sessions("c") == []
 
 
+def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore, tmp_path: Path) -> None:
+    other = UploadStore(tmp_path / "data")
+    ended, open_until_later = (store.update(create(store).id, become(UploadState.ABORTED)), create(store))
+    for _ in range(2):  # read, then known
+        assert {session.id for session in store.sessions()} == {ended.id, open_until_later.id}
+    other.remove(ended.id)
+    other.update(open_until_later.id, become(UploadState.EXPIRED))
+    for _ in range(2):
+        assert [(session.id, session.state) for session in store.sessions()] == [
+            (open_until_later.id, UploadState.EXPIRED)
+        ]
+
+
 def test_a_damaged_record_is_reported_and_the_others_listed(
     store: UploadStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
