@@ -59,7 +59,7 @@ class UploadStore:
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(UploadSession)
         self._ended: dict[str, tuple[tuple[int, int], UploadSession]] = {}
-        """Final sessions by id, each with its record's inode and time: of the thousands of a week nothing is read twice."""
+        """Final sessions by id, each with its record's inode and time: what ended is read from disk once."""
 
     def create(
         self,
