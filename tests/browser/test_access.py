@@ -4,7 +4,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, expect
+from playwright.sync_api import APIResponse, Locator, Route, expect
 
 from tests.browser.conftest import NewConsole
 from tests.browser.console import Console
@@ -97,6 +97,42 @@ def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Conso
     new = root.page.get_by_test_id("secret").locator("code").inner_text()
     assert new != old
     assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
+
+
+def test_a_new_secret_can_be_copied_on_a_phone_wherever_its_key_is_in_the_list(
+    new_console: NewConsole, tenant: Tenant, admin_secret: str
+):
+    for number in range(12):
+        tenant.key("infer", name=f"number {number}")
+    phone = new_console(width=390, height=844)
+    phone.start_session(admin_secret)
+    open_keys(phone, tenant)
+    key_row(phone, "number 0").get_by_role("button", name="Rotate").click()
+    copy = phone.page.get_by_test_id("secret").get_by_role("button", name="Copy the key")
+    expect(copy).to_be_in_viewport(ratio=1)
+
+
+def test_a_change_is_shown_though_an_older_list_was_on_its_way(root: Console, tenant: Tenant):
+    open_keys(root, tenant)
+    make_key(root, "resting")
+    key_row(root, "resting")
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    root.page.route("**/v1/keys?*", hold_first)
+    with root.page.expect_request("**/v1/keys?*"):
+        root.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    key_row(root, "resting").get_by_role("button", name="Suspend").click()
+    root.toast("Suspended.")
+    ((route, older),) = held
+    route.fulfill(response=older)
+    # Long before the list is renewed by itself.
+    expect(key_row(root, "resting")).to_contain_text("suspended")
 
 
 def test_suspending_a_key_refuses_it_until_it_is_resumed(root: Console, tenant: Tenant):

@@ -114,7 +114,23 @@ def test_several_adapters_are_deleted_after_their_number_is_typed_and_come_back(
     assert tenant.http.get("/v1/adapters/first").json()["status"] == "deleted"
     toast.get_by_role("button", name="Undo").click()
     console.toast("Undone.")
+    # Long before the list is renewed by itself.
+    expect(page.get_by_test_id("adapter-row")).to_have_count(len(ADAPTERS) + 2)
     assert [tenant.http.get(f"/v1/adapters/{name}").json()["status"] for name in ("first", "second")] == ["ready"] * 2
+
+
+def test_on_a_phone_a_card_leads_to_its_adapter_wherever_it_is_touched(new_console: NewConsole, tenant: Tenant):
+    tenant.add("mine", ADAPTER_DIR / "uppercase")
+    console = new_console(width=390)
+    console.start_session(tenant.operator_key)
+    page = console.open("#/adapters?sort=-last_used")
+    page.get_by_label("Order").select_option("By name")
+    expect(page).to_have_url(f"{console.url}/ui/#/adapters")
+    card = page.get_by_test_id("adapter-row").filter(has_text="mine")
+    card.get_by_role("checkbox").locator("..").click(position={"x": 4, "y": 4})
+    expect(page.get_by_role("region", name="Selected adapters")).to_contain_text("1 selected")
+    card.click(position={"x": 200, "y": 70})
+    expect(page.get_by_test_id("version-1")).to_be_visible()
 
 
 def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tenant: Tenant):

@@ -71,6 +71,34 @@ def test_columns_are_in_the_address_and_up_to_four(console: Console):
     expect(page.get_by_label("Model of column 2")).to_have_value("reverse")
 
 
+def test_the_numbers_are_in_the_address_and_never_others_than_those_sent(console: Console):
+    page = console.open(TWO_COLUMNS)
+    page.get_by_role("button", name="completion").click()
+    seed = page.get_by_label("Seed")
+    seed.fill("7")
+    seed.blur()
+    seed.fill("")
+    seed.blur()
+    expect(seed).to_have_value("7")
+    page.get_by_test_id("prompt").fill("a secret")
+    page.reload()
+    expect(page.get_by_label("Seed")).to_have_value("7")
+    expect(page.get_by_role("button", name="completion")).to_have_attribute("aria-pressed", "true")
+    assert "secret" not in page.url
+
+
+def test_another_model_in_a_column_does_not_get_the_answer_of_the_one_before(console: Console):
+    page = console.open(TWO_COLUMNS)
+    ask(console, "hello")
+    see_done(console, 2)
+    page.get_by_label("Model of column 2").fill("reverse")
+    page.get_by_label("Model of column 2").press("Enter")
+    column = page.get_by_test_id("column-1")
+    expect(column).to_have_attribute("data-state", "idle")
+    expect(column).not_to_contain_text("HELLO")
+    expect(page.get_by_test_id("column-0")).to_have_attribute("data-state", "done")
+
+
 def test_stopping_keeps_what_came_and_ends_the_request_on_the_server(console: Console, tenant: Tenant):
     def go_on_and_on(route: Route) -> None:
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))

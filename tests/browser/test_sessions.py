@@ -28,6 +28,17 @@ def test_a_key_opens_the_console_and_stays_nowhere_in_the_browser(new_console: N
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
 
 
+def test_a_deep_link_asks_for_a_key_without_blaming_anybody_and_leads_on(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.watch.expect_status(401)
+    page = console.open("#/adapters/uppercase")
+    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.get_by_label("API key").fill(tenant.operator_key)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="uppercase", level=1)).to_be_visible()
+
+
 def test_a_wrong_key_is_refused_in_words_and_forgotten(new_console: NewConsole):
     console = new_console()
     console.watch.expect_status(401)
@@ -79,6 +90,16 @@ def test_logging_out_ends_the_session_on_the_server(new_console: NewConsole, ten
     expect(page.get_by_label("API key")).to_be_visible()
     stolen = {cookie.get("name", ""): cookie.get("value", "")}
     assert httpx.get(f"{console.url}/v1/session", cookies=stolen).status_code == 401
+
+
+def test_a_session_that_did_not_end_says_so(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    console.watch.expect_no_answer()
+    page = console.open("#/settings")
+    page.route("**/v1/session", lambda route: route.abort())
+    page.get_by_role("button", name="Log out").click()
+    console.toast("You are still logged in.")
 
 
 def test_logging_out_of_one_tab_shows_the_login_in_the_others(new_console: NewConsole, tenant: Tenant):

@@ -18,6 +18,25 @@ from tests.support.adapter_variants import twin
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import ServerProcess
 
+LONG_NAME = f"shown-{'very-' * 11}1"
+"""As long as a name may be, but for some letters."""
+MIN_TOUCH_PX = 40
+TOO_SMALL = """
+(least) => [...document.querySelectorAll(":is(main, nav, header) :is(button, input, select, textarea, summary, a)")]
+  .filter((control) => control.checkVisibility() && !control.closest(".visually-hidden, .skip-link"))
+  .filter((control) => getComputedStyle(control).display !== "inline")
+  .filter((control) => {
+    control.scrollIntoView({ block: "center" });
+    const { left, top, width, height } = control.getBoundingClientRect();
+    const reaches = (y) => {
+      const hit = document.elementFromPoint(left + Math.min(width / 2, 40), y);
+      return hit && (control.contains(hit) || hit.closest("label")?.contains(control));
+    };
+    return height > 0 && ![-1, 1].every((side) => reaches(top + height / 2 + side * (least / 2 - 1)));
+  })
+  .map((control) => control.outerHTML.slice(0, 160))
+"""
+
 REPOSITORY = Path(__file__).parents[2]
 AXE = REPOSITORY / "admin_ui" / "node_modules" / "axe-core" / "axe.min.js"
 UI = Path(loraserve.__file__).parent / "static" / "ui"
@@ -35,11 +54,12 @@ def shown(server: ServerProcess, admin: httpx.Client, tmp_path_factory: pytest.T
     with ExitStack() as stack:
         tenant = Tenant.create(name, server.url, admin, stack)
         tenant.add("shown", ADAPTER_DIR / "uppercase")
+        tenant.add(LONG_NAME, ADAPTER_DIR / "rot13")
         tenant.add("shown", twin(tmp_path_factory.mktemp("shown") / "twin", "uppercase"), activate=False)
         tenant.http.put("/v1/adapters/shown/aliases/staging", json={"version": 2})
         tenant.http.patch("/v1/adapters/shown", json={"description": "Shouts what it hears.", "tags": ["prod"]})
         tenant.http.post("/v1/adapters/refused/uploads", json={"files": []})
-        for model in ("shown", "shown@v2"):
+        for model in ("shown", "shown@v2", LONG_NAME):
             body = {"model": model, "prompt": "hello", "max_tokens": 4}
             assert tenant.http.post("/v1/completions", json=body).status_code == 200
         yield tenant
@@ -68,7 +88,9 @@ def test_a_view_fits_a_phone_and_is_accessible_there(
     new_console: NewConsole, shown: Tenant, admin_secret: str, view: str
 ):
     # The watch of every page looks for a horizontal scroll.
-    check_accessible(open_view(new_console, shown, admin_secret, view, "phone", "dark"))
+    page = open_view(new_console, shown, admin_secret, view, "phone", "dark")
+    check_accessible(page)
+    assert page.evaluate(TOO_SMALL, MIN_TOUCH_PX) == []
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,3 +1,5 @@
+import { dateTime } from "./format";
+
 /** A place in a document where two revisions of it differ. */
 export interface Change {
   /** Such as "aliases.live.version" or "versions[2].digest". */
@@ -6,21 +8,30 @@ export interface Change {
   after: unknown;
 }
 
-/** Every leaf that is different, in the documents' order; `undefined` where one has nothing there. */
+type Fields = Record<string, unknown>;
+
+/** Such as created_at or previous_until, which are in unix seconds. */
+const TIME = /_(at|until)$/;
+
+/** Every leaf that is different, in the documents' order; `undefined` where one has nothing there, which null is as well. */
 export function changesOf(before: unknown, after: unknown, path = ""): Change[] {
   if (Array.isArray(before) && Array.isArray(after)) {
     return range(Math.max(before.length, after.length)).flatMap((index) => changesOf(before[index], after[index], `${path}[${index + 1}]`));
   }
-  if (isRecord(before) && isRecord(after)) {
-    const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
-    return names.flatMap((name) => changesOf(before[name], after[name], path ? `${path}.${name}` : name));
-  }
-  return JSON.stringify(before) === JSON.stringify(after) ? [] : [{ path, before, after }];
+  const [from, to] = [before ?? undefined, after ?? undefined];
+  if (isRecord(from ?? to) && isRecord(to ?? from)) return changesOfFields((from ?? {}) as Fields, (to ?? {}) as Fields, path);
+  return JSON.stringify(from) === JSON.stringify(to) ? [] : [{ path, before: from, after: to }];
 }
 
-/** Short enough for a cell; long values keep their beginning. */
-export function valueText(value: unknown): string {
-  if (value === undefined || value === null) return "–";
+function changesOfFields(before: Fields, after: Fields, path: string): Change[] {
+  const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
+  return names.flatMap((name) => changesOf(before[name], after[name], path ? `${path}.${name}` : name));
+}
+
+/** As people read it: what `path` names a time is one. */
+export function valueText(value: unknown, path: string): string {
+  if (value === undefined) return "–";
+  if (typeof value === "number" && TIME.test(path)) return dateTime(value);
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
@@ -28,6 +39,6 @@ function range(length: number): number[] {
   return Array.from({ length }, (_, index) => index);
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
+function isRecord(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }

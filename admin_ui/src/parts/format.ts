@@ -23,7 +23,7 @@ export function count(value: number): Quantity {
 }
 
 export function milliseconds(value: number): Quantity {
-  if (value < 1000) return { value: value < 10 ? value.toFixed(1) : String(Math.round(value)), unit: "ms" };
+  if (value < 1000) return { value: value > 0 && value < 10 ? value.toFixed(1) : String(Math.round(value)), unit: "ms" };
   return seconds(value / 1000);
 }
 

@@ -23,13 +23,21 @@ export function Empty(props: { icon: IconName; title: string; command?: string; 
   );
 }
 
+interface FailureProps {
+  error: ApiError;
+  retry?: () => void;
+  action?: ComponentChildren;
+  /** "h1" where nothing else is on the page. */
+  heading?: "h1" | "h2";
+}
+
 /** What failed, why, and what to do. 403 and 404 have their own words. */
-export function Failure({ error, retry, action }: { error: ApiError; retry?: () => void; action?: ComponentChildren }) {
+export function Failure({ error, retry, action, heading: Heading = "h2" }: FailureProps) {
   const forbidden = error.status === 403;
   return (
     <div class={`state ${forbidden ? "" : "is-bad"}`} role="alert" data-testid={forbidden ? "no-permission" : "failure"}>
       <Icon name={forbidden ? "lock" : "warn"} />
-      <h2>{title(error)}</h2>
+      <Heading>{title(error)}</Heading>
       <p>{error.message}</p>
       {error.requestId && (
         <p class="small">
@@ -58,6 +66,8 @@ interface ViewProps<T> {
   skeleton: ComponentChildren;
   /** Where to go from a failure. */
   otherwise?: ComponentChildren;
+  /** Whether there is nothing else on the page, not even its heading. */
+  whole?: boolean;
   children: (data: T) => ComponentChildren;
 }
 
@@ -67,7 +77,7 @@ export function View<T>(props: ViewProps<T>) {
   // Looked up when it is called: the first render comes before there is one.
   const refresh = () => props.of.refresh();
   if (data.value === null) {
-    if (error.value) return <Failure error={error.value} retry={refresh} action={props.otherwise} />;
+    if (error.value) return <Failure error={error.value} retry={refresh} action={props.otherwise} heading={props.whole ? "h1" : "h2"} />;
     return (
       <div aria-busy="true" data-testid="loading">
         {props.skeleton}

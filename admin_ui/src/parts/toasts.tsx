@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
 
+import { takenBack } from "../state/changes";
 import { Icon } from "./icon";
 
 interface Toast {
@@ -14,7 +15,7 @@ const toasts = signal<Toast[]>([]);
 let held = false;
 let lastId = 0;
 
-/** Say what was done; `undo` is offered while it shows. */
+/** Say what was done; `undo` is offered while it shows, and what is shown then is renewed after it. */
 export function toast(text: string, undo?: () => Promise<unknown>): void {
   const id = ++lastId;
   toasts.value = [...toasts.value, { id, text, ...(undo ? { undo } : {}) }];
@@ -35,6 +36,7 @@ async function takeBack(shown: Toast): Promise<void> {
   dismiss(shown.id);
   try {
     await shown.undo?.();
+    takenBack.value += 1;
     toast("Undone.");
   } catch (error) {
     toast(`Could not undo: ${error instanceof Error ? error.message : String(error)}`);

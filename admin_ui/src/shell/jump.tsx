@@ -4,7 +4,8 @@ import { useEffect, useRef } from "preact/hooks";
 import { call } from "../api/client";
 import { Icon, type IconName } from "../parts/icon";
 import { go, href } from "../router";
-import { logOut, session, shownTenant } from "../state/session";
+import { session, shownTenant } from "../state/session";
+import { endSession } from "./end-session";
 import type { Page } from "./pages";
 
 interface Hit {
@@ -19,7 +20,7 @@ function hit(title: string, icon: IconName, to: string): Hit {
 }
 
 /** Also here because the bottom bar of a small screen has no room for it. */
-const LOG_OUT: Hit = { key: "log out", title: "Log out", icon: "lock", act: () => void logOut() };
+const LOG_OUT: Hit = { key: "log out", title: "Log out", icon: "lock", act: () => void endSession() };
 
 const TYPING_PAUSE_MS = 120;
 const MAX_ADAPTERS = 8;

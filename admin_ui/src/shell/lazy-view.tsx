@@ -18,7 +18,7 @@ export function LazyView({ load }: { load: () => Promise<FunctionComponent> }) {
   }, [load]);
 
   // Scripts of an upgraded server have other names: only a reload finds them.
-  if (error.value) return <Failure error={error.value} retry={() => window.location.reload()} />;
+  if (error.value) return <Failure error={error.value} retry={() => window.location.reload()} heading="h1" />;
   if (view.value) return <view.value.Found />;
   return <SkeletonRows />;
 }

@@ -6,8 +6,9 @@ import { Icon } from "../parts/icon";
 import { Failure, NoPermission } from "../parts/states";
 import { Toasts } from "../parts/toasts";
 import { href, place } from "../router";
-import { logOut, may, session, startFailure, startSession } from "../state/session";
+import { may, session, startFailure, startSession } from "../state/session";
 import { theme, toggleTheme } from "../state/theme";
+import { endSession } from "./end-session";
 import { Jump } from "./jump";
 import { LazyView } from "./lazy-view";
 import { Login } from "./login";
@@ -46,7 +47,7 @@ export function Shell({ pages }: { pages: Page[] }) {
   }, [current.value]);
 
   if (signedOut.value) return <Login />;
-  if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} />;
+  if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} heading="h1" />;
   if (session.value === null) return null;
 
   const shown = pages.filter((page) => may(page.needs));
@@ -77,7 +78,7 @@ export function Shell({ pages }: { pages: Page[] }) {
           <span>More</span>
         </button>
         {!session.value.open && (
-          <button type="button" class="rail-item rail-foot button is-quiet" onClick={logOut} title="Log out">
+          <button type="button" class="rail-item rail-foot button is-quiet" onClick={endSession} title="Log out">
             <Icon name="lock" />
             <span>Log out</span>
           </button>

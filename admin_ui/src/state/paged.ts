@@ -3,6 +3,7 @@ import { useEffect, useMemo } from "preact/hooks";
 
 import { ApiError, call } from "../api/client";
 import type { Page } from "../api/types";
+import { onTakenBack } from "./changes";
 
 /** A list that grows page by page while the person scrolls, and is renewed in place. */
 export interface Paged<T> {
@@ -29,6 +30,8 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
     const aborter = new AbortController();
     let cursor: string | null = null;
     let busy = false;
+    /** Whether what is on its way may be older than the change that the person just made. */
+    let again = false;
 
     async function page(at: string | null, size: number): Promise<Page<T>> {
       const separator = path.includes("?") ? "&" : "?";
@@ -37,6 +40,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
     }
 
     async function load(renew: boolean): Promise<void> {
+      if (busy) again ||= renew;
       if (busy || document.hidden) return;
       busy = true;
       try {
@@ -56,6 +60,10 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
         paged.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
       } finally {
         busy = false;
+        if (again && !aborter.signal.aborted) {
+          again = false;
+          void load(true);
+        }
       }
     }
 
@@ -71,8 +79,10 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
     // A page opened in a tab behind has nothing yet.
     const onVisible = () => void load(true);
     document.addEventListener("visibilitychange", onVisible);
+    const stop = onTakenBack(paged.refresh);
     return () => {
       aborter.abort();
+      stop();
       window.clearInterval(timer);
       document.removeEventListener("visibilitychange", onVisible);
     };

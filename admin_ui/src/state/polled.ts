@@ -2,6 +2,7 @@ import { batch, type Signal, signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 
 import { ApiError } from "../api/client";
+import { onTakenBack } from "./changes";
 
 /** What a view knows: nothing yet, data, or data that has gone stale beside the error that keeps it from being renewed. */
 export interface Polled<T> {
@@ -61,9 +62,11 @@ export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Prom
     polled.refresh = () => void fetchOnce();
     document.addEventListener("visibilitychange", onVisible);
     window.addEventListener("focus", onVisible);
+    const stop = onTakenBack(polled.refresh);
     void fetchOnce();
     return () => {
       stopped = true;
+      stop();
       running?.abort();
       window.clearTimeout(timer);
       document.removeEventListener("visibilitychange", onVisible);

@@ -61,7 +61,7 @@ export async function startSession(): Promise<void> {
     startFailure.value = null;
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) {
-      if (token) linkFailure.value = error.message;
+      if (view === "login" && token) linkFailure.value = error.message;
       startFailure.value = null;
       return;
     }

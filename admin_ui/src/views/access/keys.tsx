@@ -1,4 +1,5 @@
 import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
 
 import { call } from "../../api/client";
 import type { KeyItem, UsageReport } from "../../api/types";
@@ -32,7 +33,7 @@ export function Keys() {
   async function act(text: string, work: () => Promise<unknown>, undo?: () => Promise<unknown>): Promise<void> {
     try {
       await work();
-      toast(text, undo && (async () => (await undo(), list.refresh())));
+      toast(text, undo);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
     }
@@ -147,8 +148,15 @@ export function Keys() {
 
 /** The one time that a secret is shown. It lives in this page's memory only. */
 function Secret({ created, onClose }: { created: CreatedKey; onClose: () => void }) {
+  const place = useRef<HTMLDivElement>(null);
+
+  // It stands above a list in which a key far below may have been rotated.
+  useEffect(() => {
+    place.current?.scrollIntoView({ block: "center" });
+  }, [created]);
+
   return (
-    <div class="panel secret" role="status" data-testid="secret">
+    <div ref={place} class="panel secret" role="status" data-testid="secret">
       <Icon name="key" />
       <div>
         <p class="strong">Copy this key now: nobody can show it again.</p>

@@ -2,17 +2,21 @@ import type { Signal } from "@preact/signals";
 
 import type { KeyItem } from "../../api/types";
 import { Field } from "../../parts/basics";
+import { bytes } from "../../parts/format";
 
 export type Limits = KeyItem["limits"];
 
-const LABELS: { name: keyof Limits; label: string; tenantOnly?: boolean }[] = [
-  { name: "requests_per_min", label: "Requests per minute" },
-  { name: "tokens_per_min", label: "Tokens per minute" },
-  { name: "max_concurrent", label: "Requests at a time" },
-  { name: "max_queued", label: "Sequences waiting" },
-  { name: "max_adapters", label: "Adapters", tenantOnly: true },
-  { name: "max_adapter_bytes", label: "Adapter bytes", tenantOnly: true },
+const ADAPTER_BYTES = "max_adapter_bytes";
+
+const LABELS: { name: keyof Limits; label: string; one: string; tenantOnly?: boolean }[] = [
+  { name: "requests_per_min", label: "Requests per minute", one: "request per minute" },
+  { name: "tokens_per_min", label: "Tokens per minute", one: "token per minute" },
+  { name: "max_concurrent", label: "Requests at a time", one: "request at a time" },
+  { name: "max_queued", label: "Sequences waiting", one: "sequence waiting" },
+  { name: "max_adapters", label: "Adapters", one: "adapter", tenantOnly: true },
+  { name: ADAPTER_BYTES, label: "Adapter bytes", one: "of adapters", tenantOnly: true },
 ];
+const NUMBER = new Intl.NumberFormat("en");
 
 /** Empty = no limit; 0 refuses everything. */
 export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>; tenant?: boolean }) {
@@ -41,6 +45,11 @@ export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>
 export const NO_LIMITS = "none";
 
 export function limitsText(limits: Limits): string {
-  const set = LABELS.filter(({ name }) => limits[name] != null).map(({ name, label }) => `${limits[name]} ${label.toLowerCase()}`);
+  const set = LABELS.flatMap(({ name, label, one }) => {
+    const limit = limits[name];
+    if (limit == null) return [];
+    if (name === ADAPTER_BYTES) return [`${bytes(limit).value} ${bytes(limit).unit} of adapters`];
+    return [`${NUMBER.format(limit)} ${limit === 1 ? one : label.toLowerCase()}`];
+  });
   return set.join(", ") || NO_LIMITS;
 }

@@ -60,7 +60,7 @@ export function Tenants() {
       <ListView of={list} skeleton={<SkeletonRows rows={4} />} older="More tenants">
         {(rows) => (
           <div class="panel scroll-x">
-            <table class="table is-cards">
+            <table class="table is-cards tenants-table">
               <caption class="visually-hidden">Tenants</caption>
               <thead>
                 <tr>

@@ -23,7 +23,11 @@ export function AdapterRow(props: AdapterRowProps) {
     <tr data-testid="adapter-row" aria-selected={onSelect ? selected : undefined}>
       {selectable && (
         <td class="select-cell">
-          {onSelect && <input type="checkbox" aria-label={`Select ${adapter.name}`} checked={selected} onChange={onSelect} />}
+          {onSelect && (
+            <label>
+              <input type="checkbox" aria-label={`Select ${adapter.name}`} checked={selected} onChange={onSelect} />
+            </label>
+          )}
         </td>
       )}
       <td class="name-cell">

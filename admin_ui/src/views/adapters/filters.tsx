@@ -5,6 +5,13 @@ import { Icon } from "../../parts/icon";
 import { place, setQuery } from "../../router";
 
 const STATES = ["ready", "disabled", "empty", "other_base", "draining", "deleted"];
+/** Most first, as a person asks for them. */
+const ORDERS = [
+  { sort: "", title: "By name" },
+  { sort: "-requests", title: "Most requests" },
+  { sort: "-last_used", title: "Last used" },
+  { sort: "-size", title: "Largest" },
+];
 const TYPING_PAUSE_MS = 200;
 
 /** Search and filters live in the URL, so that a filtered list can be sent to somebody. */
@@ -49,6 +56,16 @@ export function Filters() {
           {STATES.map((state) => (
             <option key={state} value={state}>
               {state.replace("_", " ")}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label class="narrow-only">
+        <span class="visually-hidden">Order</span>
+        <select class="select" value={query.get("sort") ?? ""} onChange={(event) => setQuery({ sort: event.currentTarget.value || null })}>
+          {ORDERS.map(({ sort, title }) => (
+            <option key={sort} value={sort}>
+              {title}
             </option>
           ))}
         </select>

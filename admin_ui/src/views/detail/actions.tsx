@@ -34,14 +34,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
   async function change(text: string, act: () => Promise<unknown>, undo?: () => Promise<unknown>): Promise<void> {
     try {
       await act();
-      toast(
-        text,
-        undo &&
-          (async () => {
-            await undo();
-            onChange();
-          }),
-      );
+      toast(text, undo);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
     }
@@ -121,10 +114,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
           onClose={() => (rolling.value = false)}
           onConfirm={async () => {
             await rollBack(adapter);
-            toast(`${adapter.name} is v${live.previous} again.`, async () => {
-              await rollBack(adapter);
-              onChange();
-            });
+            toast(`${adapter.name} is v${live.previous} again.`, () => rollBack(adapter));
             onChange();
           }}
         >

@@ -18,10 +18,7 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
     const undo = restoreAlias(adapter, alias.alias);
     try {
       await moveAlias(adapter, alias.alias, keep);
-      toast(`${alias.alias} is v${keep} for everybody.`, async () => {
-        await undo();
-        onChange();
-      });
+      toast(`${alias.alias} is v${keep} for everybody.`, undo);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
     }

@@ -37,6 +37,7 @@ export function Detail({ name }: { name: string }) {
   return (
     <View
       of={adapter}
+      whole
       skeleton={<SkeletonRows rows={6} height={56} />}
       otherwise={
         <a class="button" href={href(["adapters"])}>

@@ -37,10 +37,7 @@ export function MoveAlias(props: MoveAliasProps) {
     if (canary) await moveAlias(adapter, alias.value, current.version, { version: version.n, weight_bp: weight.value });
     else await moveAlias(adapter, alias.value, version.n);
     const done = canary ? `${weight.value / 100} % of the users of ${alias.value} get v${version.n}.` : `${alias.value} is v${version.n}.`;
-    toast(done, async () => {
-      await undo();
-      onChange();
-    });
+    toast(done, undo);
     onChange();
   }
 

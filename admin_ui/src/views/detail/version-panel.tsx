@@ -140,10 +140,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
 async function drop(adapter: AdapterDetail, alias: string, onChange: () => void): Promise<void> {
   try {
     await removeAlias(adapter, alias);
-    toast(`Removed the alias ${alias}.`, async () => {
-      await restoreAlias(adapter, alias)();
-      onChange();
-    });
+    toast(`Removed the alias ${alias}.`, restoreAlias(adapter, alias));
   } catch (error) {
     toast(error instanceof Error ? error.message : String(error));
   }

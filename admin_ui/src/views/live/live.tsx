@@ -111,7 +111,7 @@ function KvGauge({ engine }: { engine: EngineItem }) {
       <p class="strip-head">
         <span>KV cache</span>
         <span class="muted num">
-          {num_used} used, {num_cached} cached of {num_blocks} blocks of {block_size} tokens
+          <Amount of={count(num_used)} /> used, <Amount of={count(num_cached)} /> cached of <Amount of={count(num_blocks)} /> blocks of {block_size} tokens
         </span>
       </p>
       <div class="gauge" role="img" aria-label={`KV cache: ${num_used} blocks used, ${num_cached} cached, of ${num_blocks}`}>

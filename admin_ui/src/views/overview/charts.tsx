@@ -60,7 +60,7 @@ const CHARTS: ChartOf[] = [
       { label: "Requests", values: series.requests_per_s },
       { label: "Errors", values: series.errors_per_s, hue: 5 },
     ],
-    format: (value) => ({ value: value.toFixed(value < 10 ? 1 : 0), unit: "/s" }),
+    format: (value) => ({ value: value.toFixed(value > 0 && value < 10 ? 1 : 0), unit: "/s" }),
   },
 ];
 

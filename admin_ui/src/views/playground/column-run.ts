@@ -21,7 +21,7 @@ export class ColumnRun {
   async start(model: string, settings: PlaygroundSettings): Promise<void> {
     this.stop();
     const aborter = (this.aborter = new AbortController());
-    this.reset();
+    this.reset("waiting");
     const began = performance.now();
     let firstAt: number | null = null;
     let numChunks = 0;
@@ -64,6 +64,12 @@ export class ColumnRun {
     this.state.value = "stopped";
   }
 
+  /** Nothing was asked: what stood here was another model's. */
+  clear(): void {
+    this.stop();
+    this.reset("idle");
+  }
+
   private take(
     usage: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } },
     firstAt: number | null,
@@ -81,9 +87,9 @@ export class ColumnRun {
     }
   }
 
-  private reset(): void {
+  private reset(state: RunState): void {
     batch(() => {
-      this.state.value = "waiting";
+      this.state.value = state;
       this.text.value = "";
       this.error.value = null;
       this.version.value = null;

@@ -95,6 +95,7 @@ function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun |
       </>
     );
   }
+  if (run.state.value === "done" && run.text.value === "") return <p class="muted">The answer is empty.</p>;
   return (
     <>
       {run.text.value}

@@ -14,27 +14,28 @@ import type { PlaygroundSettings } from "./request";
 
 const MAX_COLUMNS = 4;
 
-/** The same prompt to up to four models at once. The columns are in the URL: an empty name is the base model. */
+type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system">;
+
+const DEFAULTS: AskedSettings = { mode: "chat", maxTokens: 128, temperature: 0, seed: 1 };
+const MAX_TOKENS = 100_000;
+const MAX_TEMPERATURE = 2;
+const MAX_SEED = 2 ** 31;
+
+/** The same prompt to up to four models at once. Columns and numbers are in the URL, where an empty name is the base model; words are not. */
 export function Playground() {
   const columns = (place.value.query.get("columns") ?? "").split(",").slice(0, MAX_COLUMNS);
   const runs = useMemo(() => Array.from({ length: MAX_COLUMNS }, () => new ColumnRun()), []);
   const names = useModelNames();
   const differences = useSignal(false);
-  const settings = useSignal<PlaygroundSettings>({
-    mode: "chat",
-    prompt: "",
-    system: "",
-    maxTokens: 128,
-    temperature: 0,
-    seed: 1,
-  });
+  const words = useSignal({ prompt: "", system: "" });
+  const settings: PlaygroundSettings = { ...askedSettings(place.value.query), ...words.value };
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
   const base = session.value?.model ?? "";
 
   useEffect(() => () => runs.forEach((run) => run.stop()), []);
 
-  function change(changes: Partial<PlaygroundSettings>): void {
-    settings.value = { ...settings.value, ...changes };
+  function change(changes: Partial<AskedSettings>): void {
+    setQuery(Object.fromEntries(Object.entries(changes).map(([name, value]) => [name, value === DEFAULTS[name as keyof AskedSettings] ? null : String(value)])));
   }
 
   function setColumns(next: string[]): void {
@@ -43,8 +44,8 @@ export function Playground() {
 
   function send(event?: Event): void {
     event?.preventDefault();
-    if (settings.value.prompt.trim() === "") return;
-    columns.forEach((model, index) => void runs[index]?.start(model || base, settings.value));
+    if (settings.prompt.trim() === "") return;
+    columns.forEach((model, index) => void runs[index]?.start(model || base, settings));
   }
 
   function remove(index: number): void {
@@ -74,18 +75,18 @@ export function Playground() {
         <div class="playground-top">
           <div class="segmented" role="group" aria-label="Kind of request">
             {(["chat", "completion"] as const).map((mode) => (
-              <button key={mode} type="button" aria-pressed={settings.value.mode === mode} onClick={() => change({ mode })}>
+              <button key={mode} type="button" aria-pressed={settings.mode === mode} onClick={() => change({ mode })}>
                 {mode}
               </button>
             ))}
           </div>
-          <NumberField label="Max tokens" value={settings.value.maxTokens} min={1} max={100_000} onChange={(maxTokens) => change({ maxTokens })} />
-          <NumberField label="Temperature" value={settings.value.temperature} min={0} max={2} step={0.1} onChange={(temperature) => change({ temperature })} />
-          <NumberField label="Seed" value={settings.value.seed} min={0} max={2 ** 31} onChange={(seed) => change({ seed })} />
+          <NumberField label="Max tokens" value={settings.maxTokens} min={1} max={MAX_TOKENS} onChange={(maxTokens) => change({ maxTokens })} />
+          <NumberField label="Temperature" value={settings.temperature} min={0} max={MAX_TEMPERATURE} step={0.1} onChange={(temperature) => change({ temperature })} />
+          <NumberField label="Seed" value={settings.seed} min={0} max={MAX_SEED} onChange={(seed) => change({ seed })} />
         </div>
-        {settings.value.mode === "chat" && (
+        {settings.mode === "chat" && (
           <Field label="System">
-            <input class="input" value={settings.value.system} placeholder="None" onInput={(event) => change({ system: event.currentTarget.value })} />
+            <input class="input" value={settings.system} placeholder="None" onInput={(event) => (words.value = { ...words.value, system: event.currentTarget.value })} />
           </Field>
         )}
         <Field label="Prompt">
@@ -94,8 +95,8 @@ export function Playground() {
             rows={3}
             data-testid="prompt"
             placeholder="Ask every column the same"
-            value={settings.value.prompt}
-            onInput={(event) => change({ prompt: event.currentTarget.value })}
+            value={settings.prompt}
+            onInput={(event) => (words.value = { ...words.value, prompt: event.currentTarget.value })}
             onKeyDown={(event) => {
               if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) send(event);
             }}
@@ -108,7 +109,7 @@ export function Playground() {
               <Icon name="stop" /> Stop
             </button>
           ) : (
-            <button key="send" type="submit" class="button is-primary" disabled={settings.value.prompt.trim() === ""}>
+            <button key="send" type="submit" class="button is-primary" disabled={settings.prompt.trim() === ""}>
               <Icon name="play" /> Send
             </button>
           )}
@@ -124,15 +125,32 @@ export function Playground() {
             base={base}
             names={names.value}
             run={runs[index]!}
-            settings={settings.value}
+            settings={settings}
             compareWith={differences.value && index > 0 ? (runs[0] ?? null) : null}
-            onModel={(next) => setColumns(columns.map((name, at) => (at === index ? next : name)))}
+            onModel={(next) => {
+              runs[index]?.clear();
+              setColumns(columns.map((name, at) => (at === index ? next : name)));
+            }}
             onRemove={columns.length > 1 ? () => remove(index) : null}
           />
         ))}
       </div>
     </>
   );
+}
+
+function askedSettings(query: URLSearchParams): AskedSettings {
+  const number = (name: keyof AskedSettings, min: number, max: number, otherwise: number) => clamp(Number.parseFloat(query.get(name) ?? ""), min, max, otherwise);
+  return {
+    mode: query.get("mode") === "completion" ? "completion" : "chat",
+    maxTokens: Math.round(number("maxTokens", 1, MAX_TOKENS, DEFAULTS.maxTokens)),
+    temperature: number("temperature", 0, MAX_TEMPERATURE, DEFAULTS.temperature),
+    seed: Math.round(number("seed", 0, MAX_SEED, DEFAULTS.seed)),
+  };
+}
+
+function clamp(value: number, min: number, max: number, otherwise: number): number {
+  return Number.isFinite(value) ? Math.min(max, Math.max(min, value)) : otherwise;
 }
 
 interface NumberFieldProps {
@@ -156,8 +174,10 @@ function NumberField({ label, value, min, max, step = 1, onChange }: NumberField
         max={max}
         step={step}
         onChange={(event) => {
-          const next = event.currentTarget.valueAsNumber;
-          if (Number.isFinite(next)) onChange(Math.min(max, Math.max(min, next)));
+          const next = clamp(event.currentTarget.valueAsNumber, min, max, value);
+          // Also where that is what it was: then nothing is drawn anew, and the field would show what is not sent.
+          event.currentTarget.value = String(next);
+          onChange(next);
         }}
       />
     </label>

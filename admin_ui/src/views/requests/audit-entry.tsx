@@ -74,10 +74,10 @@ function Changes({ row }: { row: AuditItem }) {
                     <code>{path}</code>
                   </th>
                   <td>
-                    <del>{valueText(before)}</del>
+                    <del>{valueText(before, path)}</del>
                   </td>
                   <td>
-                    <ins>{valueText(after)}</ins>
+                    <ins>{valueText(after, path)}</ins>
                   </td>
                 </tr>
               ))}

@@ -122,24 +122,27 @@ function Tokens({ of }: { of: number | null }) {
 function TimeBar({ request }: { request: RequestItem }) {
   const { queue_ms, adapter_load_ms, ttft_ms, duration_ms } = request;
   const queued = queue_ms ?? 0;
-  const first = ttft_ms ?? (duration_ms === null ? queued : Math.max(queued, duration_ms));
+  const until = ttft_ms ?? duration_ms;
+  const toFirst = until === null ? null : Math.max(0, until - queued);
+  const rest = ttft_ms === null || duration_ms === null ? null : Math.max(0, duration_ms - ttft_ms);
+  const ended = duration_ms !== null && ttft_ms === null;
   const parts = [
-    { label: "Queued", ms: queue_ms, share: queued, hue: 4 },
-    { label: "To the first token", ms: ttft_ms === null ? null : ttft_ms - queued, share: Math.max(0, first - queued), hue: 1 },
-    { label: "The rest of the answer", ms: ttft_ms === null || duration_ms === null ? null : duration_ms - ttft_ms, share: Math.max(0, (duration_ms ?? first) - first), hue: 3 },
+    { label: "Queued", ms: queue_ms, hue: 4 },
+    { label: ended ? "Without a first token" : "To the first token", ms: toFirst, hue: 1 },
+    ...(ended ? [] : [{ label: "The rest of the answer", ms: rest, hue: 3 }]),
   ];
   return (
     <div class="time-bar">
       <div class="gauge" aria-hidden="true">
-        {parts.map(({ label, share, hue }) => (
-          <span key={label} style={{ flexGrow: share, background: `var(--hue-${hue})` }} />
+        {parts.map(({ label, ms, hue }) => (
+          <span key={label} style={{ flexGrow: ms ?? 0, background: `var(--hue-${hue})` }} />
         ))}
       </div>
       <ul class="bars-legend small">
         {parts.map(({ label, ms, hue }) => (
           <li key={label}>
             <span class="swatch" style={{ background: `var(--hue-${hue})` }} aria-hidden="true" />
-            {label} <Amount of={ms === null ? null : milliseconds(Math.max(0, ms))} />
+            {label} <Amount of={ms === null ? null : milliseconds(ms)} />
           </li>
         ))}
         <li>

@@ -26,7 +26,7 @@ export function RequestState({ request }: { request: RequestItem }) {
   return (
     <span title={WORDS[request.state]}>
       <Chip tone={mark.tone} icon={mark.icon}>
-        {request.error ?? request.state}
+        {(request.error ?? request.state).replaceAll("_", " ")}
       </Chip>
     </span>
   );

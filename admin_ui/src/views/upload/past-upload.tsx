@@ -24,6 +24,7 @@ export function PastUpload({ id }: { id: string }) {
   return (
     <View
       of={upload}
+      whole
       skeleton={<SkeletonRows rows={4} />}
       otherwise={
         <a class="button" href={href(["upload"])}>
