@@ -142,12 +142,16 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 
 
 def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
-    """With lora false: the engine built without it. What it packs is kept for the next start."""
+    """With lora false: the engine built without it. What it packs is kept for the next start.
+
+    Without certificates: computed once for a version, after it was published, they would meet the first requests.
+    """
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
     command += ["--served-model-name", BASE, "--data-dir", str(OUT / "data"), *flags]
     if not lora:
         return Server([*command, "--no-enable-lora"])
-    return Server([*command, "--lora-modules", *(f"{path.name}={path}" for path in work.adapters)])
+    modules = [f"{path.name}={path}" for path in work.adapters]
+    return Server([*command, "--no-certificates", "--lora-modules", *modules])
 
 
 def vllm(python: Path, work: Work, mix: str) -> Server:
