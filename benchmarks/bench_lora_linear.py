@@ -6,9 +6,9 @@ Run: PYTHONPATH=kernels python benchmarks/bench_lora_linear.py
 from collections.abc import Iterator
 
 import torch
-from gpu_bench import Case, run_bench
-from gpu_lora import DTYPE, Workload, workloads
-from gpu_timing import Call
+from gpu.kernel_bench import Case, run_bench
+from gpu.lora import DTYPE, Workload, workloads
+from gpu.timing import Call
 
 
 def make_call(workload: Workload, seed: int, *, has_linear: bool, has_lora: bool) -> Call:

@@ -5,9 +5,9 @@ Run: PYTHONPATH=kernels python benchmarks/bench_lora_shrink.py
 
 from collections.abc import Iterator
 
-from gpu_bench import Case, run_bench
-from gpu_lora import Workload, workloads
-from gpu_timing import Call
+from gpu.kernel_bench import Case, run_bench
+from gpu.lora import Workload, workloads
+from gpu.timing import Call
 from loraserve_kernels.lora_add import matrix
 
 

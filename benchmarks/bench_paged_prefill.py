@@ -5,8 +5,8 @@ Run: PYTHONPATH=kernels python benchmarks/bench_paged_prefill.py
 
 from collections.abc import Iterator
 
-from gpu_attention import Workload, dense_case, paged_case
-from gpu_bench import Case, run_bench
+from gpu.attention import Workload, dense_case, paged_case
+from gpu.kernel_bench import Case, run_bench
 
 WITHOUT_PREFIX = [
     Workload("prefill 1 x 2048", [2048], [2048]),

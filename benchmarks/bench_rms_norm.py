@@ -6,8 +6,8 @@ Run: PYTHONPATH=kernels python benchmarks/bench_rms_norm.py
 from collections.abc import Iterator
 
 import torch
-from gpu_bench import Case, run_bench
-from gpu_timing import Call
+from gpu.kernel_bench import Case, run_bench
+from gpu.timing import Call
 from torch import Tensor
 
 EPS = 1e-5

@@ -6,8 +6,8 @@ Run: PYTHONPATH=kernels python benchmarks/bench_rotary_kv_write.py
 from collections.abc import Iterator
 
 import torch
-from gpu_bench import Case, run_bench
-from gpu_timing import Call
+from gpu.kernel_bench import Case, run_bench
+from gpu.timing import Call
 from loraserve_kernels.rotary_kv_write import rotary_kv_write_reference
 from torch import Tensor
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from gpu_bench import Case, run_bench
-from gpu_timing import Call
+from gpu.kernel_bench import Case, run_bench
+from gpu.timing import Call
 from loraserve_kernels.logit_edits import RowEdits, fill_token_counts, pack_edits
 from loraserve_kernels.sampling import make_logits, pack_draws
 from torch import Tensor

@@ -1,8 +1,8 @@
-"""Everything that needs a GPU, in under 9 minutes: its tests, the kernel benchmarks, the engine benchmark.
+"""Everything that needs a GPU, in under 9 minutes: its tests, the engine, its rivals, the kernels.
 
-Writes one JSON file with machine, versions, commit and all results, after every part, so that a run that is cut short
-keeps what it has. Needs no installation: torch, triton, transformers, peft and pytest, and the repository's folders on
-PYTHONPATH, which `make gpu` sets.
+Writes one JSON file with machine, versions, commit and all results, and beside it the table of the goals
+(`gpu_goals.py`), after every part, so that a run that is cut short keeps what it has. Needs no installation: torch,
+triton, transformers, peft and pytest, and the repository's folders on PYTHONPATH, which `make gpu` sets.
 
 Some parts can be named, to spread them over several runs into one file: make gpu ARGS="--only kernels engine". Where
 git does not know the commit, `--commit` says it.
@@ -21,15 +21,20 @@ import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from gpu.part import write_json
+from gpu_goals import report
 
-ROOT = Path(__file__).parent.parent
+BENCHMARKS = Path(__file__).parent
+ROOT = BENCHMARKS.parent
+KINDS = ("tests", "engine", "rivals", "kernels")
 LIBRARIES = ("torch", "triton", "transformers", "peft", "numpy")
+TOTAL_S = 520
+"""Of a run; with its own start it stays below nine minutes."""
 GRACE_S = 25
-"""For start, compilation and ceilings of a benchmark, beyond the seconds after which it starts no case."""
+"""For a part's start and its last case, beyond the seconds after which it starts no case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,11 @@ class Part:
 
     name: str
     kind: str
-    """What a person names to run it: tests, kernels or engine."""
-    command: tuple[str, ...]
+    """What a person names to run it, one of `KINDS`."""
+    script: str
+    """Of this folder; takes `--json` and `--budget-s`."""
     budget_s: int
-    """A benchmark is told this, and killed `GRACE_S` later; tests are killed then."""
+    """It is told this, and killed `GRACE_S` later."""
 
 
 @dataclass(slots=True)
@@ -53,15 +59,15 @@ class Outcome:
     summary: str
     """The last line of its output."""
     content: dict[str, object] = field(default_factory=dict)
-    """What a benchmark wrote."""
+    """What it wrote."""
 
 
 KERNEL_BUDGETS_S = {
+    "paged_decode": 30,
+    "paged_prefill": 25,
     "lora_shrink": 20,
     "lora_expand": 20,
     "lora_linear": 20,
-    "paged_decode": 25,
-    "paged_prefill": 25,
     "rms_norm": 10,
     "silu_mul": 5,
     "rotary_kv_write": 10,
@@ -70,21 +76,24 @@ KERNEL_BUDGETS_S = {
 
 
 def parts() -> list[Part]:
-    """Most of them end early, when all cases are measured. What `--total-s` leaves bounds them together."""
-    pytest = (sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_spread_tests())
-    found = [Part("tests", "tests", (*pytest, "tests/kernels", "tests/inference"), 150)]
-    for name, budget_s in KERNEL_BUDGETS_S.items():
-        found.append(Part(name, "kernels", (sys.executable, f"benchmarks/bench_{name}.py"), budget_s))
-    found.append(Part("engine", "engine", (sys.executable, "benchmarks/bench_engine_gpu.py"), 110))
-    return found
+    """What the goals need comes first. Most end early, when all is measured; `--total-s` bounds them together."""
+    kernels = [Part(name, "kernels", f"bench_{name}.py", budget_s) for name, budget_s in KERNEL_BUDGETS_S.items()]
+    return [
+        Part("tests", "tests", "gpu_tests.py", 120),
+        Part("engine", "engine", "bench_engine_gpu.py", 150),
+        Part("rivals", "rivals", "bench_rivals_gpu.py", 70),
+        *kernels,
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["tests", "kernels", "engine"], help="default: all")
+    parser.add_argument("--only", nargs="+", choices=KINDS, help="default: all")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/gpu-<device>.json")
     parser.add_argument("--commit", default="", help="default: git's")
-    parser.add_argument("--total-s", type=int, default=520, help="start no part that could end after so many seconds")
+    parser.add_argument(
+        "--total-s", type=int, default=TOTAL_S, help="start no part that could end after so many seconds"
+    )
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("make gpu: no CUDA device, so nothing was tested or measured. Run it on a machine with an NVIDIA GPU.")
@@ -110,12 +119,11 @@ def run_part(part: Part, budget_s: int) -> Outcome:
     print(f"== {part.name}: at most {budget_s + GRACE_S} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        is_bench = part.kind != "tests"
-        arguments = ("--json", str(results), "--budget-s", str(budget_s)) if is_bench else ()
+        command = [sys.executable, str(BENCHMARKS / part.script), "--json", str(results), "--budget-s", str(budget_s)]
         started = time.monotonic()
-        with (Path(folder) / "output").open("w+") as output:
+        with (Path(folder) / "output").open("w+", errors="replace") as output:
             process = subprocess.Popen(
-                [*part.command, *arguments], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
             try:
                 exit_code = process.wait(budget_s + GRACE_S)
@@ -142,7 +150,6 @@ def read_outcomes(path: Path, commit: str) -> dict[str, Outcome]:
 
 
 def write_outcomes(path: Path, commit: str, outcomes: dict[str, Outcome]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit,
@@ -150,13 +157,16 @@ def write_outcomes(path: Path, commit: str, outcomes: dict[str, Outcome]) -> Non
         "versions": versions(),
         "parts": [asdict(outcome) for outcome in outcomes.values()],
     }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path, content)
+    path.with_suffix(".md").write_text(report(content))
 
 
 def print_summary(path: Path, outcomes: dict[str, Outcome]) -> None:
     for outcome in outcomes.values():
         state = {0: "ok", -1: "time over"}.get(outcome.exit_code, f"failed ({outcome.exit_code})")
         print(f"{outcome.name:16} {state:12} {outcome.seconds:6.1f} s  {outcome.summary[:120]}")
+    if outcomes:
+        print(f"\n{report(json.loads(path.read_text()))}")
     print(f"written to {path}")
 
 
@@ -195,11 +205,6 @@ def git_commit() -> str:
 
 def device_slug() -> str:
     return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-
-
-def _spread_tests() -> tuple[str, ...]:
-    """Compiling kernels is most of their time, and each compiles on one core."""
-    return ("-n", "8", "--dist", "loadfile") if find_spec("xdist") else ()
 
 
 def _output(*command: str) -> str:

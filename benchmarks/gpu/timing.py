@@ -6,6 +6,7 @@ all the others, which together are larger than the cache.
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -101,19 +102,37 @@ def event_us(call: Call) -> float:
 
 
 def measure_ceilings() -> Ceilings:
-    source = torch.randn(PROBE_BYTES // 4, device="cuda")
-    target = torch.empty_like(source)
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     dots = [torch.zeros(1, device="cuda") for _ in range(MIN_NODES)]
     return Ceilings(
-        copy_bytes_per_s=2e6 * PROBE_BYTES / _median_us(lambda: target.copy_(source)),
-        read_bytes_per_s=1e6 * PROBE_BYTES / _median_us(source.sum),
-        flops_per_s=2e6 * 8192**3 / _median_us(lambda: left @ right),
+        copy_bytes_per_s=copy_bytes_per_s(),
+        read_bytes_per_s=read_bytes_per_s(),
+        flops_per_s=2e6 * 8192**3 / median_us(lambda: left @ right),
         launch_us=replay_us([dot.zero_ for dot in dots]).median_us,
     )
 
 
-def _median_us(call: Call) -> float:
+def copy_bytes_per_s(device: str = "cuda", probe_bytes: int = PROBE_BYTES) -> float:
+    """Bytes read plus bytes written of a copy within the device's memory."""
+    source = torch.randn(probe_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2e6 * probe_bytes / median_us(lambda: target.copy_(source), device)
+
+
+def read_bytes_per_s(device: str = "cuda", probe_bytes: int = PROBE_BYTES) -> float:
+    """Of a sum over float32."""
+    return 1e6 * probe_bytes / median_us(torch.randn(probe_bytes // 4, device=device).sum, device)
+
+
+def median_us(call: Call, device: str = "cuda") -> float:
+    """Of one call, over 11 after 3 that warm up. On a CPU by the clock, for tests."""
+    time_us = clock_us if device == "cpu" else event_us
     for _ in range(3):
         call()
-    return statistics.median(event_us(call) for _ in range(11))
+    return statistics.median(time_us(call) for _ in range(11))
+
+
+def clock_us(call: Call) -> float:
+    started = time.perf_counter()
+    call()
+    return (time.perf_counter() - started) * 1e6

@@ -1,14 +1,13 @@
 """The frame of a GPU kernel benchmark: cases in, one table and, for `gpu_suite.py`, one JSON file out."""
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from gpu_timing import Call, Ceilings, measure_ceilings, pool_size, replay_us, require_cuda
+from gpu.part import argument_parser, write_json
+from gpu.timing import Call, Ceilings, measure_ceilings, pool_size, replay_us, require_cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,8 @@ class Measured:
 
 def run_bench(bench: str, make_cases: Callable[[], Iterable[Case]]) -> None:
     """The `main` of a benchmark. Cases that no time is left for are named, not measured."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser = argument_parser(None, budget_s=240)
     parser.add_argument("--only", default="", help="cases whose name or arm contains this")
-    parser.add_argument("--budget-s", type=float, default=240, help="start no case after so many seconds")
     args = parser.parse_args()
     require_cuda()
     end = time.monotonic() + args.budget_s
@@ -100,6 +97,4 @@ def print_line(measured: Measured, ceilings: Ceilings) -> None:
 
 
 def write_results(path: Path, ceilings: Ceilings, results: Sequence[Measured]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path, {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results]})

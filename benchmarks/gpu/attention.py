@@ -1,11 +1,11 @@
-"""Arguments and floors of the GPU attention benchmarks: bfloat16, blocks of 16 in random order."""
+"""Arguments and floors of the GPU attention benchmarks: bfloat16, KV blocks of 16 in random order."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from gpu_bench import Case
-from gpu_timing import Call
+from gpu.kernel_bench import Case
+from gpu.timing import Call
 from loraserve_kernels.attention_work import PROGRAMS_PER_SM, make_attention_work, splits_for_device
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Workload:
     head_dim: int = 128
     sliding_window: int | None = None
     softcap: float | None = None
+    kv_dtype: torch.dtype = DTYPE
 
     @property
     def visible_keys(self) -> int:
@@ -48,7 +49,7 @@ class Workload:
     @property
     def size_bytes(self) -> int:
         """K and V of the visible keys, q and the result, and the block table."""
-        key_bytes = 2 * 2 * self.num_kv_heads * self.head_dim
+        key_bytes = 2 * self.kv_dtype.itemsize * self.num_kv_heads * self.head_dim
         row_bytes = 2 * 2 * self.num_heads * self.head_dim
         return self.visible_keys * key_bytes + sum(self.num_rows) * row_bytes + 4 * self.visible_keys // BLOCK_SIZE
 
@@ -101,7 +102,8 @@ def _paged(workload: Workload, programs_per_sm: int, device: str = "cuda") -> Ca
         num_splits = splits_for_device(torch.device(device), workload.num_kv_heads) * programs_per_sm // PROGRAMS_PER_SM
         batch = replace(batch, attention=make_attention_work(batch.context_lens, batch.num_rows, num_splits))
         q = _random(device, sum(workload.num_rows), workload.num_heads, workload.head_dim)
-        k, v = (_random(device, num_blocks, workload.num_kv_heads, BLOCK_SIZE, workload.head_dim) for _ in range(2))
+        cache_shape = (num_blocks, workload.num_kv_heads, BLOCK_SIZE, workload.head_dim)
+        k, v = (_random(device, *cache_shape).to(workload.kv_dtype) for _ in range(2))
         scaling, window, softcap = workload.head_dim**-0.5, workload.sliding_window, workload.softcap
         return lambda: paged_attention(q, k, v, batch, scaling=scaling, sliding_window=window, softcap=softcap)
 

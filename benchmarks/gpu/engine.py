@@ -1,0 +1,136 @@
+"""An engine with random weights for the GPU benchmarks, its adapters, and loops that time what it does."""
+
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from itertools import cycle
+from pathlib import Path
+
+import torch
+from gpu.llama import adapter_bytes, num_adapter_matrices, save_adapter
+from gpu.work import AdapterKind, Work
+from loraserve_adapters.pack import load_and_pack
+from loraserve_adapters.packed import ALIGNMENT_BYTES
+from loraserve_adapters.packed_file import packed_file_name, write_packed
+from shapes import tokenizer_of
+from transformers import LlamaConfig
+
+from loraserve.engine.config import EngineConfig
+from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest, SamplingParams, SequenceOutput
+
+
+def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, enable_lora: bool) -> Engine:
+    """The folder gets configuration and tokenizer. Raises `EngineStartError`.
+
+    The device holds as many adapters as a batch has at most; the host as many more as are measured from there.
+    """
+    if not folder.exists():
+        config.save_pretrained(folder)
+        tokenizer_of(config.vocab_size).save_pretrained(folder)
+    adapter = _packed_bytes(config, work.kind)
+    num_on_host = work.max_adapters + work.num_cold_adapters
+    settings = EngineConfig(
+        model=str(folder),
+        load_format="dummy",
+        dtype=work.dtype,
+        device=device,
+        max_num_seqs=work.max_batch_size,
+        max_num_batched_tokens=work.max_num_batched_tokens,
+        kv_cache_memory_bytes=work.kv_cache_memory_bytes,
+        enable_prefix_caching=False,
+        enable_lora=enable_lora,
+        adapter_memory_bytes=work.max_adapters * adapter if enable_lora else None,
+        adapter_host_memory_bytes=num_on_host * adapter if enable_lora and device != "cpu" else None,
+    )
+    return Engine(settings, lambda *_: None)
+
+
+def folder_bytes(config: LlamaConfig, work: Work) -> int:
+    """At most, of the adapters' files that there are at a time; of each rank there are two that all are made from."""
+    kind = work.kind
+    num_adapters = kind.num_adapters + 2 * (work.num_cold_adapters + len(kind.lora_ranks))
+    others = [
+        (other.num_adapters + 2 * len(other.lora_ranks)) * _packed_bytes(config, other) for other in work.other_kinds
+    ]
+    return max(num_adapters * _packed_bytes(config, kind), *others)
+
+
+def _packed_bytes(config: LlamaConfig, kind: AdapterKind) -> int:
+    """At most, on average over the ranks: every matrix is aligned."""
+    return int(adapter_bytes(config, kind)) + num_adapter_matrices(config) * ALIGNMENT_BYTES
+
+
+def add_adapters(engine: Engine, config: LlamaConfig, kind: AdapterKind, folder: Path, count: int) -> list[str]:
+    """Digests of `count` adapters, those of a rank with the same matrices; each is a file and, when used, device memory
+    of its own.
+
+    The host's memory takes the first ones, as long as it has room.
+    """
+    packed_folder, layout = folder / "packed", engine.describe().layout
+    sources = []
+    for lora_rank in kind.lora_ranks:
+        save_adapter(config, kind, lora_rank, folder / f"r{lora_rank}")
+        sources.append(load_and_pack(folder / f"r{lora_rank}", layout, packed_folder))
+    digests = [sha256(f"{kind.name} {index}".encode()).hexdigest() for index in range(count)]
+    for digest, packed in zip(digests, cycle(sources), strict=False):
+        path = packed_folder / packed_file_name(digest, layout)
+        write_packed(replace(packed, digest=digest), path)
+        engine.load_adapter(digest, str(path))
+    return digests
+
+
+def remove_adapters(engine: Engine, digests: Iterable[str], folder: Path) -> None:
+    """And their files."""
+    for digest in digests:
+        engine.unload_adapter(digest)
+    shutil.rmtree(folder)
+
+
+def share(digests: Sequence[str], batch_size: int) -> list[str | None]:
+    """The adapters in turn; None = the base model, if there are none."""
+    return [digests[index % len(digests)] if digests else None for index in range(batch_size)]
+
+
+def make_requests(
+    engine: Engine, digests: Sequence[str | None], num_prompt: int, num_output: int
+) -> list[EngineRequest]:
+    """One for each entry of `digests`; random prompts."""
+    sampling = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+    vocab_size = engine.describe().vocab_size
+    return [
+        EngineRequest(f"request-{index}", torch.randint(vocab_size, (num_prompt,)).tolist(), sampling, digest)
+        for index, digest in enumerate(digests)
+    ]
+
+
+def step_times(engine: Engine, num_rows: int) -> Iterator[float]:
+    """Seconds of each step that brings `num_rows` tokens, until the engine is idle."""
+    while engine.has_work():
+        started = time.perf_counter()
+        outputs = checked(engine.step())
+        seconds = time.perf_counter() - started
+        if len(outputs) == num_rows:
+            yield seconds
+
+
+def first_tokens_s(engine: Engine, requests: Sequence[EngineRequest]) -> float:
+    """Seconds from the arrival of all, of one token each, until every one has it; then the engine is idle."""
+    started = time.perf_counter()
+    for request in requests:
+        engine.add_request(request)
+    num_missing = len(requests)
+    while num_missing:
+        num_missing -= len(checked(engine.step()))
+    seconds = time.perf_counter() - started
+    while engine.has_work():
+        checked(engine.step())
+    return seconds
+
+
+def checked(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    errors = [output.error for output in outputs if output.error]
+    assert not errors, errors
+    return outputs

@@ -1,0 +1,86 @@
+"""What the engine is measured with on a GPU. Tests make it small."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shapes import ALL_LINEAR
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Prompts that are computed in one go."""
+
+    batch_size: int
+    prompt_tokens: int
+    num_adapters: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterKind:
+    """Adapters whose ranks take turns."""
+
+    name: str
+    lora_ranks: tuple[int, ...]
+    linears: tuple[str, ...] = tuple(ALL_LINEAR)
+    num_adapters: int = 64
+    """Distinct ones of a batch, at most."""
+
+    def mean(self, values: Sequence[float]) -> float:
+        """Of an adapter; values: by rank."""
+        return sum(values) / len(self.lora_ranks)
+
+
+RANK_16 = AdapterKind("r16", (16,))
+ATTENTION = AdapterKind("r16 qkvo", (16,), ("q_proj", "k_proj", "v_proj", "o_proj"))
+OTHER_KINDS = (
+    ATTENTION,
+    AdapterKind("r8", (8,)),
+    AdapterKind("r8/16/32/64", (8, 16, 32, 64), num_adapters=32),
+)
+"""As many as have room in the bytes of all of `RANK_16`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    batch_sizes: tuple[int, ...] = (1, 16, 64, 128, 256)
+    num_tokens: int = 128
+    """In and out of a request of a decode measurement."""
+    kind: AdapterKind = RANK_16
+    """Of which the device holds as many as a batch has at most."""
+    other_kinds: tuple[AdapterKind, ...] = OTHER_KINDS
+    """For one decode measurement each, of a batch of `max_adapters`."""
+    dtype: str = "bfloat16"
+    max_num_batched_tokens: int = 2048
+    kv_cache_memory_bytes: int | None = None
+    """None = what is left."""
+    prefills: tuple[Prefill, ...] = (Prefill(1, 2048, 1), Prefill(16, 512, 8))
+    """The second takes four steps, each with four adapters."""
+    prefill_repeats: int = 5
+    cold_prompts: tuple[int, ...] = (16, 512, 2048)
+    cold_repeats: int = 3
+    """Each with one adapter of its own on the host and one in its file."""
+    warm_tokens: int = 8
+    profiled_steps: int = 24
+    probe_bytes: int = 1 << 30
+    """Of the buffers that bandwidths are measured with."""
+
+    @property
+    def max_adapters(self) -> int:
+        return self.kind.num_adapters
+
+    @property
+    def max_batch_size(self) -> int:
+        return max(self.batch_sizes)
+
+    @property
+    def num_cold_adapters(self) -> int:
+        return len(self.cold_prompts) * self.cold_repeats
+
+    @property
+    def mean_context(self) -> float:
+        """Keys a row sees in a decode step: the second token is computed with one more than the prompt has."""
+        return self.num_tokens + self.num_tokens / 2
+
+    def adapter_counts(self, batch_size: int) -> list[int]:
+        most = min(batch_size, self.max_adapters)
+        return sorted({0, 1, min(8, most), most})

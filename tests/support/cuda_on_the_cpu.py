@@ -1,0 +1,59 @@
+"""Code that names CUDA and bfloat16, run on a CPU in Triton's interpreter: whether it runs, not what it gives."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from loraserve.engine import startup
+from tests.support.host_accelerator import HostAccelerator
+
+GPU_NAME = "A GPU of the tests"
+PROPERTIES = SimpleNamespace(multi_processor_count=2, total_memory=1 << 30, major=9, minor=0)
+
+
+class CudaOnTheCpu(TorchFunctionMode):
+    """Tensors for a CUDA device are on the CPU instead, and those for bfloat16, which numpy lacks, are float16."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.cuda:
+            return args[0]
+        if func is Tensor.bfloat16:
+            return args[0].half()
+        moved = {name: _moved(value) for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        return func(*map(_moved, args), **moved)
+
+
+def _moved(value: object) -> object:
+    if value is torch.bfloat16:
+        return torch.float16
+    is_cuda = isinstance(value, str | torch.device) and str(value).startswith("cuda")
+    return torch.device("cpu") if is_cuda else value
+
+
+@contextmanager
+def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAccelerator]:
+    """Within the block; engines for CUDA run on the accelerator."""
+    accelerator, chosen, generator = HostAccelerator(), startup.choose_backend, torch.Generator
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: GPU_NAME)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (PROPERTIES.major, PROPERTIES.minor))
+    monkeypatch.setattr(torch.cuda, "manual_seed", torch.manual_seed)
+    monkeypatch.setattr(torch, "Generator", lambda *_, **__: generator())
+    monkeypatch.setattr(startup, "choose_device", lambda *_: torch.device("cpu"))
+    monkeypatch.setattr(startup, "choose_backend", lambda device, _, cache_dir: chosen(device, "triton", cache_dir))
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: accelerator)
+    with CudaOnTheCpu():
+        yield accelerator
