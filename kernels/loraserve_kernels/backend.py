@@ -46,7 +46,8 @@ class Backend(Protocol):
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """Store k, v: [T, num_kv_heads, head_dim] at slot_mapping: int64 [T].
 
-        Caches: [num_blocks, num_kv_heads, block_size, head_dim].
+        Caches: [num_blocks, num_kv_heads, block_size, head_dim], in the rows' dtype or in `KV_FLOAT8`, which keeps what
+        `to_kv_float8` says.
         """
         ...
 
@@ -64,7 +65,7 @@ class Backend(Protocol):
         """Rotate q: [T, num_heads, head_dim] in place; store k, rotated, and v like `kv_write`, without changing them.
 
         cos, sin: [T, rotary_dim], for the first rotary_dim features of each head: feature i turns against feature
-        i + rotary_dim / 2. Computed in float32.
+        i + rotary_dim / 2. Computed in float32, and rounded once to the dtype of q or of the caches.
         """
         ...
 
@@ -84,7 +85,8 @@ class Backend(Protocol):
 
         A query at position p sees keys k <= p, and with a window only k > p - sliding_window. softcap: scores become
         softcap * tanh(score / softcap). sinks: [num_heads] logits that join the softmax without a value.
-        Query head h reads key head h // (num_heads // num_kv_heads).
+        Query head h reads key head h // (num_heads // num_kv_heads). The caches are in q's dtype, or in `KV_FLOAT8` and
+        widened to it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The ops in C on CPU: float32 and bfloat16; other dtypes (float16) are served by the reference backend."""
+"""The ops in C on CPU: float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
 
 from ctypes import addressof, c_int64
 
@@ -91,7 +91,7 @@ class CpuBackend:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""
         check_kv_write(k, v, k_cache, v_cache, slot_mapping)
         require_cpu("k", k)
-        code = DTYPE_CODES.get(k.dtype)
+        code = DTYPE_CODES.get(k_cache.dtype)
         if code is None:
             self._reference.kv_write(k, v, k_cache, v_cache, slot_mapping)
             return
@@ -124,7 +124,7 @@ class CpuBackend:
         """See `Backend.rotary_kv_write`. Nothing is changed when a slot is outside the cache."""
         check_rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
         require_cpu("q", q)
-        code = DTYPE_CODES.get(q.dtype)
+        code = DTYPE_CODES.get(k_cache.dtype)
         if code is None:
             self._reference.rotary_kv_write(q, k, v, cos, sin, k_cache, v_cache, slot_mapping)
             return
@@ -165,7 +165,7 @@ class CpuBackend:
         """See `Backend.paged_attention`. Rows that belong to no sequence are left undefined."""
         check_paged_attention(q, k_cache, v_cache, batch, sliding_window, softcap, sinks)
         require_cpu("q", q)
-        code = DTYPE_CODES.get(q.dtype)
+        code = DTYPE_CODES.get(k_cache.dtype)
         if code is None:
             return self._reference.paged_attention(
                 q,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense, require_dense_last, require_like
+from loraserve_kernels.kv_float8 import KV_FLOAT8, indexable, require_cacheable, to_kv_float8
 
 
 def check_kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -16,8 +17,8 @@ def check_kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_
     if v.shape != expected:
         raise mismatch("v", list(v.shape), f"[T, num_kv_heads, head_dim] = {list(expected)}")
     check_caches(k_cache, v_cache)
-    require_like("k", k, "the caches", k_cache)
-    require_like("v", v, "the caches", k_cache)
+    require_cacheable("k", k, k_cache)
+    require_like("v", v, "k", k)
     require_dense("slot_mapping", slot_mapping, torch.int64)
     require_dense_last("k", k)
     require_dense_last("v", v)
@@ -36,8 +37,9 @@ def kv_write_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, s
     """`Backend.kv_write` in plain torch."""
     block_size = k_cache.shape[2]
     block, offset = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[block, :, offset] = k
-    v_cache[block, :, offset] = v
+    for rows, cache in ((k, k_cache), (v, v_cache)):
+        stored = to_kv_float8(rows) if cache.dtype == KV_FLOAT8 else rows
+        indexable(cache)[block, :, offset] = indexable(stored)
 
 
 @dataclass(slots=True)
@@ -59,8 +61,12 @@ def make_kv_write_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> KvWriteInputs:
-    """Random rows for distinct random slots of NaN caches; k and v are slices of one fused output."""
+    """Random rows for distinct random slots of NaN caches; k and v are slices of one fused output.
+
+    kv_dtype: of the caches; None = dtype.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_blocks = num_rows // block_size + 3
     fused = torch.randn(num_rows, 2 * num_kv_heads, head_dim, generator=generator).to(device, dtype)
@@ -68,7 +74,7 @@ def make_kv_write_inputs(
     return KvWriteInputs(
         k=fused[:, :num_kv_heads],
         v=fused[:, num_kv_heads:],
-        k_cache=torch.full(shape, float("nan"), dtype=dtype, device=device),
-        v_cache=torch.full(shape, float("nan"), dtype=dtype, device=device),
+        k_cache=torch.full(shape, float("nan"), device=device).to(kv_dtype or dtype),
+        v_cache=torch.full(shape, float("nan"), device=device).to(kv_dtype or dtype),
         slot_mapping=torch.randperm(num_blocks * block_size, generator=generator)[:num_rows].to(device),
     )

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loraserve_kernels.checks import mismatch, require_dense, require_dense_last, require_like
+from loraserve_kernels.checks import mismatch, require_dense, require_dense_last
+from loraserve_kernels.kv_float8 import indexable, require_cacheable
 from loraserve_kernels.kv_write import check_caches
 from loraserve_kernels.step_batch import Segments, StepBatch
 
@@ -24,7 +25,7 @@ def check_paged_attention(
     num_kv_heads, head_dim = k_cache.shape[1], k_cache.shape[3]
     if q.dim() != 3 or q.shape[2] != head_dim or q.shape[1] % num_kv_heads != 0:
         raise mismatch("q", list(q.shape), f"[T, a multiple of {num_kv_heads} heads, {head_dim}]")
-    require_like("q", q, "the caches", k_cache)
+    require_cacheable("q", q, k_cache)
     require_dense_last("q", q)
     if sliding_window is not None and sliding_window < 1:
         raise mismatch("sliding_window", sliding_window, "None or at least 1")
@@ -67,8 +68,9 @@ def paged_attention_reference(
         first_key = 0 if sliding_window is None else max(0, context_len - num_rows - sliding_window + 1)
         key = torch.arange(first_key, context_len, device=q.device)
         block = batch.block_table[sequence, key // block_size].long()
-        k = k_cache[block, :, key % block_size].to(precision)  # [keys, num_kv_heads, head_dim]
-        v = v_cache[block, :, key % block_size].to(precision)
+        k, v = (  # [keys, num_kv_heads, head_dim]
+            indexable(cache)[block, :, key % block_size].view(cache.dtype).to(precision) for cache in (k_cache, v_cache)
+        )
         queries = q[rows].to(precision).unflatten(1, (num_kv_heads, group))
         scores = torch.einsum("rhgd,khd->hgrk", queries, k) * scaling
         if softcap is not None:
@@ -96,7 +98,7 @@ class AttentionInputs:
     v_cache: Tensor
     batch: StepBatch
     keys: list[Tensor]
-    """Per sequence [context_len, num_kv_heads, head_dim]."""
+    """Per sequence [context_len, num_kv_heads, head_dim], with the caches' values in q's dtype."""
     values: list[Tensor]
 
 
@@ -110,11 +112,14 @@ def make_attention_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionInputs:
     """Random inputs with blocks in random order; NaN in every unused cache slot, nonsense past each block table's end.
 
     q is a slice of a fused output, so its rows are strided. Rows of the sequences lie in reverse sequence order.
+    kv_dtype: of the caches; None = dtype.
     """
+    kv_dtype = kv_dtype or dtype
     generator = torch.Generator().manual_seed(seed)
     used = [-(-context // block_size) for context in context_lens]
     num_blocks = sum(used) + 2
@@ -127,7 +132,7 @@ def make_attention_inputs(
         blocks = torch.tensor([order.pop() for _ in range(used[sequence])], dtype=torch.int64)
         block_table[sequence, : len(blocks)] = blocks
         position = torch.arange(context)
-        k, v = torch.randn(2, context, num_kv_heads, head_dim, generator=generator).to(dtype)
+        k, v = torch.randn(2, context, num_kv_heads, head_dim, generator=generator).to(kv_dtype).to(dtype)
         k_cache[blocks[position // block_size], :, position % block_size] = k
         v_cache[blocks[position // block_size], :, position % block_size] = v
         keys.append(k.to(device))
@@ -154,4 +159,4 @@ def make_attention_inputs(
         sampled_segments=segments,
     )
     q = fused.to(device, dtype)[:, :num_heads]
-    return AttentionInputs(q, k_cache.to(device), v_cache.to(device), batch, keys, values)
+    return AttentionInputs(q, k_cache.to(device, kv_dtype), v_cache.to(device, kv_dtype), batch, keys, values)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense_last, require_like
+from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.kv_write import KvWriteInputs, check_kv_write, kv_write_reference, make_kv_write_inputs
 
 
@@ -47,17 +48,18 @@ def rotary_kv_write_reference(
     slot_mapping: Tensor,
 ) -> None:
     """`Backend.rotary_kv_write` in plain torch (Su et al., 2021, in the half-split layout of GPT-NeoX)."""
-    q.copy_(_rotated(q, cos, sin))
-    kv_write_reference(_rotated(k, cos, sin), v, k_cache, v_cache, slot_mapping)
+    q.copy_(_rotated(q, cos, sin, q.dtype))
+    k_dtype = torch.float32 if k_cache.dtype == KV_FLOAT8 else k.dtype  # rounded once
+    kv_write_reference(_rotated(k, cos, sin, k_dtype), v, k_cache, v_cache, slot_mapping)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
     rotary_dim = cos.shape[1]
     turned, rest = x[..., :rotary_dim].float(), x[..., rotary_dim:]
     low, high = turned.chunk(2, dim=-1)
     cos, sin = cos.float()[:, None], sin.float()[:, None]
     turned = turned * cos + torch.cat([-high, low], dim=-1) * sin
-    return torch.cat([turned.to(x.dtype), rest], dim=-1)
+    return torch.cat([turned.to(dtype), rest.to(dtype)], dim=-1)
 
 
 @dataclass(slots=True)
@@ -79,8 +81,9 @@ def make_rotary_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    kv_dtype: torch.dtype | None = None,
 ) -> RotaryInputs:
-    """Random angles; q is a slice of a wider output, like k and v."""
+    """Random angles; q is a slice of a wider output, like k and v. kv_dtype: of the caches; None = dtype."""
     generator = torch.Generator().manual_seed(seed + 1)
     angles = torch.rand(num_rows, rotary_dim // 2, generator=generator) * 6
     angles = torch.cat([angles, angles], dim=-1)
@@ -88,5 +91,7 @@ def make_rotary_inputs(
         q=torch.randn(num_rows, num_heads + 1, head_dim, generator=generator).to(device, dtype)[:, :num_heads],
         cos=angles.cos().to(device, dtype),
         sin=angles.sin().to(device, dtype),
-        kv=make_kv_write_inputs(num_rows, num_kv_heads, head_dim, dtype=dtype, device=device, seed=seed),
+        kv=make_kv_write_inputs(
+            num_rows, num_kv_heads, head_dim, dtype=dtype, device=device, seed=seed, kv_dtype=kv_dtype
+        ),
     )

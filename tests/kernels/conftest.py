@@ -11,11 +11,17 @@ from loraserve_kernels.c_compiler import CompilerUnavailable, find_compilers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library, open_prebuilt
 from loraserve_kernels.cpu_variants import cpu_flags, usable_variants
+from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
+from tests.support.interpreted_float8 import convert_as_a_gpu
+from tests.support.poison import poison_new_tensors
 from tests.support.triton_launches import checked_replay
 
 HAS_GPU = torch.cuda.is_available()
+
+# A machine that is there for its GPU need not have hypothesis, and neither of these needs a GPU.
+collect_ignore = [] if importlib.util.find_spec("hypothesis") else ["test_attention_work.py", "test_lora_tiles.py"]
 
 if not HAS_GPU:
     # Triton decides when it is imported, which only the fixtures below and the tests of its kernels do, later.
@@ -47,6 +53,12 @@ def parameters(item: pytest.Item) -> dict[str, object]:
 def uses_triton(item: pytest.Item) -> bool:
     is_direct = isinstance(item, pytest.Function) and "triton_device" in item.fixturenames
     return is_direct or parameters(item).get("backend") == "triton"
+
+
+@pytest.fixture(autouse=True)
+def _outputs_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ops allocate their results and what they keep between kernels; whatever of it they do not write then shows."""
+    poison_new_tensors(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +132,16 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
         return graph.replay
 
     return capture
+
+
+@pytest.fixture
+def kv_float8(monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """The dtype of caches of a byte an element, which kernels then convert right, interpreted or not."""
+    if HAS_GPU and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("the GPU does not convert e4m3")
+    if not HAS_GPU and importlib.util.find_spec("triton") is not None:
+        convert_as_a_gpu(monkeypatch)
+    return KV_FLOAT8
 
 
 @pytest.fixture

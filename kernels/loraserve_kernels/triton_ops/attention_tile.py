@@ -42,7 +42,7 @@ def query_tile(num_queries: int, most: int, dtype: torch.dtype) -> int:
 
 
 def key_tile(block_dim: int, dtype: torch.dtype) -> int:
-    """Keys taken at a time: 16 KiB of K, and at most 128."""
+    """Keys taken at a time: 16 KiB of K, as it is multiplied, and at most 128. dtype: of the queries."""
     return max(16, min(128, 16384 // (block_dim * dtype.itemsize)))
 
 
@@ -95,7 +95,8 @@ def attend_keys(
     """One pass of online softmax over the key tiles from begin, a multiple of KEYS, to end.
 
     output: float32 [BLOCK, BLOCK_DIM], maximum (base 2), total: float32 [BLOCK]; returned updated.
-    q: [BLOCK, BLOCK_DIM]; position: int32 [BLOCK]. k_cache, v_cache: at the kv head; blocks: the sequence's table.
+    q: [BLOCK, BLOCK_DIM]; position: int32 [BLOCK]. k_cache, v_cache: at the kv head, widened to q's dtype where they
+    are float8; blocks: the sequence's table.
     MASKED: a query may not see every key of the tiles; keys outside first_key .. end_key are then not even read.
     """
     dim = tl.arange(0, BLOCK_DIM)
@@ -109,7 +110,7 @@ def attend_keys(
             block = tl.load(blocks + key // BLOCK_SIZE)
         row = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * HEAD_DIM
         offset = row[:, None] + dim[None, :]
-        k = _load_rows(k_cache + offset, present, dim, MASKED, HEAD_DIM, BLOCK_DIM)
+        k = _load_rows(k_cache + offset, present, dim, MASKED, HEAD_DIM, BLOCK_DIM).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if HAS_SOFTCAP:
             scores = 1.0 - 2.0 / (tl.exp2(scores * inner_scale) + 1.0)
@@ -126,7 +127,7 @@ def attend_keys(
         weights = tl.exp2(scores * scale - shift[:, None])
         fade = tl.exp2(maximum - shift)
         total = total * fade + tl.sum(weights, 1)
-        v = _load_rows(v_cache + offset, present, dim, MASKED, HEAD_DIM, BLOCK_DIM)
+        v = _load_rows(v_cache + offset, present, dim, MASKED, HEAD_DIM, BLOCK_DIM).to(q.dtype)
         output = tl.dot(weights.to(v.dtype), v, output * fade[:, None], input_precision="ieee")
         maximum = new_maximum
     return output, maximum, total

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.triton_ops.kv_float8 import kept
+
 _TILE = 2048
 """Elements of K per program, and as many of V: the 8 heads of 128 of a Llama-3-8B row take half of it."""
 
@@ -39,8 +41,8 @@ def _kv_write_kernel(
     offset = cache_row * head_dim + columns
     k = tl.load(k_ptr + row * k_row_stride + heads * k_head_stride + columns, mask=mask)
     v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=mask)
-    tl.store(k_cache_ptr + offset, k, mask=mask)
-    tl.store(v_cache_ptr + offset, v, mask=mask)
+    tl.store(k_cache_ptr + offset, kept(k, k_cache_ptr), mask=mask)
+    tl.store(v_cache_ptr + offset, kept(v, v_cache_ptr), mask=mask)
 
 
 def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -66,4 +68,5 @@ def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         HEADS=heads,
         COLUMNS=columns,
         num_warps=4,
+        enable_fp_fusion=True,
     )

@@ -24,7 +24,8 @@ MAX_QUERIES = 128
 L2 at 64 bytes a clock and SM, which is all it gives."""
 
 
-@triton.jit
+# Not compiled anew for a block table of another width.
+@triton.jit(do_not_specialize=["stride_table"])
 def _paged_prefill_kernel(
     out,
     q,
@@ -177,7 +178,8 @@ def paged_prefill(
         BLOCK_DIM=block_dim,
         QUERIES=queries,
         BLOCK_SIZE=block_size,
-        KEYS=key_tile(block_dim, k_cache.dtype),
+        KEYS=key_tile(block_dim, q.dtype),
         num_warps=8 if queries == MAX_QUERIES else 4,
         num_stages=3,
+        enable_fp_fusion=True,
     )

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.triton_ops.kv_float8 import kept
+
 _TILE = 2048
 """Elements per program: 16 heads of 128, so that a row of Llama-3-8B is two programs for Q and one for K and V."""
 
@@ -23,9 +25,8 @@ def _rotate(x_ptr, out_ptr, cos_ptr, sin_ptr, mask, half, HALF: tl.constexpr):
     low_sin = tl.load(sin_ptr + columns, mask=is_turned, other=0.0).to(tl.float32)
     high_cos = tl.load(cos_ptr + half + columns, mask=is_turned, other=0.0).to(tl.float32)
     high_sin = tl.load(sin_ptr + half + columns, mask=is_turned, other=0.0).to(tl.float32)
-    dtype = out_ptr.dtype.element_ty
-    tl.store(out_ptr + columns, (low * low_cos - high * low_sin).to(dtype), mask=mask)
-    tl.store(out_ptr + half + columns, (high * high_cos + low * high_sin).to(dtype), mask=mask)
+    tl.store(out_ptr + columns, kept(low * low_cos - high * low_sin, out_ptr), mask=mask)
+    tl.store(out_ptr + half + columns, kept(high * high_cos + low * high_sin, out_ptr), mask=mask)
 
 
 @triton.jit
@@ -76,10 +77,11 @@ def _rotary_kv_write_kernel(
         _rotate(k_heads_ptr, k_slot_ptr, cos_ptr, sin_ptr, is_head, half, HALF)
         if rotary_dim < head_dim:
             is_rest = is_head & (columns >= rotary_dim) & (columns < head_dim)
-            tl.store(k_slot_ptr + columns, tl.load(k_heads_ptr + columns, mask=is_rest), mask=is_rest)
+            rest = tl.load(k_heads_ptr + columns, mask=is_rest)
+            tl.store(k_slot_ptr + columns, kept(rest, k_cache_ptr), mask=is_rest)
         mask = is_head & (columns < head_dim)
         v = tl.load(v_ptr + row * v_row_stride + heads * v_head_stride + columns, mask=mask)
-        tl.store(v_cache_ptr + cache_row * head_dim + columns, v, mask=mask)
+        tl.store(v_cache_ptr + cache_row * head_dim + columns, kept(v, v_cache_ptr), mask=mask)
 
 
 def rotary_kv_write(
@@ -123,4 +125,5 @@ def rotary_kv_write(
         COLUMNS=columns,
         HALF=triton.next_power_of_2(max(1, rotary_dim // 2)),
         num_warps=4,
+        enable_fp_fusion=True,
     )
