@@ -27,7 +27,8 @@ PREFILL_ROWS = 128
 
 PROGRAMS_PER_SM = 4
 """Of the decode kernel, resident at a time: compiled for Hopper, at head_dim 128 in bfloat16, one has 39 KiB of shared
-memory and 127 registers a thread. Each has 32 KiB of K and V on the way; bandwidth times latency is 30 KiB an SM."""
+memory and 128 registers a thread, `paged_decode`'s limit. Each has 32 KiB of K and V on the way; bandwidth times
+latency is 30 KiB an SM."""
 
 
 @dataclass(slots=True)
@@ -70,20 +71,20 @@ def prefill_capacity(num_rows: int, num_sequences: int) -> int:
     return min(num_rows // (APPEND_ROWS + 1), num_rows // PREFILL_ROWS + num_sequences)
 
 
-def fill_decode_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray) -> None:
-    """Write `AttentionWork.decode_splits` so that the longest part is as short as the list's length allows.
+def fill_decode_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray, num_splits: int) -> None:
+    """Write `AttentionWork.decode_splits`, with parts of such a length that a device is done soonest.
 
-    splits: int32 [num_splits, 4]. context_lens, num_rows: as in `StepBatch`. Raises `ValueError` when there are fewer
-    splits than such sequences.
+    splits: int32 [capacity, 4]. context_lens, num_rows: as in `StepBatch`. num_splits: as for the capacity. Raises
+    `ValueError` when there are fewer splits than such sequences.
     """
     sequence = np.flatnonzero(num_rows == 1)
-    _fill_splits(splits, sequence, np.zeros_like(sequence), context_lens[sequence])
+    _fill_splits(splits, sequence, np.zeros_like(sequence), context_lens[sequence], num_splits)
 
 
-def fill_append_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray) -> None:
+def fill_append_splits(splits: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray, num_splits: int) -> None:
     """Write `AttentionWork.append_splits`, as `fill_decode_splits` does its list."""
     sequence, first_row, end_row = _cut(np.where(_is_appended(num_rows), num_rows, 0), APPEND_ROWS)
-    _fill_splits(splits, sequence, first_row, (context_lens - num_rows)[sequence] + end_row)
+    _fill_splits(splits, sequence, first_row, (context_lens - num_rows)[sequence] + end_row, num_splits)
 
 
 def fill_prefill_tiles(tiles: np.ndarray, context_lens: np.ndarray, num_rows: np.ndarray) -> None:
@@ -115,8 +116,8 @@ def make_attention_work(context_lens: Tensor, num_rows: Tensor, num_splits: int)
     decode = np.empty((decode_capacity(int((rows == 1).sum()), longest, num_splits), 4), np.int32)
     append = np.empty((append_capacity(int(appended.sum()), len(appended), longest, num_splits), 4), np.int32)
     tiles = np.empty((prefill_capacity(int(prefilled.sum()), len(prefilled)), 3), np.int32)
-    fill_decode_splits(decode, lens, rows)
-    fill_append_splits(append, lens, rows)
+    fill_decode_splits(decode, lens, rows, num_splits)
+    fill_append_splits(append, lens, rows, num_splits)
     fill_prefill_tiles(tiles, lens, rows)
     return AttentionWork(*(torch.from_numpy(array).to(device) for array in (decode, append, tiles)))
 
@@ -146,16 +147,33 @@ def _split_capacity(num_entries: int, max_context: int, num_splits: int) -> int:
     return min(num_entries + num_splits, num_entries * max(1, -(-max_context // SPLIT_KEYS)))
 
 
-def _fill_splits(splits: np.ndarray, sequence: np.ndarray, first_row: np.ndarray, num_keys: np.ndarray) -> None:
+def _fill_splits(
+    splits: np.ndarray, sequence: np.ndarray, first_row: np.ndarray, num_keys: np.ndarray, num_splits: int
+) -> None:
     if len(sequence) > len(splits):
         raise mismatch("the number of splits", len(splits), f"at least {len(sequence)} for these rows")
     units = np.maximum(_ceil_div(num_keys, SPLIT_KEYS), 1)
-    num_parts = _ceil_div(units, _units_per_part(units, len(splits)))
+    num_parts = _ceil_div(units, _best_units_per_part(units, len(splits), num_splits))
     total = int(num_parts.sum())
     part = np.arange(total) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
     columns = (np.repeat(sequence, num_parts), np.repeat(first_row, num_parts), part, np.repeat(num_parts, num_parts))
     splits[:total] = np.stack(columns, axis=1)
     splits[total:] = -1
+
+
+def _best_units_per_part(units: np.ndarray, capacity: int, num_splits: int) -> int:
+    """Of two: for as many parts as run at a time, which suits contexts of one length, and as many as the list takes.
+
+    With 8 kv heads, 16 contexts of 8192 keys are 64 parts in one round of 66, of 16 units each; 80 parts of 13 would
+    take two rounds.
+    """
+
+    def duration(units_per_part: int) -> int:
+        num_rounds = -(-int(_ceil_div(units, units_per_part).sum()) // max(1, num_splits))
+        return num_rounds * units_per_part
+
+    at_a_time = min(capacity, max(len(units), num_splits))
+    return min((_units_per_part(units, at_a_time), _units_per_part(units, capacity)), key=duration)
 
 
 def _units_per_part(units: np.ndarray, num_splits: int) -> int:

@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import torch
 
@@ -17,10 +18,11 @@ REQUESTS = ("auto", "cpu", "triton", "reference")
 def choose_backend(
     device: torch.device | str, requested: str = "auto", cache_dir: Path | None = None
 ) -> tuple[Backend, str]:
-    """(backend, reason for a person). "auto" never fails; a backend requested by name that cannot run raises.
+    """(backend, reason for a person). "auto" never fails on a CPU; a backend requested by name that cannot run raises.
 
     "auto" is "triton" on CUDA devices and "cpu" on CPUs where those can run. Raises `ValueError` for an unknown name, a
-    device the backend does not serve or a missing triton, `CompilerUnavailable` when "cpu" cannot be built.
+    device the backend does not serve, a missing triton or one that cannot launch, `CompilerUnavailable` when "cpu"
+    cannot be built.
     """
     device = torch.device(device)
     if requested not in REQUESTS:
@@ -54,6 +56,21 @@ def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
     if device.type not in ("cuda", "cpu") or (device.type == "cpu" and not is_interpreted):
         hint = "; on a CPU it runs only in Triton's interpreter, for tests: set TRITON_INTERPRET=1"
         raise ValueError(f"device is {device}, expected cuda for the triton backend{hint}")
+    if not is_interpreted:
+        _require_launcher(device)
     from loraserve_kernels.triton_backend import TritonBackend
 
     return TritonBackend(), f"triton: {__version__}{', interpreted' if is_interpreted else ''}"
+
+
+def _require_launcher(device: torch.device) -> None:
+    """Raise `ValueError` unless Triton can launch: it compiles that part of itself, in C, when first used."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except (RuntimeError, OSError, CalledProcessError, ImportError) as error:
+        raise ValueError(
+            f"triton cannot launch kernels on {device} ({error}), expected a C compiler and Python's headers: install "
+            "gcc, libc6-dev and, for a distribution's own Python, python3-dev"
+        ) from error

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 IS_ALLOWED, IS_BANNED = 1, 2
@@ -26,6 +28,16 @@ class RowEdits:
     frequency: float = 0.0
     count_row: int = -1
     """Row of the token counts; -1 = no penalties."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTokens:
+    """What a row does to single tokens: E of them, each once, all of the vocabulary."""
+
+    token_ids: NDArray[np.int32]
+    biases: NDArray[np.float32]
+    marks: NDArray[np.int8]
+    """As `LogitEdits.marks`."""
 
 
 @dataclass(slots=True)
@@ -59,32 +71,38 @@ class LogitEdits:
     """int32 [P, V]: how often a sequence's output has each token, | `IN_PROMPT`."""
 
 
+def list_tokens(row: RowEdits, vocab_size: int) -> ListedTokens:
+    """Of its allowed tokens, biases and bans."""
+    found: dict[int, tuple[float, int]] = dict.fromkeys(row.allowed_token_ids, (0.0, IS_ALLOWED))
+    for token_id, bias in row.bias.items():
+        found[token_id] = (bias, found.get(token_id, (0.0, 0))[1])
+    for token_id in row.banned_token_ids:
+        bias, mark = found.get(token_id, (0.0, 0))
+        found[token_id] = (bias, mark | IS_BANNED)
+    inside = [token_id for token_id in found if 0 <= token_id < vocab_size]
+    return ListedTokens(
+        np.array(inside, np.int32),
+        np.array([found[token_id][0] for token_id in inside], np.float32),
+        np.array([found[token_id][1] for token_id in inside], np.int8),
+    )
+
+
 def pack_edits(rows: Sequence[RowEdits], token_counts: Tensor) -> LogitEdits:
     """On the device of `token_counts`, which is not copied."""
-    starts, token_ids, biases, marks = [0], [], [], []
-    for row in rows:
-        found: dict[int, tuple[float, int]] = dict.fromkeys(row.allowed_token_ids, (0.0, IS_ALLOWED))
-        for token_id, bias in row.bias.items():
-            found[token_id] = (bias, found.get(token_id, (0.0, 0))[1])
-        for token_id in row.banned_token_ids:
-            bias, mark = found.get(token_id, (0.0, 0))
-            found[token_id] = (bias, mark | IS_BANNED)
-        inside = [token_id for token_id in found if 0 <= token_id < token_counts.shape[1]]
-        token_ids += inside
-        biases += [found[token_id][0] for token_id in inside]
-        marks += [found[token_id][1] for token_id in inside]
-        starts.append(len(token_ids))
-    device = token_counts.device
+    device, vocab_size = token_counts.device, token_counts.shape[1]
+    listed = [list_tokens(row, vocab_size) for row in rows]
+    starts = np.cumsum([0, *(len(each.token_ids) for each in listed)])
     is_edited = [
-        bool(row.allowed_token_ids) or row.count_row >= 0 or starts[i + 1] > starts[i] for i, row in enumerate(rows)
+        bool(row.allowed_token_ids) or row.count_row >= 0 or len(each.token_ids) > 0
+        for row, each in zip(rows, listed, strict=True)
     ]
     return LogitEdits(
         is_edited=torch.tensor(is_edited, dtype=torch.int8, device=device),
         is_blank=torch.tensor([bool(row.allowed_token_ids) for row in rows], dtype=torch.int8, device=device),
         start=torch.tensor(starts, dtype=torch.int32, device=device),
-        token_ids=torch.tensor(token_ids, dtype=torch.int32, device=device),
-        biases=torch.tensor(biases, dtype=torch.float32, device=device),
-        marks=torch.tensor(marks, dtype=torch.int8, device=device),
+        token_ids=torch.from_numpy(np.concatenate([each.token_ids for each in listed])).to(device),
+        biases=torch.from_numpy(np.concatenate([each.biases for each in listed])).to(device),
+        marks=torch.from_numpy(np.concatenate([each.marks for each in listed])).to(device),
         repetition=torch.tensor([row.repetition for row in rows], dtype=torch.float32, device=device),
         frequency=torch.tensor([row.frequency for row in rows], dtype=torch.float32, device=device),
         presence=torch.tensor([row.presence for row in rows], dtype=torch.float64, device=device),
@@ -94,13 +112,27 @@ def pack_edits(rows: Sequence[RowEdits], token_counts: Tensor) -> LogitEdits:
 
 
 def fill_token_counts(counts: Tensor, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> None:
-    """Start a sequence's row of `LogitEdits.token_counts`: int32 [V]."""
-    vocab_size = counts.shape[0]
-    outputs = torch.tensor(output_token_ids, dtype=torch.int64)
-    prompt = torch.tensor(prompt_token_ids, dtype=torch.int64)
-    filled = torch.bincount(outputs[(outputs >= 0) & (outputs < vocab_size)], minlength=vocab_size)
-    filled[prompt[(prompt >= 0) & (prompt < vocab_size)]] |= IN_PROMPT
-    counts.copy_(filled)
+    """Start a sequence's row of `LogitEdits.token_counts`: int32 [V]. Waits for nothing."""
+    counts.zero_()
+    counts.index_fill_(0, _in_vocab(prompt_token_ids, counts), IN_PROMPT)
+    outputs = _in_vocab(output_token_ids, counts)
+    counts.index_add_(0, outputs, torch.ones_like(outputs, dtype=counts.dtype))
+
+
+def _in_vocab(token_ids: Sequence[int], counts: Tensor) -> Tensor:
+    """int64, on the device of `counts`; from page-locked memory, as a copy from other memory is waited for."""
+    found = torch.tensor(token_ids, dtype=torch.int64)
+    found = found[(found >= 0) & (found < counts.shape[0])]
+    return found.pin_memory().to(counts.device, non_blocking=True) if counts.is_cuda else found
+
+
+def count_tokens_reference(edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
+    """Add the tokens that were chosen to the counts of rows with penalties, in place.
+
+    token_ids int64 [R], is_finite bool [R]: as `sample` returns them. A row that is not finite is not counted.
+    """
+    is_counted = (edits.count_row >= 0) & is_finite
+    edits.token_counts[edits.count_row[is_counted].long(), token_ids[is_counted]] += 1
 
 
 def edit_row_reference(logits: Tensor, edits: LogitEdits, row: int) -> Tensor:

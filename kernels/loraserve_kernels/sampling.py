@@ -80,6 +80,10 @@ class SamplesOnDevice(Protocol):
         """See `sample_reference`. Waits for nothing."""
         ...
 
+    def count_tokens(self, edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
+        """See `count_tokens_reference`. Waits for nothing."""
+        ...
+
 
 def check_sample(logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None) -> None:
     """Raise `ValueError` unless shapes, dtypes and devices are those of `sample_reference`."""

@@ -17,6 +17,7 @@ from loraserve_kernels.sampling import DrawParams, check_sample
 from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 from loraserve_kernels.triton_ops.kv_write import kv_write
+from loraserve_kernels.triton_ops.logit_edits import count_tokens
 from loraserve_kernels.triton_ops.lora_expand import lora_expand
 from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
 from loraserve_kernels.triton_ops.paged_attention import paged_attention
@@ -32,6 +33,8 @@ class TritonBackend:
     Given work lists (`Segments.tiles`, `StepBatch.attention`), no op but `argmax` reads a tensor on the host, and what
     is launched depends on shapes alone: a step can be captured in a CUDA graph and replayed with other values, be they
     more adapters or larger ranks. Values are trusted: unlike in the C functions, no offset is checked.
+
+    Every launch says whether multiplications and additions may be fused: Triton's default differs between its versions.
     """
 
     name = "triton"
@@ -123,3 +126,7 @@ class TritonBackend:
         """See `SamplesOnDevice`."""
         check_sample(logits, vocab_size, draws, edits)
         return sample(logits, vocab_size, draws, edits)
+
+    def count_tokens(self, edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
+        """See `SamplesOnDevice`."""
+        count_tokens(edits, token_ids, is_finite)

@@ -41,6 +41,7 @@ def all_checks(model: str, host: str, port: int, data_dir: Path) -> list[Check]:
         cpu(),
         memory(),
         kernels(),
+        gpu_kernels(),
         disk(data_dir),
         port_is_free(host, port),
         model_files(model),
@@ -92,6 +93,20 @@ def kernels() -> Check:
     if backend.name != "cpu":
         return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster adapters")
     return Check("kernels", Status.OK, reason)
+
+
+def gpu_kernels() -> Check:
+    """A warning at most: without `--device cuda` a server starts all the same."""
+    try:
+        import torch
+        from loraserve_kernels.choose_backend import choose_backend
+
+        if torch.cuda.device_count() == 0:
+            return Check("GPU kernels", Status.OK, "no NVIDIA GPU is usable")
+        backend, reason = choose_backend("cuda")
+    except Exception as error:
+        return Check("GPU kernels", Status.WARN, str(error), "needed for --device cuda")
+    return Check("GPU kernels", Status.OK if backend.name == "triton" else Status.WARN, reason)
 
 
 def disk(data_dir: Path) -> Check:

@@ -24,6 +24,8 @@ MAX_PROBE_TOKENS = 96
 # Largest difference allowed, as a share of the largest |logit|. Models that are wrong differ by 0.1 and more; float32
 # rounding by 1e-6, bfloat16 rounding over 32 layers by about 0.02.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+"""They say nothing of the model, and after the second every call of the device fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,8 @@ def is_same(
     """Whether a forward gives the bits of transformers' own over the same modules, in every step of the probe."""
     try:
         found = _run_probe(forward, model, attention, context, probe)
+    except DEVICE_ERRORS:
+        raise
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
         return False
     expected = _run_probe(TransformersForward(model), model, attention, context, probe)
@@ -113,7 +117,7 @@ def require_equal(
     name = type(model).__name__
     try:
         difference = check(model, attention, context, probe)
-    except torch.OutOfMemoryError:
+    except DEVICE_ERRORS:
         raise
     except Exception as error:
         raise ModelRefusedError(
@@ -132,6 +136,8 @@ def is_equal(model: PreTrainedModel, attention: Sequence[AttentionSpec], context
     """Whether the paged model, as it stands now, gives the model's own logits."""
     try:
         return check(model, attention, context, probe) <= TOLERANCE[model.dtype]
+    except DEVICE_ERRORS:
+        raise
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError):
         return False
 

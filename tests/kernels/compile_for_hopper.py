@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import triton
+from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.logit_edits import RowEdits, pack_edits
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.paged_attention import make_attention_inputs
@@ -71,9 +72,12 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack_bytes": int(found[2])}
 
 
-def attend(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, **options) -> Callable[[], object]:
+def attend(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, **options
+) -> Callable[[], object]:
     """A batch of a decode row, a few rows and a prompt."""
-    inputs = make_attention_inputs([300, 300, 300], [1, 9, 280], num_heads, num_kv_heads, head_dim, dtype=dtype)
+    heads = (num_heads, num_kv_heads, head_dim)
+    inputs = make_attention_inputs([300, 300, 300], [1, 9, 280], *heads, dtype=dtype, kv_dtype=kv_dtype)
     arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.batch)
     return lambda: paged_attention(*arguments, scaling=head_dim**-0.5, **options)
 
@@ -96,10 +100,18 @@ def small_ops() -> None:
     backend.rms_norm(x.unflatten(1, (32, 128)), weight[:128], 1e-5)
     backend.rms_norm(torch.zeros(2, 16384, dtype=torch.bfloat16), torch.zeros(16384, dtype=torch.bfloat16), 1e-5)
     backend.silu_mul(*torch.zeros(2, 28672, dtype=torch.bfloat16).split(14336, dim=1))
-    rotary = make_rotary_inputs(16, 32, 8, 128, 128, torch.bfloat16)
-    kv = (rotary.kv.k, rotary.kv.v, rotary.kv.k_cache, rotary.kv.v_cache, rotary.kv.slot_mapping)
+    write_kv(None)
+    write_kv(KV_FLOAT8)
+
+
+def write_kv(kv_dtype: torch.dtype | None) -> None:
+    """With and without rotation, of all of a head and of a part."""
+    backend = TritonBackend()
+    for rotary_dim in (128, 64):
+        rotary = make_rotary_inputs(16, 32, 8, 128, rotary_dim, torch.bfloat16, kv_dtype=kv_dtype)
+        kv = (rotary.kv.k, rotary.kv.v, rotary.kv.k_cache, rotary.kv.v_cache, rotary.kv.slot_mapping)
+        backend.rotary_kv_write(rotary.q, *kv[:2], rotary.cos, rotary.sin, *kv[2:])
     backend.kv_write(*kv)
-    backend.rotary_kv_write(rotary.q, *kv[:2], rotary.cos, rotary.sin, *kv[2:])
 
 
 def choose_tokens(dtype: torch.dtype, vocab_size: int) -> None:
@@ -118,6 +130,11 @@ CASES = {
     "attention-128": lambda: attend(32, 8, 128, torch.bfloat16),
     "attention-64-window-sinks": lambda: attend(64, 8, 64, torch.bfloat16, sliding_window=128, sinks=SINKS),
     "attention-256-window-softcap": lambda: attend(8, 4, 256, torch.bfloat16, sliding_window=100, softcap=50.0),
+    "attention-128-float8": lambda: attend(32, 8, 128, torch.bfloat16, KV_FLOAT8),
+    "attention-256-float8-window-softcap": lambda: attend(
+        8, 4, 256, torch.bfloat16, KV_FLOAT8, sliding_window=100, softcap=50.0
+    ),
+    "attention-64-float8-float16": lambda: attend(64, 8, 64, torch.float16, KV_FLOAT8),
     "attention-float32": lambda: attend(8, 8, 64, torch.float32),
     "lora-decode": lambda: add_lora(64, torch.bfloat16),
     "lora-lone-row": lambda: add_lora(2, torch.bfloat16),

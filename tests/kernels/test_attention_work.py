@@ -1,4 +1,5 @@
 import math
+from itertools import count
 
 import numpy as np
 import pytest
@@ -23,10 +24,10 @@ from loraserve_kernels.attention_work import (
 MAX_CONTEXT = 131_072
 
 
-def filled(fill, shape, context_lens, num_rows) -> np.ndarray:
+def filled(fill, shape, context_lens, num_rows, *num_splits) -> np.ndarray:
     """A list that was full of other values before."""
     entries = np.full(shape, 77, np.int32)
-    fill(entries, np.array(context_lens, np.int32), np.array(num_rows, np.int32))
+    fill(entries, np.array(context_lens, np.int32), np.array(num_rows, np.int32), *num_splits)
     return entries
 
 
@@ -38,7 +39,8 @@ def used(entries: np.ndarray) -> np.ndarray:
 
 
 def decode_splits(context_lens, num_splits) -> np.ndarray:
-    return used(filled(fill_decode_splits, (num_splits, 4), context_lens, [1] * len(context_lens)))
+    shape = (decode_capacity(len(context_lens), MAX_CONTEXT, num_splits), 4)
+    return used(filled(fill_decode_splits, shape, context_lens, [1] * len(context_lens), num_splits))
 
 
 def rows_of(tiles: np.ndarray) -> list[tuple[int, int]]:
@@ -61,7 +63,7 @@ rows_and_prefixes = st.lists(st.tuples(st.integers(0, 600), st.integers(0, 5000)
 
 @given(contexts, st.integers(0, 100))
 def test_the_parts_of_each_sequence_are_all_there_adjacent_and_in_order(context_lens, num_splits):
-    splits = decode_splits(context_lens, decode_capacity(len(context_lens), MAX_CONTEXT, num_splits))
+    splits = decode_splits(context_lens, num_splits)
     expected = []
     for sequence in range(len(context_lens)):
         num_parts = int(splits[splits[:, 0] == sequence][0, 3])
@@ -71,16 +73,26 @@ def test_the_parts_of_each_sequence_are_all_there_adjacent_and_in_order(context_
 
 
 @given(contexts, st.integers(0, 100))
-def test_no_split_with_as_many_entries_has_a_shorter_longest_part(context_lens, num_splits):
-    capacity = len(context_lens) + num_splits
-    longest = longest_part(decode_splits(context_lens, capacity), context_lens)
-    if longest > 1:
-        assert sum(math.ceil(units(context) / (longest - 1)) for context in context_lens) > capacity
+def test_parts_are_done_no_later_than_the_shortest_the_list_takes(context_lens, num_splits):
+    capacity, at_a_time = len(context_lens) + num_splits, max(1, num_splits)
+
+    def num_parts(length: int) -> int:
+        return sum(math.ceil(units(context) / length) for context in context_lens)
+
+    shortest = next(length for length in count(1) if num_parts(length) <= capacity)
+    splits = decode_splits(context_lens, num_splits)
+    duration = math.ceil(len(splits) / at_a_time) * longest_part(splits, context_lens)
+    assert duration <= math.ceil(num_parts(shortest) / at_a_time) * shortest
+
+
+@pytest.mark.parametrize(("num_seqs", "num_parts"), [(1, 64), (16, 64), (32, 64), (64, 64), (66, 66), (128, 128)])
+def test_contexts_of_one_length_are_cut_into_as_many_parts_as_run_at_a_time(num_seqs, num_parts):
+    assert len(decode_splits([8192] * num_seqs, 66)) == num_parts
 
 
 def test_one_long_context_is_split_beside_many_short_ones():
     context_lens = [MAX_CONTEXT] + [100] * 255
-    splits = decode_splits(context_lens, decode_capacity(256, MAX_CONTEXT, 66))
+    splits = decode_splits(context_lens, 66)
     assert (splits[:, 0] == 0).sum() == 64
     assert longest_part(splits, context_lens) * SPLIT_KEYS == 2048
 
@@ -99,8 +111,8 @@ def test_every_row_is_in_one_list_once(rows_and_prefixes, num_splits):
     num_seqs, total = len(num_rows), sum(num_rows)
     decode_length = decode_capacity(num_seqs, MAX_CONTEXT, num_splits)
     append_length = append_capacity(total, num_seqs, MAX_CONTEXT, num_splits)
-    decode = used(filled(fill_decode_splits, (decode_length, 4), context_lens, num_rows))
-    append = used(filled(fill_append_splits, (append_length, 4), context_lens, num_rows))
+    decode = used(filled(fill_decode_splits, (decode_length, 4), context_lens, num_rows, num_splits))
+    append = used(filled(fill_append_splits, (append_length, 4), context_lens, num_rows, num_splits))
     prefill = used(filled(fill_prefill_tiles, (prefill_capacity(total, num_seqs), 3), context_lens, num_rows))
     tiles = [(sequence, 0, 1) for sequence in decode[decode[:, 2] == 0, 0]]
     for sequence, first, _, _ in append[append[:, 2] == 0]:
@@ -133,9 +145,9 @@ def test_few_rows_in_all_are_not_prefilled_in_large_tiles():
 
 def test_refuses_lists_that_are_too_short():
     with pytest.raises(ValueError, match="splits is 1, expected at least 2"):
-        filled(fill_decode_splits, (1, 4), [5, 5], [1, 1])
+        filled(fill_decode_splits, (1, 4), [5, 5], [1, 1], 1)
     with pytest.raises(ValueError, match="splits is 2, expected at least 3"):
-        filled(fill_append_splits, (2, 4), [5, 18], [2, 18])
+        filled(fill_append_splits, (2, 4), [5, 18], [2, 18], 1)
     with pytest.raises(ValueError, match="tiles is 2, expected at least 3"):
         filled(fill_prefill_tiles, (2, 3), [300], [300])
 

@@ -25,6 +25,24 @@ def test_on_a_cpu_triton_needs_its_interpreter(triton_device, monkeypatch):
         choose_backend("cpu", "triton")
 
 
+class NoCompiler:
+    """A driver as it is where nothing can compile its launcher."""
+
+    def get_current_target(self) -> None:
+        raise RuntimeError("Failed to find C compiler.")
+
+
+@pytest.mark.parametrize("requested", ["auto", "triton"])
+def test_triton_that_cannot_launch_names_what_to_install(triton_device, monkeypatch, requested):
+    from triton import knobs
+    from triton.runtime import driver
+
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(driver, "_active", NoCompiler())
+    with pytest.raises(ValueError, match=r"on cuda \(Failed to find C compiler.*install gcc, libc6-dev"):
+        choose_backend("cuda", requested)
+
+
 def test_triton_serves_no_other_devices(triton_device):
     with pytest.raises(ValueError, match="device is meta"):
         choose_backend("meta", "triton")

@@ -5,6 +5,7 @@ On a GPU they are CUDA graphs; on a CPU a replay makes the captured launches aga
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,63 @@ def test_replayed_steps_give_the_tokens_of_a_plain_engine(folder: Path, accelera
     assert graphs.stats().num_adapter_evictions > 0
     if accelerator is not None:
         assert accelerator.num_replays > 0
+
+
+def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(
+    folder: Path, accelerator: HostAccelerator | None
+) -> None:
+    """Tokens go from one replay to the next on the device; who ends at once leaves the others a smaller graph."""
+
+    def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
+        return [
+            greedy(f"{name}", list(range(1, 3 + i)), NUM_TOKENS + i, digests[name])
+            for i, name in enumerate([None, "rank1", "head8"])
+        ]
+
+    plain, digests = start(folder, backend="auto", device="cpu")
+    expected = run(plain, asked(digests))
+    graphs, digests = start(folder)
+    answers: Answers = {}
+    num_ahead = 0
+    for request in asked(digests):
+        graphs.add_request(request)
+    while graphs.has_work():
+        collect(answers, graphs.step())
+        num_ahead += graphs._in_flight is not None
+    assert_equal_answers(answers, expected)
+    assert num_ahead > 0
+
+
+def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(
+    folder: Path, accelerator: HostAccelerator | None
+) -> None:
+    """Penalties move each row through tokens that bias has made likely; log-probabilities come with the tokens."""
+    likely = {40 + i: 50.0 - i / 2 for i in range(6)}
+    edits: list[dict[str, Any]] = [
+        {"logit_bias": likely, "frequency_penalty": 2.0, "logprobs": 2},
+        {"logit_bias": likely, "repetition_penalty": 1.2, "presence_penalty": 0.4, "min_tokens": 4},
+        {"logit_bias": likely, "frequency_penalty": 1.5, "allowed_token_ids": tuple(range(41, 60)), "logprobs": 0},
+    ]
+
+    def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
+        return [
+            greedy(f"{name}", [20 + i, 3, 8][: i + 1], NUM_TOKENS + 1, digests[name], **params)
+            for i, (name, params) in enumerate(zip([None, "rank1", "head8"], edits, strict=True))
+        ]
+
+    plain, digests = start(folder, backend="auto", device="cpu")
+    expected = run(plain, asked(digests))
+    assert all(len(set(answer.token_ids)) > 2 for answer in expected.values())
+    graphs, digests = start(folder)
+    answers: Answers = {}
+    num_ahead = 0
+    for request in asked(digests):
+        graphs.add_request(request)
+    while graphs.has_work():
+        collect(answers, graphs.step())
+        num_ahead += graphs._in_flight is not None
+    assert_equal_answers(answers, expected)
+    assert num_ahead > 0
 
 
 def test_without_graphs_there_are_the_same_tokens(folder: Path, accelerator: HostAccelerator | None) -> None:

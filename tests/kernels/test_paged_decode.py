@@ -28,8 +28,8 @@ def use_work(inputs: AttentionInputs, num_splits: int, num_append_splits: int = 
     """Give the batch lists of these lengths, written for the values it has now."""
     lens, rows = inputs.batch.context_lens.cpu().numpy(), inputs.batch.num_rows.cpu().numpy()
     decode, append = np.empty((num_splits, 4), np.int32), np.empty((num_append_splits, 4), np.int32)
-    fill_decode_splits(decode, lens, rows)
-    fill_append_splits(append, lens, rows)
+    fill_decode_splits(decode, lens, rows, num_splits)
+    fill_append_splits(append, lens, rows, num_append_splits)
     lists = (torch.from_numpy(array).to(inputs.q.device) for array in (decode, append, np.empty((0, 3), np.int32)))
     inputs.batch.attention = AttentionWork(*lists)
 
@@ -58,6 +58,11 @@ def test_decodes_ragged_contexts(
     if "sinks" in options:
         options["sinks"] = torch.linspace(-1, 3, heads).to(triton_device, dtype)
     assert_close(attend(inputs, **options), expected(inputs, **options))
+
+
+def test_decodes_contexts_of_one_token_and_of_131072(attend, triton_device, assert_close):
+    inputs = make_attention_inputs([1, 131_072], [1, 1], 1, 1, 16, device=triton_device)
+    assert_close(attend(inputs, scaling=0.25), expected(inputs, scaling=0.25))
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
 
 
 def count_tokens(edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
-    """Add the tokens that `sample` chose to the counts of rows with penalties, in place, without the host."""
+    """As `count_tokens_reference`."""
     if token_ids.shape[0]:
         _count_tokens_kernel[(token_ids.shape[0],)](
             edits.count_row,
@@ -157,4 +157,5 @@ def count_tokens(edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> Non
             edits.token_counts,
             edits.token_counts.shape[1],
             num_warps=1,
+            enable_fp_fusion=True,
         )

@@ -126,6 +126,7 @@ def logit_stats(
         LENGTH=LANE_LENGTH,
         LANES=_LANES,
         num_warps=8,
+        enable_fp_fusion=True,
     )
     return best_value, best_id
 
@@ -156,5 +157,6 @@ def lane_masses(
         LENGTH=LANE_LENGTH,
         LANES=_LANES,
         num_warps=8,
+        enable_fp_fusion=True,
     )
     return lane_mass

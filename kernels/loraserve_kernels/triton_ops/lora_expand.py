@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
+from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPLITS
 
 DECODE_PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of an H100 or H200. A decode batch has as many tiles as rows where each row
@@ -32,9 +33,10 @@ def _expand_tile(
     out_features,
     scaling,
     y_stride,
+    num_planes,
     plane_stride,
     hidden_stride,
-    SPLITS: tl.constexpr,
+    MAX_PLANES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -58,9 +60,11 @@ def _expand_tile(
         # Without a mask for the ranks, which need not be a multiple of 4, the loads are of 16 bytes.
         hidden_block_ptr = hidden_rows_ptr + rank[None, :]
         hidden = tl.load(hidden_block_ptr, mask=is_row[:, None], other=0.0)
-        for split in tl.static_range(1, SPLITS):
-            plane_ptr = hidden_block_ptr + tl.cast(split, tl.int64) * plane_stride
-            hidden += tl.load(plane_ptr, mask=is_row[:, None], other=0.0)
+        # Unrolled to the most there can be, so that all are under way at once; one that is masked costs an instruction.
+        for plane in tl.static_range(1, MAX_PLANES):
+            plane_ptr = hidden_block_ptr + tl.cast(plane, tl.int64) * plane_stride
+            is_plane = tl.full((BLOCK_M,), plane, tl.int32) < num_planes
+            hidden += tl.load(plane_ptr, mask=(is_row & is_plane)[:, None], other=0.0)
         hidden = tl.where(is_rank[None, :], hidden, 0.0)
         # Tensor cores multiply numbers of one type. To round hidden to B's would not be float32 arithmetic, so
         # bfloat16 takes two products, of its upper and its lower 8 bits: at 64 rows and rank 16 they cost a tenth of
@@ -81,10 +85,10 @@ def _expand_tile(
 
 
 # Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
-@triton.jit(do_not_specialize=["num_tiles", "num_table_members", "member_start"])
+@triton.jit(do_not_specialize=["num_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
-    hidden_ptr,  # float32 [SPLITS, num_rows, hidden_stride]
+    hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 3]
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
@@ -92,6 +96,7 @@ def _lora_expand_kernel(
     lora_rank_ptr,
     scaling_ptr,
     y_stride,
+    num_planes,
     plane_stride,
     hidden_stride,
     num_tiles,
@@ -99,7 +104,7 @@ def _lora_expand_kernel(
     member_start,
     OUT_FEATURES: tl.constexpr,
     MEMBER_COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MAX_PLANES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -146,9 +151,10 @@ def _lora_expand_kernel(
                     out_features,
                     tl.load(scaling_ptr + index + member),
                     y_stride,
+                    num_planes,
                     plane_stride,
                     hidden_stride,
-                    SPLITS,
+                    MAX_PLANES,
                     BLOCK_M,
                     BLOCK_N,
                     BLOCK_R,
@@ -162,8 +168,12 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
     """
     num_tiles = tiles.shape[0]
     is_decode = tile_rows(y.shape[0]) == LORA_TILE_ROWS
-    # Compiled for sm_90, these take 137 and 128 registers a thread, so three and four programs with 8 KiB of loads each
-    # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one.
+    # The number of planes differs between batches of the same rows: were it a constant, kernels would be compiled while
+    # serving.
+    max_planes = MAX_SPLITS if is_decode else PREFILL_MAX_SPLITS
+    assert hidden.shape[0] <= max_planes, f"{hidden.shape[0]} planes, of which {max_planes} are added"
+    # Compiled for sm_90, these take 156 and 128 registers a thread, so three and four programs with 8 KiB of loads each
+    # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one; 64 x 64 would take 142 if it might.
     block_n = 256 if is_decode else 64
     column_blocks = sum(triton.cdiv(columns, block_n) for columns in group.out_features)
     tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
@@ -177,6 +187,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         table.lora_rank,
         table.scaling,
         y.stride(0),
+        hidden.shape[0],
         hidden.stride(0),
         hidden.stride(1),
         num_tiles,
@@ -184,7 +195,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         group.member_start,
         OUT_FEATURES=group.out_features,
         MEMBER_COLUMNS=MAX_LORA_RANK,
-        SPLITS=hidden.shape[0],
+        MAX_PLANES=max_planes,
         HAS_BIASES=table.offset_bias.numel() > 0,
         OFFSET_ALIGNMENT=table.offset_alignment,
         BLOCK_M=tile_rows(y.shape[0]),
@@ -192,4 +203,6 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         BLOCK_R=16,
         num_warps=4,
         num_stages=2 if is_decode else 1,
+        maxnreg=None if is_decode else 128,
+        enable_fp_fusion=True,
     )

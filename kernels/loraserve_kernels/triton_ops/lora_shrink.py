@@ -138,5 +138,6 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         BLOCK_K=block_k,
         num_warps=4,
         num_stages=4,
+        enable_fp_fusion=True,
     )
     return hidden

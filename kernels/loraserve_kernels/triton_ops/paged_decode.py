@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.attention_work import PROGRAMS_PER_SM
 from loraserve_kernels.step_batch import StepBatch
 from loraserve_kernels.triton_ops.attention_tile import (
     Scores,
@@ -22,11 +23,19 @@ from loraserve_kernels.triton_ops.attention_tile import (
 MAX_QUERIES = 64
 """Query vectors of a tile: what one of Hopper's warp groups multiplies. More take several tiles; each reads K and V."""
 
+SMALL_TILE = 16 * 128
+"""Elements of a tile of query vectors that leave room for `PROGRAMS_PER_SM`: any decode of up to 16 heads a kv head."""
+
+MAX_REGISTERS = 65536 // (128 * PROGRAMS_PER_SM)
+"""Of a thread, with such tiles. Left alone, at head_dim 128, Triton 3.6 takes 127 and 3.9 takes 145. With it 3.9 spills
+nothing there and 3.6 spills 8 bytes; with a window and sinks 3.9 spills 24."""
+
 MERGE_ELEMENTS = 2048
 """Partial results a merging program holds at a time."""
 
 
-@triton.jit
+# Not compiled anew for a block table of another width.
+@triton.jit(do_not_specialize=["stride_table"])
 def _paged_decode_kernel(
     out,
     partial,
@@ -206,6 +215,10 @@ def paged_decode(
         return
     group, block_dim = num_heads // num_kv_heads, padded(head_dim)
     queries = query_tile(max_rows * group, MAX_QUERIES, q.dtype)
+    is_small = queries * block_dim <= SMALL_TILE and q.dtype.itemsize == 2
+    keys = key_tile(block_dim, q.dtype)
+    if k_cache.dtype.itemsize < q.dtype.itemsize:
+        keys = max(16, keys // 2)  # widened in registers
     # Sizes that follow from shapes alone: nothing here may depend on how many of the splits are used.
     partial = torch.empty(num_splits, max_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
     partial_log = torch.empty(num_splits, max_rows, num_heads, dtype=torch.float32, device=q.device)
@@ -240,9 +253,11 @@ def paged_decode(
         BLOCK_DIM=block_dim,
         QUERIES=queries,
         BLOCK_SIZE=block_size,
-        KEYS=key_tile(block_dim, k_cache.dtype),
+        KEYS=keys,
         num_warps=4,
         num_stages=3,
+        maxnreg=MAX_REGISTERS if is_small else None,
+        enable_fp_fusion=True,
     )
     _merge_kernel[(num_splits, num_heads, max_rows)](
         out,
@@ -257,4 +272,5 @@ def paged_decode(
         BLOCK_DIM=block_dim,
         PARTS=MERGE_ELEMENTS // block_dim,
         num_warps=2,
+        enable_fp_fusion=True,
     )

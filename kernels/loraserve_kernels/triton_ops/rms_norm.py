@@ -12,7 +12,8 @@ _TILE = 2048
 """Elements per program where rows are shorter: heads of 128 go 16 at a time."""
 
 
-@triton.jit
+# Not compiled anew for a batch of one row or of a multiple of 16.
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr,
     residual_ptr,
@@ -92,6 +93,7 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | 
         ROWS=rows,
         COLUMNS=columns,
         num_warps=4 if columns <= 2048 else 8 if columns <= 8192 else 16,  # at most 32 float32 values a thread
+        enable_fp_fusion=True,
     )
 
 

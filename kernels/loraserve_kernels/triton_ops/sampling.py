@@ -148,6 +148,7 @@ def sample(
         PARTS=triton.next_power_of_2(num_parts),
         LISTED=_LISTED,
         num_warps=1,
+        enable_fp_fusion=True,
     )
     if draws is not None and lane_max is not None:
         _draw(logits, edited, vocab_size, draws, edits, lane_max, peaks, token_ids)
@@ -192,4 +193,5 @@ def _draw(
         LENGTH=LANE_LENGTH,
         LANES=max(MIN_LANES, triton.next_power_of_2(num_lanes)),
         num_warps=8,
+        enable_fp_fusion=True,
     )

@@ -30,5 +30,6 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     out = torch.empty((num_rows, size), dtype=gate.dtype, device=gate.device)
     if out.numel():
         grid = (num_rows, triton.cdiv(size, _BLOCK))
-        _silu_mul_kernel[grid](gate, up, out, size, gate.stride(0), up.stride(0), BLOCK=_BLOCK, num_warps=4)
+        strides = (gate.stride(0), up.stride(0))
+        _silu_mul_kernel[grid](gate, up, out, size, *strides, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
     return out

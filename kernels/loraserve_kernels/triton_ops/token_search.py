@@ -77,17 +77,19 @@ def _weights_of(logits, peak, floor, inverse_temperature):
 def _reaching(
     raw_ptr, edited_ptr, edited_end, key, shift, peak, floor, inverse_temperature, vocab_size, HAS_EDITS: tl.constexpr
 ):
-    """(number int32, mass float64) of the tokens whose shifted key is at least `key`; the mass sums float32 sums."""
-    count = tl.full([], 0, tl.int32)
-    mass = tl.full([], 0.0, tl.float64)
+    """(number int32, mass float64) of the tokens whose shifted key is at least `key`; the mass sums float32 sums.
+
+    The program's threads meet once, after the last logit, not after every `_SEARCHED` of them.
+    """
+    counts = tl.zeros([_SEARCHED], tl.int32)
+    masses = tl.zeros([_SEARCHED], tl.float32)
     for start in range(0, vocab_size, _SEARCHED):
         columns = start + tl.arange(0, _SEARCHED)
         logits = load_logits(raw_ptr, edited_ptr, edited_end, columns, columns < vocab_size, HAS_EDITS)
         is_in = (columns < vocab_size) & ((order_key(logits) >> shift) >= key)
-        weights = tl.where(is_in, _weights_of(logits, peak, floor, inverse_temperature), 0.0)
-        count += tl.sum(is_in.to(tl.int32), axis=0)
-        mass += tl.sum(weights, axis=0).to(tl.float64)
-    return count, mass
+        counts += is_in.to(tl.int32)
+        masses += tl.where(is_in, _weights_of(logits, peak, floor, inverse_temperature), 0.0)
+    return tl.sum(counts, axis=0), tl.sum(masses.to(tl.float64), axis=0)
 
 
 @triton.jit

@@ -1,9 +1,13 @@
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 from click.testing import CliRunner
+from loraserve_kernels import choose_backend
 
 from loraserve.cli import doctor_checks
 from loraserve.cli.doctor_checks import Status
@@ -38,6 +42,25 @@ def test_data_directory_that_does_not_exist_yet_is_judged_by_its_parent(tmp_path
 def test_little_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "available_memory_bytes", lambda: 5)
     assert doctor_checks.memory().status is Status.WARN
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "answer", "status", "found"),
+    [
+        (0, None, Status.OK, "no NVIDIA GPU"),
+        (1, (SimpleNamespace(name="triton"), "triton: 3.6"), Status.OK, "triton: 3.6"),
+        (1, (SimpleNamespace(name="reference"), "reference: pip install triton"), Status.WARN, "pip install triton"),
+        (1, ValueError("cannot launch: install gcc"), Status.WARN, "install gcc"),
+    ],
+)
+def test_a_gpu_whose_kernels_cannot_run_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, answer: object, status: Status, found: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(choose_backend, "choose_backend", Mock(side_effect=[answer]))
+    check = doctor_checks.gpu_kernels()
+    assert check.status is status
+    assert found in check.found
 
 
 @pytest.mark.parametrize(("port", "code"), [("0", 0), ("taken", 1)])

@@ -73,6 +73,11 @@ def test_both_images_run_as_an_unprivileged_user() -> None:
         assert targets[name].rstrip().endswith("USER loraserve")
 
 
+def test_the_image_for_gpus_can_compile_what_launches_kernels() -> None:
+    stage = (DEPLOY / "Dockerfile").read_text().split("AS cuda")[1].split("FROM ")[0]
+    assert {"gcc", "libc6-dev"} <= set(stage.split())
+
+
 def test_the_composition_is_whole() -> None:
     composition = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     services, volumes = composition["services"], composition["volumes"]

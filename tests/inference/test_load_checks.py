@@ -1,0 +1,74 @@
+"""What the checks at load time leave out, the server's notes name; and an error of the device is nobody's answer."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.reference_backend import ReferenceBackend
+from torch import Tensor
+
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.forward import DirectForward
+from loraserve.models.fused_layer import FusedDecoderLayer
+from loraserve.models.self_check import TransformersForward
+from tests.support.tiny_models import tiny_model
+
+
+class LayerBackend(ReferenceBackend):
+    """With whole layers, to each of whose results something happens."""
+
+    def __init__(self, spoil: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._spoil = spoil
+
+    def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer:
+        layer = ComposedDecoderLayer(parts, self)
+        return lambda *arguments: self._spoil(layer(*arguments))
+
+
+def prepared(spoil: Callable[[Tensor], Tensor] = lambda rows: rows) -> CausalModel:
+    model = CausalModel(tiny_model("llama"), LayerBackend(spoil))
+    model.prepare(128, lambda *_: None)
+    return model
+
+
+def fail(error: Exception) -> Callable[[Tensor], Tensor]:
+    def spoil(_: Tensor) -> Tensor:
+        raise error
+
+    return spoil
+
+
+def has_fused_layers(model: CausalModel) -> bool:
+    return any(isinstance(module, FusedDecoderLayer) for module in model._model.modules())
+
+
+def test_nothing_is_noted_where_layers_are_fused_and_called_directly() -> None:
+    model = prepared()
+    assert isinstance(model._forward, DirectForward)
+    assert model.notes == []
+
+
+@pytest.mark.parametrize("spoil", [lambda rows: 2 * rows, fail(RuntimeError("of the model's own kind"))])
+def test_layers_that_give_other_logits_are_put_back_and_noted(spoil: Callable[[Tensor], Tensor]) -> None:
+    model = prepared(spoil)
+    assert not has_fused_layers(model)
+    assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
+
+
+def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: torch.zeros(2, 260))
+    model = prepared()
+    assert isinstance(model._forward, TransformersForward)
+    assert has_fused_layers(model)
+    assert [note.partition(":")[0] for note in model.notes] == ["direct forward"]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), torch.AcceleratorError("illegal access")])
+def test_an_error_of_the_device_ends_the_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(type(error)):
+        prepared(fail(error))
+    monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: fail(error)(batch.token_ids))
+    with pytest.raises(type(error)):
+        prepared()
