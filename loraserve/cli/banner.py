@@ -80,7 +80,8 @@ class Banner:
 
 
 def _facts(model: ModelInfo) -> str:
-    return f"{model.architecture}, {model.dtype}, {model.backend} backend, {model.max_model_len} tokens"
+    dtype = model.dtype if model.kv_cache_dtype == model.dtype else f"{model.dtype} (KV cache {model.kv_cache_dtype})"
+    return f"{model.architecture}, {dtype}, {model.backend} backend, {model.max_model_len} tokens"
 
 
 def _names(adapters: list[str]) -> str:

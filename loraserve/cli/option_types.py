@@ -16,6 +16,9 @@ class HumanInt(click.ParamType):
 
     name = "count"
 
+    def __init__(self, *, may_be_zero: bool = False) -> None:
+        self._may_be_zero = may_be_zero
+
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _HUMAN_INT.fullmatch(str(value).strip())
         if match is None:
@@ -23,7 +26,7 @@ class HumanInt(click.ParamType):
         number = float(match["number"]) * _factor(match["suffix"])
         if not number.is_integer():
             self.fail(f"{value!r} is not a whole number", param, ctx)
-        if number <= 0:
+        if number < 0 or (number == 0 and not self._may_be_zero):
             self.fail(f"{value!r} must be above 0", param, ctx)
         return int(number)
 

@@ -105,7 +105,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Model",
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
-    help="Of weights, KV cache and adapters. auto = what this machine computes fast.",
+    help="Of weights, adapters and, unless told otherwise, KV cache. auto = what this machine computes fast.",
 )
 @_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
 @_option(
@@ -115,6 +115,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     help="Load every sub-folder with an adapter_config.json, named by the folder.",
 )
 @_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
+@_option(
+    "--adapter-host-memory-bytes",
+    panel="Adapters",
+    type=HumanInt(may_be_zero=True),
+    help="Page-locked, for adapters a GPU evicts; 0 = none; GPU only. [a tenth of what is free, at most 4G]",
+)
 @_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
 @_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters above this rank.")
 @_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="Always on unless turned off.")
@@ -203,6 +209,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option("--max-num-seqs", panel="Engine", type=click.IntRange(1), default=_defaults.max_num_seqs)
 @_option("--max-num-batched-tokens", panel="Engine", type=HumanInt(), default=_defaults.max_num_batched_tokens)
 @_option("--kv-cache-memory-bytes", panel="Engine", type=HumanInt(), help="For KV blocks; 512M, 4G, …")
+@_option(
+    "--kv-cache-dtype",
+    panel="Engine",
+    type=click.Choice(["auto", "fp8"]),
+    default=_defaults.kv_cache_dtype,
+    help="auto = --dtype; fp8 = e4m3 without scales, on GPUs of compute capability 8.9 or newer.",
+)
 @_option("--block-size", panel="Engine", type=click.IntRange(1), default=_defaults.block_size)
 @_option("--enable-prefix-caching/--no-enable-prefix-caching", panel="Engine", default=_defaults.enable_prefix_caching)
 @_option(
@@ -259,6 +272,8 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("several --served-model-name need a model: give MODEL before them, or --model")
     if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
+    if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
+        raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
     if settings.uds and settings.host:
         raise click.UsageError("--uds excludes --host")
     if settings.metrics_host and settings.metrics_port is None:

@@ -37,6 +37,7 @@ class ServeSettings:
     max_num_seqs: int
     max_num_batched_tokens: int
     kv_cache_memory_bytes: int | None
+    kv_cache_dtype: str
     block_size: int
     enable_prefix_caching: bool
     check_invariants: bool
@@ -44,6 +45,7 @@ class ServeSettings:
     lora_modules: tuple[LoraModule, ...]
     adapter_dir: Path | None
     adapter_memory_bytes: int | None
+    adapter_host_memory_bytes: int | None
     max_loras: int | None
     max_lora_rank: int | None
     allow_runtime_lora_updating: bool | None
@@ -157,7 +159,9 @@ class ServeSettings:
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            kv_cache_dtype=self.kv_cache_dtype,
             adapter_memory_bytes=self.adapter_memory_bytes,
+            adapter_host_memory_bytes=self.adapter_host_memory_bytes,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
             max_loras=self.max_loras,

@@ -24,9 +24,22 @@ class Accelerator(Protocol):
     """One device. Its current stream is where everything runs unless `on_side_stream` says otherwise."""
 
     device: torch.device
+    capability: tuple[int, int]
+    """NVIDIA's compute capability: (9, 0) for Hopper."""
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        """uint8, zeros, page-locked: the device copies from it while the host goes on."""
+        """uint8, zeros, page-locked: the device copies from it, and to it, while the host goes on."""
+        ...
+
+    def copy_to_device(self, destination: Tensor, source: Tensor) -> None:
+        """Queue a copy from a `host_buffer` on the current stream; the host goes on, and must leave it as it is.
+
+        A buffer that is dropped is not handed out again before copies from it are done.
+        """
+        ...
+
+    def copy_back(self, source: Tensor, buffer: Tensor) -> Event:
+        """Queue a copy to a `host_buffer`. Its values are there once the event has been waited for."""
         ...
 
     def record(self) -> Event:
@@ -62,6 +75,7 @@ class CudaAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.capability = torch.cuda.get_device_capability(device)
         torch.cuda.set_device(device)  # Triton launches on the current one
         self._pool = torch.cuda.graph_pool_handle()
         self._capture_stream = torch.cuda.Stream(device)
@@ -69,6 +83,13 @@ class CudaAccelerator:
 
     def host_buffer(self, size_bytes: int) -> Tensor:
         return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy_to_device(self, destination: Tensor, source: Tensor) -> None:
+        destination.copy_(source, non_blocking=True)
+
+    def copy_back(self, source: Tensor, buffer: Tensor) -> torch.cuda.Event:
+        buffer.copy_(source, non_blocking=True)
+        return self.record()
 
     def record(self) -> torch.cuda.Event:
         event = torch.cuda.Event()

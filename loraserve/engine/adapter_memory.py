@@ -2,48 +2,35 @@
 
 The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
 but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
+
+On a GPU they arrive beside the steps, see `adapter_transit`. NOTE: one that is on its way is neither evicted nor moved.
 """
 
-import time
 import warnings
-from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
-from loraserve_adapters.packed_file import FileState, file_state, read_packed
-from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
+from loraserve_adapters.packed_file import file_state
+from loraserve_kernels.adapter_table import MAX_LORA_RANK
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator
-from loraserve.engine.adapter_upload import AdapterUploader, Upload
-from loraserve.engine.arena import Extents
+from loraserve.engine.adapter_arena import AdapterArena, Resident
+from loraserve.engine.adapter_arrival import StepArrivals
+from loraserve.engine.adapter_files import AdapterFile, AdapterFiles
+from loraserve.engine.adapter_rows import AdapterRows
+from loraserve.engine.adapter_transit import AdapterTransit, FoundAdapter
+from loraserve.engine.adapter_upload import Read
 
-SETTLED_NS = 1_000_000_000
-"""A file that was written so long before it was verified shows by its times when it is written again."""
-
-
-@dataclass(slots=True)
-class _Resident:
-    adapter_slot: int
-    start: int
-    """First element in the arena."""
-    size: int
-    """Elements."""
-    offset_a: np.ndarray
-    """Relative to `start`, -1 = absent."""
-    offset_b: np.ndarray
-    offset_bias: np.ndarray
-    num_references: int = 0
-
-    @property
-    def has_bias(self) -> bool:
-        return bool((self.offset_bias >= 0).any())
+UPLOAD_WAIT_S = 0.005
+"""Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
+MAX_POSTPONED = 16
+"""Attempts in a row to make room that give up because adapters would have to be moved while others are read."""
 
 
 class AdapterMemory:
@@ -60,61 +47,67 @@ class AdapterMemory:
         device: torch.device,
         max_resident: int = 1024,
         accelerator: Accelerator | None = None,
+        host_tier_bytes: int = 0,
     ) -> None:
         """size_bytes: of the arena; its memory is touched only as adapters come.
 
-        accelerator: of the device; adapters then arrive while steps go on, and `try_acquire` has none before.
+        accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
+        host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
         """
-        self._layout_fingerprint = layout_fingerprint
         self._element_bytes = dtype.itemsize
-        alignment = ALIGNMENT_BYTES // self._element_bytes
-        num_elements = size_bytes // ALIGNMENT_BYTES * alignment
-        self._extents = Extents(num_elements)
-        self._paths: dict[str, Path] = {}
-        self._verified: dict[str, FileState] = {}
-        """States of packed files in which the payload had its sha256."""
-        self._resident: dict[str, _Resident] = {}
-        self._evictable: OrderedDict[str, None] = OrderedDict()  # least recently used first
-        self._uploader = None if accelerator is None else AdapterUploader(accelerator)
-        self._loading: dict[str, Upload] = {}
-        """Of the resident ones; neither referenced nor evictable."""
-        self._free_slots = list(range(max_resident - 1, -1, -1))
+        num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
+        self._files = AdapterFiles(layout_fingerprint)
+        self._transit = (
+            None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
+        )
+        """Has none but residents, which are not evictable then, nor referenced while they are loading."""
+        self._num_postponed = 0
         self.num_loads = 0
         self.num_evictions = 0
-        self.table = AdapterTable(
-            arena=_aligned_empty(num_elements, dtype, device),
-            offset_a=torch.zeros((max_resident, num_groups), dtype=torch.int64, device=device),
-            offset_b=torch.zeros((max_resident, num_members), dtype=torch.int64, device=device),
-            lora_rank=torch.zeros((max_resident, num_members), dtype=torch.int32, device=device),
-            scaling=torch.zeros((max_resident, num_members), dtype=torch.float32, device=device),
-            offset_bias=torch.full((max_resident, num_members), -1, dtype=torch.int64, device=device),
-            offset_alignment=alignment,
+        rows = AdapterRows(
+            num_elements=num_elements,
+            num_rows=max_resident,
+            num_groups=num_groups,
+            num_members=num_members,
+            dtype=dtype,
+            device=device,
+            accelerator=accelerator,
         )
+        self._arena = AdapterArena(rows, max_resident)
+        self.table = rows.table
+        if self._transit is not None:
+            self._transit.follow_steps()  # the arena's memory may have been that of something they still read
 
     @property
     def size_bytes(self) -> int:
-        return self._extents.size * self._element_bytes
+        return self._arena.extents.size * self._element_bytes
 
     @property
     def used_bytes(self) -> int:
-        return (self._extents.size - self._extents.num_free) * self._element_bytes
+        extents = self._arena.extents
+        return (extents.size - extents.num_free) * self._element_bytes
 
     @property
     def resident(self) -> list[str]:
-        return list(self._resident)
+        return list(self._arena.residents)
 
     @property
     def extents(self) -> list[tuple[int, int]]:
         """(offset, size) in bytes of each of `resident`."""
         size = self._element_bytes
-        return [(resident.start * size, resident.size * size) for resident in self._resident.values()]
+        return [(resident.start * size, resident.size * size) for resident in self._arena.residents.values()]
 
     def knows(self, digest: str) -> bool:
-        return digest in self._paths
+        return digest in self._files
 
     def add(self, digest: str, packed_path: str) -> None:
-        """Make `digest` loadable from a packed file. Raises `AdapterError`."""
-        packed = self._read(digest, Path(packed_path))
+        """Make `digest` loadable from a packed file. Raises `AdapterError`.
+
+        Where the host tier has room it is read into it in the background.
+        """
+        path = Path(packed_path)
+        file = file_state(path)
+        packed = self._files.read(digest, path)
         if packed.size_bytes > self.size_bytes:
             raise AdapterError(
                 "too_large",
@@ -126,191 +119,208 @@ class AdapterMemory:
                 "rank_too_large",
                 f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
             )
-        self._paths[digest] = Path(packed_path)
+        known = AdapterFile(path, packed.size_bytes)
+        self._files.add(digest, known)
+        if self._transit is not None:
+            self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
 
     def remove(self, digest: str) -> None:
         """Forget an unreferenced adapter and free its extent."""
-        self._paths.pop(digest, None)
-        self._verified.pop(digest, None)
-        if digest in self._loading:
-            with suppress(AdapterError):  # then it is evicted
-                self._arrive(digest)
-        if digest in self._resident:
+        if self._transit is not None:
+            self._transit.forget(digest)
+        self._files.forget(digest)
+        if digest in self._arena.residents:
             self._evict(digest)
 
     def is_resident(self, digest: str) -> bool:
-        """Whether it can be acquired without loading or waiting."""
-        return digest in self._resident and digest not in self._loading
+        """Whether it has been acquired since it was loaded, and is still there."""
+        resident = self._arena.residents.get(digest)
+        return resident is not None and resident.was_acquired
 
     def prefetch(self, digest: str) -> None:
-        """Start loading an adapter that will be acquired, where it disturbs nobody: beside the steps, in free space."""
-        if self._uploader is None or digest in self._resident or not self._free_slots:
+        """Start loading an adapter that will be acquired, beside the steps.
+
+        Into free space of the arena; where there is none, no further than the host tier, as nobody is evicted for it.
+        """
+        if self._transit is None or digest in self._arena.residents:
             return
         with suppress(AdapterError):  # `try_acquire` will tell
-            packed = self._read(digest, self._paths[digest])
-            start = self._extents.try_allocate(packed.size_bytes // self._element_bytes)
+            found = self._find(self._transit, digest)
+            size = found.size_bytes // self._element_bytes
+            start = self._arena.try_allocate(size)
             if start is not None:
-                self._load(digest, packed, start)
+                self._bring(self._transit, digest, found, start)
+            else:
+                self._transit.stage(digest, found, self._reader(digest, found))
 
     def settle_uploads(self) -> None:
         """From now on what has arrived can be evicted, as whoever it was loaded for may be gone.
 
         NOTE: once before each round of acquiring. Within a round, those who wait would evict each other's in turn.
         """
-        for digest in [digest for digest, upload in self._loading.items() if upload.is_done()]:
-            with suppress(AdapterError):  # the next attempt to acquire it tells
-                self._arrive(digest)
+        if self._transit is None:
+            return
+        for digest in self._transit.finish_loading():
+            self._evict(digest)
+        for digest in self._transit.take_arrived():
+            if self._arena.residents[digest].num_references == 0:
+                self._arena.evictable[digest] = None
+
+    def has_news(self) -> bool:
+        """Whether an adapter has got further since `settle_uploads`: more may be acquired now than then."""
+        return self._transit is not None and self._transit.has_news()
 
     def wait_for_upload(self) -> None:
-        """Until the oldest upload under way, if there is one, is done."""
-        for upload in self._loading.values():
-            upload.wait()
-            return
+        """Until the oldest load under way, if there is one, has got further, or `UPLOAD_WAIT_S` are over."""
+        if self._transit is not None:
+            self._transit.wait_for_oldest(UPLOAD_WAIT_S)
 
-    def try_acquire(self, digest: str) -> int | None:
+    def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
+        """What a step that uses these slots must wait for, as it is still being copied; None = nothing."""
+        if self._transit is None or not self._transit.arriving:
+            return None
+        slots = set(adapter_slots)
+        found = [
+            arrival
+            for digest, arrival in self._transit.arriving.items()
+            if not arrival.is_waited and self._arena.residents[digest].adapter_slot in slots
+        ]
+        return StepArrivals(found) if found else None
+
+    def try_acquire(self, digest: str, max_arriving_bytes: int | None = None) -> int | None:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
-        None too while it is on its way to a GPU. Raises `AdapterError` when the packed file is missing or corrupt.
+        None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
+        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
+        Raises `AdapterError` when the packed file is missing or corrupt.
         """
-        resident = self._resident.get(digest)
+        resident = self._arena.residents.get(digest)
         if resident is None:
             resident = self._try_load(digest)
-            if resident is None:
+            if resident is None or self._is_loading(digest):
                 return None
-        if digest in self._loading:
-            if not self._loading[digest].is_done():
-                return None
-            self._arrive(digest)
+        elif not self._is_queued(digest):
+            return None
+        is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
+        if is_large and resident.num_references == 0 and self._is_being_copied(digest):
+            return None
         resident.num_references += 1
-        self._evictable.pop(digest, None)
+        resident.was_acquired = True
+        self._arena.evictable.pop(digest, None)
         return resident.adapter_slot
 
     def release(self, digest: str) -> None:
-        resident = self._resident[digest]
+        resident = self._arena.residents[digest]
         assert resident.num_references > 0, f"adapter {digest[:12]} released without a reference"
         resident.num_references -= 1
-        if resident.num_references == 0:
-            self._evictable[digest] = None
+        if resident.num_references > 0:
+            return
+        if self._transit is not None:
+            self._transit.note_released(digest)
+        if not self._is_on_its_way(digest):
+            self._arena.evictable[digest] = None
 
     def check_invariants(self, references: dict[str, int]) -> None:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
-        held = {digest: r.num_references for digest, r in self._resident.items() if r.num_references}
+        held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
-        assert not held.keys() & self._loading.keys(), "an adapter is referenced before it is there"
-        unreferenced = set(self._resident) - set(held) - set(self._loading)
-        assert set(self._evictable) == unreferenced, "an evictable adapter is referenced"
-        used = sum(resident.size for resident in self._resident.values())
-        assert used + self._extents.num_free == self._extents.size, "arena space was lost"
-        spans = sorted((r.start, r.start + r.size) for r in self._resident.values())
-        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
+        if self._transit is not None:
+            self._transit.check_invariants()
+            loading = self._transit.loading
+            assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
+            assert loading | self._transit.arriving.keys() <= self._arena.residents.keys(), "what arrives has no extent"
+        evictable = {
+            digest for digest in self._arena.residents if digest not in held and not self._is_on_its_way(digest)
+        }
+        assert set(self._arena.evictable) == evictable, "an evictable adapter is referenced or on its way"
+        self._arena.check_invariants()
 
-    def _try_load(self, digest: str) -> _Resident | None:
-        read = self._read_verified if self._uploader is None else self._read
-        packed = read(digest, self._paths[digest])
+    def _try_load(self, digest: str) -> Resident | None:
+        file = self._files[digest]
+        if not self._arena.can_make_room(file.size_bytes // self._element_bytes):
+            return None  # before it is opened: those who wait for room try in every step
+        if self._transit is not None:
+            found = self._find(self._transit, digest)
+            start = self._try_make_room(found.size_bytes // self._element_bytes)
+            return None if start is None else self._bring(self._transit, digest, found, start)
+        packed = self._files.read_verified(digest, file.path)
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
-        return None if start is None else self._load(digest, packed, start)
-
-    def _load(self, digest: str, packed: PackedAdapter, start: int) -> _Resident:
-        """start: of an extent of its size. With an uploader it is verified on the way."""
-        resident = _Resident(
-            self._free_slots.pop(),
-            start,
-            packed.size_bytes // self._element_bytes,
-            packed.offset_a,
-            packed.offset_b,
-            packed.offset_bias,
-        )
-        arena = self.table.arena
-        extent = arena[start : start + resident.size]
-        if self._uploader is None:
-            extent.copy_(_as_tensor(packed.payload).view(arena.dtype))
-            self._evictable[digest] = None
-        else:
-            path = self._paths[digest]
-            self._loading[digest] = self._uploader.start(
-                extent.view(torch.uint8), lambda: self._read_verified(digest, path).payload
-            )
-        self.table.lora_rank[resident.adapter_slot] = torch.from_numpy(packed.lora_rank.astype(np.int32))
-        self.table.scaling[resident.adapter_slot] = torch.from_numpy(packed.scaling.astype(np.float32))
-        self._write_offsets(resident)
-        self._resident[digest] = resident
-        self.table.num_biased += resident.has_bias
-        self.num_loads += 1
+        if start is None:
+            return None
+        resident = self._enter(digest, packed, packed.size_bytes, start)
+        self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
+        self._arena.evictable[digest] = None
         return resident
 
-    def _arrive(self, digest: str) -> None:
-        """Wait for its upload. Raises `AdapterError`, and the adapter is gone, when that has failed."""
-        upload = self._loading.pop(digest)
-        self._evictable[digest] = None
+    def _find(self, transit: AdapterTransit, digest: str) -> FoundAdapter:
+        path = self._files[digest].path
+        return transit.find(digest, path, lambda: self._files.read(digest, path))
+
+    def _reader(self, digest: str, found: FoundAdapter) -> Read:
+        file = AdapterFile(self._files[digest].path, found.size_bytes)
+        return lambda: self._files.payload(digest, file)
+
+    def _bring(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
+        """start: of an extent of its size."""
+        resident = self._enter(digest, found.table, found.size_bytes, start)
+        destination = self._arena.extent(resident).view(torch.uint8)
+        transit.start(digest, found, destination, self._reader(digest, found))
+        return resident
+
+    def _enter(self, digest: str, table: PackedTable, size_bytes: int, start: int) -> Resident:
+        self.num_loads += 1
+        return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
+
+    def _is_on_its_way(self, digest: str) -> bool:
+        return self._transit is not None and digest in self._transit
+
+    def _is_loading(self, digest: str) -> bool:
+        return self._transit is not None and self._transit.is_loading(digest)
+
+    def _is_queued(self, digest: str) -> bool:
+        """False while it is loading. Raises `AdapterError`, and the adapter is gone, when that has failed."""
+        if self._transit is None:
+            return True
         try:
-            upload.finish()
+            return self._transit.try_finish_loading(digest)
         except AdapterError:
             self._evict(digest)
             raise
 
-    def _read_verified(self, digest: str, path: Path) -> PackedAdapter:
-        """The payload is hashed once, and again when its file has changed.
-
-        20 MiB in the page cache are hashed in 11 ms and copied in 2 (EPYC), while every running sequence waits.
-        """
-        now_ns, state = time.time_ns(), file_state(path)
-        if state is not None and state == self._verified.get(digest):
-            return self._read(digest, path)
-        packed = self._read(digest, path, verify=True)
-        if state is not None and now_ns - state.newest_ns > SETTLED_NS:
-            self._verified[digest] = state
-        return packed
-
-    def _read(self, digest: str, path: Path, *, verify: bool = False) -> PackedAdapter:
-        packed = read_packed(path, verify=verify, layout_fingerprint=self._layout_fingerprint)
-        if packed.digest != digest:
-            raise AdapterError("digest_mismatch", f"packed file holds adapter {packed.digest[:12]}, not {digest[:12]}")
-        return packed
+    def _is_being_copied(self, digest: str) -> bool:
+        return self._transit is not None and self._transit.is_being_copied(digest)
 
     def _try_make_room(self, size: int) -> int | None:
-        evictable = sum(self._resident[digest].size for digest in self._evictable)
-        if size > self._extents.num_free + evictable or not (self._free_slots or self._evictable):
+        if not self._arena.can_make_room(size):
             return None
-        while self._extents.num_free < size or not self._free_slots:
-            self._evict(next(iter(self._evictable)))
+        while (victim := self._arena.next_victim(size)) is not None:
+            self._evict(victim)
             self.num_evictions += 1
-        start = self._extents.try_allocate(size)
-        if start is None:
+        start = self._arena.try_allocate(size)
+        if start is None and self._may_compact():
             self._compact()
-            start = self._extents.try_allocate(size)
+            start = self._arena.try_allocate(size)
         return start
 
+    def _may_compact(self) -> bool:
+        """Not while files are read, for which every running sequence would wait; but not never."""
+        if self._transit is None or not self._transit.loading or self._num_postponed == MAX_POSTPONED:
+            self._num_postponed = 0
+            return True
+        self._num_postponed += 1
+        return False
+
     def _evict(self, digest: str) -> None:
-        resident = self._resident.pop(digest)
-        assert resident.num_references == 0, f"adapter {digest[:12]} is in use"
-        del self._evictable[digest]
-        self.table.num_biased -= resident.has_bias
-        self._extents.free(resident.start, resident.size)
-        self._free_slots.append(resident.adapter_slot)
+        self._arena.evict(digest)
+        if self._transit is not None:
+            self._transit.note_evicted(digest)
 
     def _compact(self) -> None:
-        for upload in self._loading.values():
-            with suppress(AdapterError):  # told when it is acquired
-                upload.finish()
-        arena = self.table.arena
-        end = 0
-        for resident in sorted(self._resident.values(), key=lambda r: r.start):
-            if resident.start != end:
-                source = arena[resident.start : resident.start + resident.size]
-                overlaps = end + resident.size > resident.start
-                arena[end : end + resident.size].copy_(source.clone() if overlaps else source)
-                resident.start = end
-                self._write_offsets(resident)
-            end += resident.size
-        self._extents.reset(end)
-
-    def _write_offsets(self, resident: _Resident) -> None:
-        row = resident.adapter_slot
-        self.table.offset_a[row] = torch.from_numpy(resident.offset_a + resident.start)
-        self.table.offset_b[row] = torch.from_numpy(resident.offset_b + resident.start)
-        # Unlike the others, an absent bias is told by its offset.
-        bias = np.where(resident.offset_bias >= 0, resident.offset_bias + resident.start, -1)
-        self.table.offset_bias[row] = torch.from_numpy(bias)
+        if self._transit is not None:
+            self._transit.hold_still()
+        self._arena.compact()
+        if self._transit is not None:
+            self._transit.follow_steps()
 
 
 def _as_tensor(payload: np.ndarray) -> Tensor:
@@ -319,11 +329,3 @@ def _as_tensor(payload: np.ndarray) -> Tensor:
         # torch cannot mark a tensor as read-only and says so.
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(payload)
-
-
-def _aligned_empty(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialized and, on a CPU, not yet backed by memory; starts at a multiple of ALIGNMENT_BYTES."""
-    spare = ALIGNMENT_BYTES // dtype.itemsize
-    buffer = torch.empty(num_elements + spare, dtype=dtype, device=device)
-    skip = -buffer.data_ptr() % ALIGNMENT_BYTES // dtype.itemsize
-    return buffer[skip : skip + num_elements]

@@ -71,12 +71,16 @@ class BatchBuilder:
 
     def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """`scheduled` must be ordered by adapter slot."""
+        self._fill(scheduled)
+        return self._filled(scheduled)
+
+    def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """The batch whose values are in the buffers, with what follows from its shape."""
         shape = BatchShape(
             [item.sequence.adapter_slot for item in scheduled],
             [item.num_rows for item in scheduled],
             [item.num_sampled_rows for item in scheduled],
         )
-        self._fill(scheduled)
         if self._batch is None or shape != self._shape:
             self._shape, self._batch = shape, self._make_batch(shape)
         return self._batch

@@ -27,8 +27,12 @@ class EngineConfig:
     max_num_batched_tokens: int = 1024
     """Token budget of one step."""
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
+    """"auto" = the model's; "fp8" (e4m3, without scales) on GPUs of compute capability 8.9 and newer."""
     kv_cache_memory_bytes: int | None = None
     adapter_memory_bytes: int | None = None
+    adapter_host_memory_bytes: int | None = None
+    """Page-locked, for adapters beside those in a GPU's memory; 0 = none. Not for a CPU."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's free memory that is ours; nothing on a CPU, as the next one."""
     enforce_eager: bool = False

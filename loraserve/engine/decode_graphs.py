@@ -8,6 +8,7 @@ from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.adapter_arrival import StepArrivals
 
 MAX_GRAPH_ROWS = 512
 """With more, the GPU computes for longer than the host takes to launch."""
@@ -60,10 +61,10 @@ class DecodeGraphs:
 
         self._replays[key] = self._accelerator.capture(step)
 
-    def try_replay(self, batch: StepBatch) -> Tensor | None:
+    def try_replay(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor | None:
         """Logits [R, vocab], valid until the next replay; None for a batch that is no decode step or too large.
 
-        The batch must be the builder's newest.
+        The batch must be the builder's newest. A graph reads any layer's adapters, so all `arrivals` are waited for.
         """
         num_rows = len(batch.context_lens)
         if len(batch.token_ids) != num_rows or len(batch.sampled_rows) != num_rows:
@@ -71,5 +72,7 @@ class DecodeGraphs:
         size = graph_size(self._sizes, num_rows)
         if size is None:
             return None
+        if arrivals is not None:
+            arrivals.before_all()
         self._replays[size, batch.segments.has_adapter]()
         return self._logits[:num_rows]

@@ -1,18 +1,16 @@
 """The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
 
-from loraserve_adapters.errors import AdapterError
 from loraserve_kernels.sampling import SamplesOnDevice
-from torch import Tensor
 
 from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.batch_builder import ScheduledSequence
+from loraserve.engine.adapter_users import AdapterUsers
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import DeviceSampler
+from loraserve.engine.endings import Endings
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.queue_stats import queue_stats
@@ -24,17 +22,19 @@ from loraserve.engine.request import (
     SequenceOutput,
     TokenLogprob,
 )
+from loraserve.engine.request_check import check_request
 from loraserve.engine.sampler import Sampler
-from loraserve.engine.sampling_row import PenaltyState, SamplingRow
-from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
+from loraserve.engine.scheduler import Scheduler, running_digests
 from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, ModelDescription, start
+from loraserve.engine.step_in_flight import StepInFlight
+from loraserve.engine.step_queue import StepQueue
 
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
 
 
 class Engine:
-    """Schedules, runs and samples. Every method returns quickly except `step`, which runs one forward pass."""
+    """Schedules, runs and samples. Every method returns quickly except `step`, which waits for one forward pass."""
 
     def __init__(self, config: EngineConfig, progress: Callable[[str, int, int], None]) -> None:
         """progress(phase, done, total) while loading. Raises `EngineStartError`."""
@@ -54,18 +54,22 @@ class Engine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_loras=config.max_loras,
         )
-        self._builder = parts.builder
-        self._sampler = Sampler(
-            parts.description.vocab_size, parts.logits_size, parts.backend.argmax, _device_sampler(parts, config)
+        eos_token_ids = tuple(parts.description.eos_token_ids)
+        self._endings = Endings(eos_token_ids, parts.description.max_model_len)
+        self._steps = StepQueue(
+            scheduler=self._scheduler,
+            adapters=parts.adapters,
+            builder=parts.builder,
+            runner=parts.runner,
+            sampler=_sampler(parts, config),
+            endings=self._endings,
+            eos_token_ids=eos_token_ids,
         )
-        self._eos = tuple(parts.description.eos_token_ids)
+        self._in_flight: StepInFlight | None = None
+        """Queued by the last `step` behind the one it collected. Between steps all that runs is in it."""
         self._states: dict[str, RequestState] = {}
-        self._num_live_requests: dict[str, int] = {}
-        """By adapter digest."""
-        self._unloading: set[str] = set()
-        self._unloaded: list[str] = []
+        self._users = AdapterUsers(parts.adapters)
         self._num_steps = 0
-        self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._recent_step_tokens: deque[int] = deque(maxlen=1024)
 
@@ -88,9 +92,7 @@ class Engine:
         )
         self._states[request.request_id] = state
         if digest is not None:
-            self._num_live_requests[digest] = self._num_live_requests.get(digest, 0) + 1
-            if self._adapters is not None:
-                self._adapters.prefetch(digest)
+            self._users.enter(digest)
         self._scheduler.add(state)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
@@ -116,25 +118,38 @@ class Engine:
 
     def load_adapter(self, digest: str, packed_path: str) -> None:
         """Make an adapter usable; it enters the arena at first use. Raises `AdapterError`."""
-        if self._adapters is None:
-            raise AdapterError("lora_disabled", "the engine was started without LoRA (--no-enable-lora)")
-        self._adapters.add(digest, packed_path)
-        self._unloading.discard(digest)
+        self._users.load(digest, packed_path)
 
     def unload_adapter(self, digest: str) -> None:
         """Refuse new requests for it now; `take_unloaded` reports it once the last one has finished."""
-        self._unloading.add(digest)
-        self._finish_unload(digest)
+        self._users.unload(digest)
 
     def take_unloaded(self) -> list[str]:
         """Digests whose unload completed since the last call."""
-        unloaded, self._unloaded = self._unloaded, []
-        return unloaded
+        return self._users.take_unloaded()
 
     # ---- the step
 
     def step(self) -> list[SequenceOutput]:
-        """Compute one batch and return what every choice gained."""
+        """Compute one batch and return what every choice gained.
+
+        Where it can be, the next batch is queued before that one is waited for.
+        """
+        outputs: list[SequenceOutput] = []
+        step, self._in_flight = self._in_flight, None
+        if step is None or not step.is_wanted:
+            step, outputs = self._start_step()
+        if step is not None:
+            self._in_flight = self._steps.try_queue_ahead(step)
+            outputs += self._collect(step)
+        if self._in_flight is not None:
+            self._steps.account_ahead(self._in_flight)
+        if self._check_invariants:
+            self._scheduler.check_invariants()
+        return outputs
+
+    def _start_step(self) -> tuple[StepInFlight | None, list[SequenceOutput]]:
+        """(What was queued, the outputs of requests that failed before)."""
         plan = self._scheduler.schedule()
         outputs = [
             output
@@ -146,38 +161,21 @@ class Engine:
         if plan.failed:  # a sibling of one that failed may have been admitted, if the adapter could be read then
             plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
         if plan.scheduled:
-            outputs += self._run(plan)
-        elif self._adapters is not None and not outputs:
+            return self._steps.queue(plan), outputs
+        if self._adapters is not None and not outputs:
             self._adapters.wait_for_upload()  # nothing else can be done
-        if self._check_invariants:
-            self._scheduler.check_invariants()
-        return outputs
+        return None, outputs
 
-    def _run(self, plan: StepPlan) -> list[SequenceOutput]:
-        now = time.monotonic()
-        if plan.block_copies:
-            self._runner.copy_blocks(plan.block_copies)
-        logits = self._runner.forward(self._builder.build(plan.scheduled))
+    def _collect(self, step: StepInFlight) -> list[SequenceOutput]:
         self._num_steps += 1
-        self._recent_step_tokens.append(sum(item.num_rows for item in plan.scheduled))
-        sequences: list[Sequence] = []
-        rows: list[int] = []
-        end_row = 0
-        for item in plan.scheduled:
-            start_row, end_row = end_row, end_row + item.num_sampled_rows
-            for sequence in self._account(item, logits, start_row, now):
-                sequences.append(sequence)
-                rows.append(end_row - 1)
-        if not sequences:
-            return []
-        sampled_logits = logits if rows == list(range(end_row)) else logits[rows]
-        sampled = self._sampler.sample(sampled_logits, [self._sampling_row(sequence) for sequence in sequences])
+        self._recent_step_tokens.append(step.num_rows)
+        sampled = step.wait()
         outputs = []
         for sequence, token_id, logprob, is_finite in zip(
-            sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True
+            step.sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True
         ):
             if sequence.status is Status.FINISHED:
-                continue  # a sibling's values were not finite
+                continue  # it ended while the step was queued, or a sibling's values were not finite
             if is_finite:
                 self._scheduler.computed(sequence, 0, is_finite=True)
                 outputs.append(self._append(sequence, token_id, logprob))
@@ -185,58 +183,10 @@ class Engine:
                 outputs += self._fail_not_finite(sequence)
         return outputs
 
-    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
-        """Note what was computed; returns the sequences to sample from the item's last row.
-
-        start_row: the item's first row of the logits.
-        """
-        sequence, state = item.sequence, item.sequence.state
-        if state.first_scheduled_s is None:
-            state.first_scheduled_s = now
-        if sequence.num_output_tokens == 0:
-            self._num_prompt_tokens += item.num_rows
-        if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
-            self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
-        self._scheduler.computed(sequence, item.num_rows, is_finite=None)
-        if sequence.num_uncomputed_tokens > 0:
-            return []
-        return [sequence] if state.is_forked else self._scheduler.fork(sequence)
-
-    def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
-        """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
-        state = sequence.state
-        if state.has_all_prompt_logprobs:
-            return
-        if state.prompt_logprobs is None:
-            state.prompt_logprobs = [None]
-        start = sequence.num_computed_tokens
-        targets = sequence.token_ids[start + 1 : min(start + num_rows + 1, sequence.num_prompt_tokens)]
-        num_top = sequence.request.sampling.prompt_logprobs or 0
-        if targets:
-            state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
-
-    def _sampling_row(self, sequence: Sequence) -> SamplingRow:
-        row = sequence.sampling_row
-        if row is None:
-            params, prompt = sequence.request.sampling, sequence.request.prompt_token_ids
-            row = sequence.sampling_row = SamplingRow(
-                params=params,
-                seed=params.seed + sequence.index,
-                position=0,
-                prompt_token_ids=prompt,
-                output_token_ids=(),
-                eos_token_ids=self._eos,
-                penalty_state=PenaltyState(prompt) if params.has_penalties else None,
-            )
-        row.position = len(sequence.token_ids)
-        if row.needs_outputs:
-            row.output_token_ids = sequence.token_ids[sequence.num_prompt_tokens :]
-        return row
-
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)
         self._num_generation_tokens += 1
-        finish_reason, stop_token_id = self._finish_reason(sequence, token_id)
+        finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
         if finish_reason is not None:
             self._finish(sequence)
         state = sequence.state
@@ -254,19 +204,6 @@ class Engine:
             prompt_logprobs=state.prompt_logprobs if is_first and sequence.index == 0 else None,
             queue_s=state.first_scheduled_s - state.arrival_s if is_first else None,
         )
-
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
-        params = sequence.request.sampling
-        num_tokens = len(sequence.token_ids)
-        num_output_tokens = num_tokens - sequence.num_prompt_tokens
-        if num_output_tokens >= params.min_tokens:
-            if token_id in params.stop_token_ids:
-                return FinishReason.STOP, token_id
-            if token_id in self._eos and not params.ignore_eos:
-                return FinishReason.STOP, None
-        if num_output_tokens >= params.max_tokens or num_tokens >= self._description.max_model_len:
-            return FinishReason.LENGTH, None
-        return None, None
 
     # ---- endings
 
@@ -316,46 +253,17 @@ class Engine:
         del self._states[state.request.request_id]
         digest = state.request.adapter_digest
         if digest is not None:
-            self._num_live_requests[digest] -= 1
-            if self._num_live_requests[digest] == 0:
-                del self._num_live_requests[digest]
-                if digest in self._unloading:
-                    self._finish_unload(digest)
-
-    def _finish_unload(self, digest: str) -> None:
-        if digest in self._num_live_requests:
-            return
-        if self._adapters is not None:
-            self._adapters.remove(digest)
-        self._unloading.discard(digest)
-        self._unloaded.append(digest)
+            self._users.leave(digest)
 
     # ---- checks and statistics
 
     def _validate(self, request: EngineRequest) -> None:
-        """The API has checked all this; the engine trusts nobody with an index into a tensor."""
-        params, description = request.sampling, self._description
-        num_prompt = len(request.prompt_token_ids)
         if request.request_id in self._states:
             raise EngineRequestError(f"request id {request.request_id!r} is in use")
-        if not 1 <= num_prompt < description.max_model_len:
-            raise EngineRequestError(
-                f"the prompt has {num_prompt} tokens; 1 to {description.max_model_len - 1} are possible"
-            )
-        if params.max_tokens < 1:
-            raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
-        if not 1 <= params.n <= self._max_num_seqs:
-            raise EngineRequestError(f"n is {params.n}; 1 to {self._max_num_seqs} (--max-num-seqs) are possible")
-        ids = [*request.prompt_token_ids, *params.stop_token_ids, *params.allowed_token_ids, *params.logit_bias]
-        if min(ids) < 0 or max(ids) >= description.vocab_size:
-            wrong = next(i for i in ids if not 0 <= i < description.vocab_size)
-            raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {description.vocab_size - 1})")
-        if not 0 < request.tenant_weight < math.inf:
-            raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")
+        description = self._description
+        check_request(request, description.max_model_len, self._max_num_seqs, description.vocab_size)
         digest = request.adapter_digest
-        if digest is not None and (
-            self._adapters is None or not self._adapters.knows(digest) or digest in self._unloading
-        ):
+        if digest is not None and not self._users.can_enter(digest):
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)
 
     def stats(self) -> EngineStats:
@@ -375,7 +283,7 @@ class Engine:
             prefix_cache_queries=scheduler.prefix_cache_queries,
             prefix_cache_hits=scheduler.prefix_cache_hits,
             num_preemptions=scheduler.num_preemptions,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self._steps.num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
             arena_size_bytes=0 if adapters is None else adapters.size_bytes,
             arena_used_bytes=0 if adapters is None else adapters.used_bytes,
@@ -394,8 +302,9 @@ class Engine:
         self._scheduler.check_invariants()
 
 
-def _device_sampler(parts: EngineParts, config: EngineConfig) -> DeviceSampler | None:
-    """None where logits are on the host, or the backend cannot sample."""
-    if parts.accelerator is None or not isinstance(parts.backend, SamplesOnDevice):
-        return None
-    return DeviceSampler(parts.backend, parts.accelerator, parts.description.vocab_size, config.max_num_seqs)
+def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
+    """On a device where logits are there and the backend can sample."""
+    vocab_size, device = parts.description.vocab_size, None
+    if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
+        device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)
+    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, device)

@@ -8,6 +8,8 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.batch_builder import BatchBuilder, BatchShape, ScheduledSequence
 from loraserve.engine.decode_graphs import graph_size
+from loraserve.engine.device_sampler import QueuedTokens
+from loraserve.engine.step_buffers import BufferSpec
 from loraserve.engine.work_lists import WorkLists
 
 REBALANCE_STEPS = 32
@@ -28,11 +30,11 @@ class GpuBatchBuilder(BatchBuilder):
         graph_sizes: Seq[int],
     ) -> None:
         """work: None for a backend that reads no lists. graph_sizes: ascending; empty = nothing is captured."""
-        super().__init__(
-            max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, () if work is None else work.specs
-        )
+        lists = [BufferSpec((max_num_seqs,), np.int64), *([] if work is None else work.specs)]
+        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists)
+        self._token_rows, *work_lists = self._lists
         if work is not None:
-            work.use(self._lists)
+            work.use(work_lists)
         self._work = work
         self._graph_sizes = graph_sizes
         self._num_padded = 0
@@ -43,8 +45,38 @@ class GpuBatchBuilder(BatchBuilder):
     def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """As `BatchBuilder.build`."""
         self._buffers.wait()
+        return super().build(scheduled)
+
+    def build_ahead(self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, token_rows: Seq[int]) -> StepBatch:
+        """A batch of one row a sequence, whose token the step before is still choosing: row token_rows[i] of `tokens`.
+
+        NOTE: that step may be running, and goes on reading the tensors. They get their new values in its stream, behind
+        it. The arrays are free once its own batch was copied, which happened as the step before it ended: to wait for
+        that is to wait for a step that was collected.
+        """
+        self._buffers.wait()
+        num_seqs, size = len(scheduled), self._block_size
+        sequences = [item.sequence for item in scheduled]
+        positions = [sequence.num_computed_tokens for sequence in sequences]
+        self._in_table = [
+            self._fill_block_table(i, sequence, position, position + 1)
+            for i, (sequence, position) in enumerate(zip(sequences, positions, strict=True))
+        ]
+        self._token_rows.array[:num_seqs] = token_rows
+        self._positions.array[:num_seqs] = positions
+        self._slot_mapping.array[:num_seqs] = [
+            sequence.blocks[position // size] * size + position % size
+            for sequence, position in zip(sequences, positions, strict=True)
+        ]
+        self._context_lens.array[:num_seqs] = self._positions.array[:num_seqs] + 1
+        batch = self._filled(scheduled)
+        tokens.gather(self._token_rows.tensor[:num_seqs], batch.token_ids)
+        return batch
+
+    def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """Also on the device."""
         previous = self._batch
-        batch = super().build(scheduled)
+        batch = super()._filled(scheduled)
         self._num_steps += 1
         if batch is previous and self._num_steps >= REBALANCE_STEPS:
             self._list_attention(batch)

@@ -4,19 +4,22 @@ from collections.abc import Callable
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.logit_edits import RowEdits, pack_edits
+from loraserve_kernels.sampling import SamplesOnDevice, pack_draws
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel
 
-SAMPLING_BYTES = 12
-"""A logit, for a step whose rows all have edits or ask for log-probabilities: a copy in float32 and two while it is
-searched."""
-COMPILED_ROWS = (2, 16, 17, 32, 64, 128, 256, 257, 512)
-"""Of a prompt: on both sides of where the kernels' tiles change their size."""
+EDIT_BYTES = 8
+"""A logit of every sequence: how often it has the token, and the logit edited, in float32."""
+COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 256, 257, 512)
+"""Of one sequence: on both sides of where the kernels' tiles change their size."""
 OUT_OF_MEMORY_ADVICE = (
     "lower --max-model-len, --kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens, or raise "
     "--gpu-memory-utilization if nothing else needs the GPU"
@@ -50,29 +53,50 @@ def activation_bytes(
     model: CausalModel,
     table: AdapterTable | None,
     config: EngineConfig,
+    kv_dtype: torch.dtype,
     progress: Callable[[int, int], None],
 ) -> int:
     """What a step needs at most beside weights, KV cache and adapters, measured; graphs have as much of their own.
 
-    Also compiles the kernels of steps with prompts. table: of adapters of rank 0; the model's caches and table are
-    replaced.
+    Also compiles the kernels of steps that are no graphs. table: of adapters of rank 0; the model's caches and table
+    are replaced.
     """
     num_rows = config.max_num_batched_tokens
     num_sampled = min(config.max_num_seqs, num_rows)
-    runner = ModelRunner(model, 1, config.block_size, table, accelerator.device)
+    runner = ModelRunner(model, 1, config.block_size, table, accelerator.device, kv_dtype)
 
-    def batch(num_rows: int) -> StepBatch:
-        sampled = min(num_sampled, num_rows)
-        return _profile_batch(num_rows, sampled, config.block_size, table is not None, accelerator.device)
+    def batch(num_rows: int, num_sampled: int) -> StepBatch:
+        return _profile_batch(num_rows, num_sampled, config.block_size, table is not None, accelerator.device)
 
-    sizes = [*(size for size in COMPILED_ROWS if size < num_rows), num_rows]
+    sizes = [size for size in COMPILED_ROWS if size < num_rows]
     for index, size in enumerate(sizes):
-        runner.forward(batch(size))
-        progress(index + 1, len(sizes))
-    largest = batch(num_rows)
+        runner.forward(batch(size, size))  # with prompt logprobs every row is sampled
+        progress(index + 1, len(sizes) + 1)
+    largest = batch(num_rows, num_sampled)
+    runner.forward(largest)
+    progress(len(sizes) + 1, len(sizes) + 1)
     measured = accelerator.peak_bytes(lambda: _drop(runner.forward(largest)))
     num_pools = 1 if config.enforce_eager else 2
-    return num_pools * measured + num_sampled * model.logits_size * SAMPLING_BYTES
+    prompt_logits = (num_rows - num_sampled) * model.logits_size * model.dtype.itemsize
+    return num_pools * measured + prompt_logits + _sampling_bytes(config.max_num_seqs, model.logits_size)
+
+
+def _sampling_bytes(num_rows: int, logits_size: int) -> int:
+    """Where each row has edits and asks for log-probabilities."""
+    return logits_size * (num_rows * EDIT_BYTES + min(num_rows, ROWS_AT_A_TIME) * LOGPROBS_BYTES)
+
+
+def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> None:
+    """Choose greedy and drawn tokens once, edited too, where the backend can: requests would wait for the compiler."""
+    if not isinstance(backend, SamplesOnDevice):
+        return
+    logits = torch.zeros((2, model.logits_size), dtype=model.dtype, device=model.device)
+    draws = pack_draws([1.0] * 2, [0] * 2, [1.0] * 2, [0.0] * 2, [0] * 2, [0] * 2, model.device)
+    counts = torch.zeros((2, vocab_size), dtype=torch.int32, device=model.device)
+    edits = pack_edits([RowEdits(bias={0: 1.0}, count_row=row) for row in range(2)], counts)
+    for choice in (None, draws):
+        backend.sample(logits, vocab_size, choice, None)
+        backend.count_tokens(edits, *backend.sample(logits, vocab_size, choice, edits))
 
 
 def _drop(_: torch.Tensor) -> None:

@@ -101,7 +101,7 @@ def _apply_penalties(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
 def _penalty_state(row: SamplingRow) -> PenaltyState:
     state = row.penalty_state
     if state is None:
-        state = PenaltyState(row.prompt_token_ids if row.params.repetition_penalty != 1 else ())
+        state = row.penalty_state = PenaltyState(row.prompt_token_ids if row.params.repetition_penalty != 1 else ())
     state.catch_up(row.output_token_ids)
     return state
 

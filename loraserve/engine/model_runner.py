@@ -1,12 +1,14 @@
 """Runs steps on the model: owns the KV caches and the model's context."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.kv_float8 import indexable
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
+from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.decode_graphs import DecodeGraphs
 from loraserve.models.causal_model import CausalModel
 
@@ -15,25 +17,35 @@ class ModelRunner:
     """The KV caches are allocated once and touched only as blocks are used."""
 
     def __init__(
-        self, model: CausalModel, num_blocks: int, block_size: int, table: AdapterTable | None, device: torch.device
+        self,
+        model: CausalModel,
+        num_blocks: int,
+        block_size: int,
+        table: AdapterTable | None,
+        device: torch.device,
+        kv_dtype: torch.dtype,
     ) -> None:
         def cache(num_kv_heads: int, head_dim: int) -> Tensor:
-            return torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=model.dtype, device=device)
+            return torch.empty((num_blocks, num_kv_heads, block_size, head_dim), dtype=kv_dtype, device=device)
 
         self._model = model
         self._has_adapters = table is not None
         self._graphs: DecodeGraphs | None = None
-        self._k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
-        self._v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
-        model.bind(self._k_caches, self._v_caches, table)
+        k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
+        v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
+        self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
+        model.bind(k_caches, v_caches, table)
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Logits [R, padded vocab] of the sampled rows, valid until the next forward."""
+    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
+        """Logits [R, padded vocab] of the sampled rows, valid until the next forward.
+
+        arrivals: of the batch's adapters; each layer runs after its part of them, a graph after all.
+        """
         if self._graphs is not None:
-            logits = self._graphs.try_replay(batch)
+            logits = self._graphs.try_replay(batch, arrivals)
             if logits is not None:
                 return logits
-        return self._run(batch)
+        return self._run(batch, arrivals)
 
     def capture(
         self,
@@ -45,19 +57,32 @@ class ModelRunner:
         graphs.capture(self._run, graph_batch, self._has_adapters, progress)
         self._graphs = graphs
 
-    def _run(self, batch: StepBatch) -> Tensor:
+    def _run(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
         with torch.inference_mode():
-            return self._model.forward(batch)
+            return self._model.forward(batch, arrivals)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """(source, destination) pairs, in order, in every layer."""
+        """(source, destination) pairs, as if one after the other, in every layer. Waits for no device."""
+        origins: dict[int, int] = {}
+        for source, destination in copies:
+            origins[destination] = origins.get(source, source)
         with torch.inference_mode():
-            for source, destination in copies:
-                for cache in (*self._k_caches, *self._v_caches):
+            if len(origins) == 1:
+                ((destination, source),) = origins.items()
+                for cache in self._caches:
                     cache[destination].copy_(cache[source])
+            elif origins:
+                sources, destinations = self._block_ids(origins.values()), self._block_ids(origins)
+                for cache in self._caches:  # two launches each, however many blocks
+                    cache.index_copy_(0, destinations, cache.index_select(0, sources))
+
+    def _block_ids(self, blocks: Iterable[int]) -> Tensor:
+        on_host = torch.tensor(list(blocks))
+        device = self._caches[0].device
+        return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Wipe blocks that may hold non-finite values."""
         with torch.inference_mode():
-            for cache in (*self._k_caches, *self._v_caches):
+            for cache in self._caches:
                 cache[list(blocks)] = 0

@@ -8,7 +8,7 @@ import numpy as np
 from loraserve_kernels.argmax import argmax_reference
 from torch import Tensor
 
-from loraserve.engine.device_sampler import DeviceSampler
+from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
 from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
@@ -31,6 +31,12 @@ class Sampled:
     """None where the row asked for none or is not finite."""
     is_finite: list[bool]
     """False: the row has NaN, +inf or nothing but -inf, or allows no token there is; its token is undefined."""
+
+    @classmethod
+    def collect(cls, queued: QueuedTokens) -> "Sampled":
+        """Waits for them."""
+        token_ids, is_finite = queued.wait()
+        return cls(token_ids, queued.logprobs(token_ids, is_finite), is_finite)
 
 
 class Sampler:
@@ -68,25 +74,18 @@ class Sampler:
         if not rows:
             return Sampled([], [], [])
         if self._device is not None:
-            return self._sample_on_device(self._device, logits, rows)
+            return Sampled.collect(self._device.queue(logits, rows))
         if all(row.takes_argmax for row in rows):
             best_ids, are_finite = self._argmax(logits, self.vocab_size)
             return Sampled(best_ids, [None] * len(rows), are_finite)
         return self._sample_in_passes(logits, rows)
 
-    def _sample_on_device(self, device: DeviceSampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        others = [index for index, row in enumerate(rows) if not device.takes(row)]
-        if len(others) == len(rows):
-            return self._sample_in_passes(logits, rows)
-        token_ids, are_finite = device.sample(logits, rows)
-        sampled = Sampled(token_ids, [None] * len(rows), are_finite)
-        if others:
-            found = self._sample_in_passes(logits[others], [rows[index] for index in others])
-            for place, index in enumerate(others):
-                sampled.token_ids[index] = found.token_ids[place]
-                sampled.logprobs[index] = found.logprobs[place]
-                sampled.is_finite[index] = found.is_finite[place]
-        return sampled
+    def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:
+        """`sample` without waiting for it; None where tokens are not chosen on a device."""
+        if self._device is None:
+            return None
+        self._check(logits, len(rows))
+        return self._device.queue(logits, rows)
 
     def _sample_in_passes(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         raw = open_rows(logits, self.vocab_size)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from loraserve_kernels.logit_edits import ListedTokens
 
 from loraserve.engine.logit_rows import Floats, Ints
 from loraserve.engine.request import SamplingParams
@@ -13,7 +14,7 @@ class PenaltyState:
     """The distinct tokens of a prompt and its output, and how often the output has each.
 
     One per sequence with penalties, kept for as long as its outputs are (also while preempted). `catch_up` costs O(1)
-    per token not yet seen; without a kept state the sampler counts the whole sequence on every step.
+    per token not yet seen.
     """
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
@@ -52,6 +53,25 @@ class PenaltyState:
         return index
 
 
+@dataclass(slots=True, eq=False)
+class CountPlace:
+    """The row of a device's token counts that a sequence has, until it is another's."""
+
+    count_row: int
+    num_output_tokens: int
+    """Counted there, or to be counted by what is queued."""
+
+
+@dataclass(slots=True)
+class DeviceState:
+    """What a device's sampler keeps of a sequence from step to step."""
+
+    listed: ListedTokens
+    is_below_min_tokens: bool
+    """What `listed` holds for."""
+    place: CountPlace | None = None
+
+
 @dataclass(slots=True)
 class SamplingRow:
     """What the sampler must know of the sequence behind one row of logits.
@@ -70,7 +90,10 @@ class SamplingRow:
     request has neither penalties nor min_tokens."""
     eos_token_ids: tuple[int, ...]
     penalty_state: PenaltyState | None = None
-    """For speed; the sampler brings it up to date."""
+    """Kept for speed by the host's sampler, which makes it."""
+    num_unknown_tokens: int = 0
+    """Outputs beyond `output_token_ids`, which a device has still to tell."""
+    device_state: DeviceState | None = field(default=None, compare=False, repr=False)
     is_greedy: bool = field(init=False)
     """Below vLLM's smallest temperature, 1e-5."""
     has_penalties: bool = field(init=False)
@@ -88,8 +111,12 @@ class SamplingRow:
         self.takes_argmax = self.is_greedy and not has_edits and params.logprobs is None
 
     @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids) + self.num_unknown_tokens
+
+    @property
     def is_below_min_tokens(self) -> bool:
-        return len(self.output_token_ids) < self.params.min_tokens
+        return self.num_output_tokens < self.params.min_tokens
 
     @property
     def has_edits(self) -> bool:

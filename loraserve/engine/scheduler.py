@@ -4,6 +4,7 @@ There are no prefill and decode phases: every sequence catches up its computed t
 budget, which covers chunked prompts, prefix hits and recompute after preemption.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,15 +14,21 @@ from loraserve_adapters.errors import AdapterError
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.fair_queue import FairQueue
-from loraserve.engine.kv_blocks import BlockPool, block_hash
+from loraserve.engine.kv_blocks import BlockPool
 from loraserve.engine.sequence import RequestState, Sequence, Status
+from loraserve.engine.sequence_blocks import SequenceBlocks
 
 MAX_BYPASSED = 64
 """Admissions that may pass a request whose adapter does not fit; then nobody is admitted before it."""
 COLD_LOAD_TOKENS = 32
 """What loading a cold adapter adds to its tenant's counter, in tokens."""
+HIDDEN_COPY_BYTES = 1 << 20
+"""What is copied to a GPU while it computes a row of a prompt: at 50 GB/s 21 µs, at 600 TFLOP/s a row of an 8B model
+takes 27, and a smaller model has smaller adapters. Estimated."""
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Rows of one sequence in one step whose logits are kept for prompt logprobs: each costs a row of the vocabulary."""
+MAX_CLOSED_STEPS = 16
+"""Steps after which those for whom there was no room are tried again though nobody left: whose turn it is changes."""
 
 
 @dataclass(slots=True)
@@ -61,12 +68,15 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
+        self._blocks = SequenceBlocks(pool, block_size)
         self._block_size = block_size
         self._adapters = adapters
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_loras = max_loras
         self._num_admitted = 0
+        self._num_closed_steps = 0
+        """So many more steps need not look for somebody to admit, unless somebody or an adapter comes or goes."""
 
     def has_work(self) -> bool:
         return bool(self.running) or len(self.waiting) > 0
@@ -76,21 +86,40 @@ class Scheduler:
         sequence = state.sequences[0]
         self.waiting.arrive(state.request.tenant)
         self.waiting.append(sequence)
+        self._num_closed_steps = 0
 
     def schedule(self) -> StepPlan:
+        """NOTE: not while a step is queued whose tokens are unknown: a sequence of it may be preempted."""
         plan = StepPlan()
-        budget = self._max_num_batched_tokens
+        self._num_closed_steps = 0
         num_preempted_before = self.num_preemptions
-        # Decodes first, so that a long prompt never stalls them.
-        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed_tokens > 1):
-            if budget == 0:
-                break
-            if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
-                budget -= self._schedule_running(sequence, budget, plan)
+        self._schedule_all_running(plan)
         if self.num_preemptions == num_preempted_before and len(self.waiting) > 0:
             self._admit_waiting(plan, self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled))
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
+
+    def try_schedule_ahead(self, ends: Callable[[Sequence], bool]) -> list[ScheduledSequence] | None:
+        """What to compute behind a step whose tokens are unknown: one row more of each of its sequences that go on.
+
+        ends: whether a sequence's next token is its last one, whatever it is. The rows are ordered by adapter slot, and
+        `computed` is told of them as of others, but only once the tokens they are of are known.
+
+        None, and nothing is changed, where `schedule` could do anything else: somebody may be admitted, a prompt is not
+        computed, a block is to be copied, blocks or rows do not suffice; or when no sequence goes on.
+        """
+        is_waited_for = len(self.waiting) > 0
+        if is_waited_for and not self._is_closed():
+            return None
+        if any(sequence.num_computed_tokens != len(sequence.token_ids) for sequence in self.running):
+            return None
+        going_on = [sequence for sequence in self.running if not ends(sequence)]
+        if is_waited_for and len(going_on) < len(self.running):
+            return None
+        rows = self._try_schedule_rows(going_on)
+        if rows is not None:
+            self._num_closed_steps = max(self._num_closed_steps - 1, 0)
+        return rows
 
     def fork(self, parent: Sequence) -> list[Sequence]:
         """The request's choices that are not finished: the parent itself and others, sharing all of its blocks."""
@@ -100,11 +129,8 @@ class Scheduler:
             child = Sequence(state, index, list(parent.token_ids), parent.num_prompt_tokens)
             child.num_computed_tokens = parent.num_computed_tokens
             child.num_charged_tokens = parent.num_charged_tokens
-            child.blocks = list(parent.blocks)
-            child.block_hashes = list(parent.block_hashes)
-            child.num_remembered_blocks = parent.num_remembered_blocks
             child.status = Status.RUNNING
-            self.pool.acquire(child.blocks)
+            self._blocks.share(parent, child)
             child.adapter_slot = self._acquire_adapter(child) if parent.adapter_slot >= 0 else -1
             self._enter_running(child)
             self.waiting.arrive(state.request.tenant)
@@ -114,17 +140,13 @@ class Scheduler:
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
     def computed(self, sequence: Sequence, num_rows: int, *, is_finite: bool | None) -> None:
-        """Account for a step's rows. is_finite: of the sequence's sampled row; None when none was sampled.
+        """Account for a step's rows. is_finite: of the sequence's sampled row; None when none was sampled yet.
 
         Full blocks become findable only after a finite sampled row, which depends on all of them.
         """
         sequence.num_computed_tokens += num_rows
-        num_full = sequence.num_computed_tokens // self._block_size
-        if is_finite and num_full > sequence.num_remembered_blocks:
-            self._extend_hashes(sequence, num_full)
-            for i in range(sequence.num_remembered_blocks, num_full):
-                self.pool.remember(sequence.blocks[i], sequence.block_hashes[i])
-            sequence.num_remembered_blocks = num_full
+        if is_finite:
+            self._blocks.remember(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Free everything the sequence holds, whatever its status. It must not be finished yet."""
@@ -135,12 +157,38 @@ class Scheduler:
             self.waiting.remove(sequence)
         sequence.status = Status.FINISHED
         self.waiting.leave(sequence.request.tenant)
+        self._num_closed_steps = 0
+
+    def _schedule_all_running(self, plan: StepPlan) -> None:
+        if all(sequence.num_computed_tokens + 1 == len(sequence.token_ids) for sequence in self.running):
+            rows = self._try_schedule_rows(self.running)
+            if rows is not None:
+                plan.scheduled = rows
+                return
+        budget = self._max_num_batched_tokens
+        # Decodes first, so that a long prompt never stalls them.
+        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed_tokens > 1):
+            if budget == 0:
+                break
+            if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
+                budget -= self._schedule_running(sequence, budget, plan)
+
+    def _try_schedule_rows(self, sequences: Seq[Sequence]) -> list[ScheduledSequence] | None:
+        """One row of each, its last one, ordered by adapter slot.
+
+        None, and nothing is changed, where that takes more than new blocks, or there is nobody.
+        """
+        if not 0 < len(sequences) <= self._max_num_batched_tokens or not self._blocks.try_extend_all(sequences):
+            return None
+        for sequence in sequences:
+            self._charge_up_to(sequence, sequence.num_computed_tokens + 1)
+        return [ScheduledSequence(sequence, 1, 1) for sequence in sorted(sequences, key=lambda s: s.adapter_slot)]
 
     def _schedule_running(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Rows of the budget that are used; preempted sequences give theirs back (as a negative number of rows)."""
         num_rows = self._num_rows(sequence, budget)
         num_returned = 0
-        while not self._try_extend(sequence, num_rows, plan):
+        while not self._blocks.try_extend(sequence, num_rows, plan.block_copies):
             victim = self._choose_victim()
             for i, item in enumerate(plan.scheduled):
                 if item.sequence is victim:
@@ -156,12 +204,17 @@ class Scheduler:
     def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in self.running)
         bypassed: list[Sequence] = []
+        is_alone = not self.running
         if self._adapters is not None:
             self._adapters.settle_uploads()
+        self._num_closed_steps = MAX_CLOSED_STEPS
         for sequence in self.waiting:
-            if budget == 0 or num_seats < _num_seats(sequence):
+            if num_seats < _num_seats(sequence):
                 break
-            admission = self._try_admit(sequence, budget, plan)
+            if budget == 0:
+                self._num_closed_steps = 0
+                break
+            admission = self._try_admit(sequence, budget, plan, is_alone=is_alone)
             if admission is _Admission.NO_ROOM:
                 break
             if admission is _Admission.NO_ADAPTER_ROOM:
@@ -174,14 +227,20 @@ class Scheduler:
                 for earlier in bypassed:
                     earlier.state.num_bypassed += 1
 
-    def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> _Admission:
-        cached = self._find_prefix(sequence)
+    def _is_closed(self) -> bool:
+        """Whether nobody who waits could be admitted now, as far as that can be told without trying."""
+        return self._num_closed_steps > 0 and (self._adapters is None or not self._adapters.has_news())
+
+    def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan, *, is_alone: bool) -> _Admission:
+        """is_alone: nobody's next token would wait, beside it in a step, for an adapter that is still being copied."""
+        cached = [] if _needs_prompt_logprobs(sequence) else self._blocks.find_prefix(sequence)
         num_cached = len(cached) * self._block_size
         num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
         if num_blocks + self.pool.num_evictable(cached) > self.pool.num_available:
             return _Admission.NO_ROOM
         try:
-            adapter_slot = self._try_acquire_adapter(sequence)
+            num_rows = min(sequence.num_tokens - num_cached, budget)
+            adapter_slot = self._try_acquire_adapter(sequence, None if is_alone else num_rows * HIDDEN_COPY_BYTES)
         except AdapterError as error:
             plan.failed.append((sequence, error.message))
             self.finish(sequence)
@@ -199,14 +258,16 @@ class Scheduler:
         sequence.status = Status.RUNNING
         self._enter_running(sequence)
         num_rows = self._num_rows(sequence, budget)
-        has_blocks = self._try_extend(sequence, num_rows, plan)
+        has_blocks = self._blocks.try_extend(sequence, num_rows, plan.block_copies)
         assert has_blocks, "blocks were counted before admission"
         self._append(plan, sequence, num_rows)
         return _Admission.ADMITTED
 
     def _append(self, plan: StepPlan, sequence: Sequence, num_rows: int) -> None:
         plan.scheduled.append(ScheduledSequence(sequence, num_rows, _num_sampled_rows(sequence, num_rows)))
-        end = sequence.num_computed_tokens + num_rows
+        self._charge_up_to(sequence, sequence.num_computed_tokens + num_rows)
+
+    def _charge_up_to(self, sequence: Sequence, end: int) -> None:
         if end > sequence.num_charged_tokens:
             self._charge(sequence, end - sequence.num_charged_tokens)
             sequence.num_charged_tokens = end
@@ -222,43 +283,9 @@ class Scheduler:
             self.prefix_cache_queries += sequence.num_prompt_tokens
             self.prefix_cache_hits += num_cached
 
-    def _find_prefix(self, sequence: Sequence) -> list[int]:
-        """Cached blocks of the sequence's tokens, at least one token short of all, so that its last row is computed."""
-        if _needs_prompt_logprobs(sequence):
-            return []
-        num_full = (sequence.num_tokens - 1) // self._block_size
-        self._extend_hashes(sequence, num_full)
-        return self.pool.match_prefix(sequence.block_hashes[:num_full])
-
-    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, size = sequence.block_hashes, self._block_size
-        while len(hashes) < num_blocks:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else sequence.state.root_hash
-            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))
-
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
         num_rows = min(sequence.num_uncomputed_tokens, budget)
         return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
-
-    def _try_extend(self, sequence: Sequence, num_rows: int, plan: StepPlan) -> bool:
-        """Give the sequence blocks of its own for its next rows; copies a shared block before it is written."""
-        start, size = sequence.num_computed_tokens, self._block_size
-        num_missing = (start + num_rows - 1) // size + 1 - len(sequence.blocks)
-        written = start // size
-        must_copy = written < len(sequence.blocks) and self.pool.is_shared(sequence.blocks[written])
-        if num_missing <= 0 and not must_copy:
-            return True
-        blocks = self.pool.try_allocate(max(num_missing, 0) + must_copy)
-        if blocks is None:
-            return False
-        if must_copy:
-            source, copy = sequence.blocks[written], blocks.pop()
-            plan.block_copies.append((source, copy))
-            sequence.blocks[written] = copy
-            self.pool.release([source])
-        sequence.blocks += blocks
-        return True
 
     def _choose_victim(self) -> Sequence:
         """The newest sequence of the most-served tenant."""
@@ -270,7 +297,6 @@ class Scheduler:
         self._release(sequence)
         sequence.status = Status.WAITING
         sequence.num_computed_tokens = 0
-        sequence.num_remembered_blocks = 0
         if _needs_prompt_logprobs(sequence):
             sequence.state.prompt_logprobs = None
         self.waiting.put_back(sequence)
@@ -282,16 +308,18 @@ class Scheduler:
         self.running.append(sequence)
 
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
+        self._blocks.release(sequence)
         if sequence.adapter_slot >= 0:
             assert self._adapters is not None
             assert sequence.request.adapter_digest is not None
             self._adapters.release(sequence.request.adapter_digest)
             sequence.adapter_slot = -1
 
-    def _try_acquire_adapter(self, sequence: Sequence) -> int | None:
-        """-1 for the base model; None when the adapter does not fit beside the running ones. Raises `AdapterError`."""
+    def _try_acquire_adapter(self, sequence: Sequence, max_arriving_bytes: int | None) -> int | None:
+        """-1 for the base model; None when the adapter does not fit beside the running ones. Raises `AdapterError`.
+
+        max_arriving_bytes: None too while a larger one is copied, see `AdapterMemory.try_acquire`.
+        """
         digest = sequence.request.adapter_digest
         if digest is None:
             return -1
@@ -301,7 +329,7 @@ class Scheduler:
             if len(distinct) >= self._max_loras:
                 return None
         was_resident = self._adapters.is_resident(digest)
-        adapter_slot = self._adapters.try_acquire(digest)
+        adapter_slot = self._adapters.try_acquire(digest, max_arriving_bytes)
         if adapter_slot is not None and not was_resident:
             self._charge(sequence, COLD_LOAD_TOKENS)
         return adapter_slot

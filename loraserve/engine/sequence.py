@@ -84,3 +84,22 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    def row_to_sample(self, position: int, eos_token_ids: tuple[int, ...]) -> SamplingRow:
+        """What the sampler must know to choose the token at `position`. One object, whose values move on."""
+        row = self.sampling_row
+        if row is None:
+            params, prompt = self.request.sampling, self.request.prompt_token_ids
+            row = self.sampling_row = SamplingRow(
+                params=params,
+                seed=params.seed + self.index,
+                position=position,
+                prompt_token_ids=prompt,
+                output_token_ids=(),
+                eos_token_ids=eos_token_ids,
+            )
+        row.position = position
+        row.num_unknown_tokens = position - len(self.token_ids)
+        if row.needs_outputs:
+            row.output_token_ids = self.token_ids[self.num_prompt_tokens :]
+        return row

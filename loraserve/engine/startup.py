@@ -22,7 +22,9 @@ from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
 from loraserve.engine.decode_graphs import DecodeGraphs, graph_sizes
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
-from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes
+from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes, compile_sampling
+from loraserve.engine.host_tier import choose_host_tier_bytes, locked_bytes
+from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.work_lists import WorkLists
@@ -47,6 +49,7 @@ class ModelDescription:
     name: str
     architecture: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     backend: str
     max_model_len: int
@@ -62,6 +65,8 @@ class ModelDescription:
     num_blocks: int
     block_size: int
     arena_size_bytes: int
+    host_tier_bytes: int
+    """Of page-locked memory for adapters beside the arena."""
     layout: BaseLayout
     notes: list[str]
     """What was chosen or lowered, for the person who started the server."""
@@ -89,43 +94,52 @@ def start(config: EngineConfig, progress: Progress) -> EngineParts:
         raise EngineStartError(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise EngineStartError(f"the GPU's memory does not suffice: {OUT_OF_MEMORY_ADVICE} ({error})") from error
+    except torch.AcceleratorError as error:
+        raise EngineStartError(f"the GPU failed, which another start may not ({error})") from error
 
 
 def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     torch.set_grad_enabled(False)
     device = _device(config)
     accelerator = accelerator_of(device)
+    chosen_kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, accelerator)
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     backend, backend_note = _backend(config, device)
     available_bytes = available_memory_bytes()
+    host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
     hf_model = _load_weights(config, model_config, device, progress)
     model = CausalModel(hf_model, backend)
+    kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
-    plan = _plan(config, model, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
+    plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
     model.prepare(plan.max_model_len, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
+    vocab_size = min(len(tokenizer), model.logits_size)
     if accelerator is not None and gpu_memory is not None:
-        num_bytes = _activation_bytes(config, model, accelerator, progress)
-        plan = _plan(config, model, model_config, gpu_memory.left_bytes(num_bytes))
-    adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator) if config.enable_lora else None
-    runner = ModelRunner(
-        model, plan.num_blocks, config.block_size, None if adapters is None else adapters.table, device
-    )
+        num_bytes = _activation_bytes(config, model, kv_dtype, accelerator, progress)
+        compile_sampling(backend, model, vocab_size)
+        plan = _plan(config, model, kv_dtype, model_config, gpu_memory.left_bytes(num_bytes))
+    adapters = None
+    if config.enable_lora:
+        adapters = _adapter_memory(model, plan.arena_size_bytes, accelerator, host_tier_bytes)
+    table = None if adapters is None else adapters.table
+    runner = ModelRunner(model, plan.num_blocks, config.block_size, table, device, kv_dtype)
     builder = _builder(config, plan, model, backend, accelerator, runner, progress)
     description = ModelDescription(
         name=config.model,
         architecture=type(hf_model).__name__,
         dtype=str(model.dtype).removeprefix("torch."),
+        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
         device=str(device),
         backend=backend.name,
         max_model_len=plan.max_model_len,
-        vocab_size=min(len(tokenizer), model.logits_size),
+        vocab_size=vocab_size,
         eos_token_ids=_eos_token_ids(tokenizer, model_config, generation_config),
         tokenizer_json=loader.tokenizer_json(tokenizer),
         chat_template=_chat_template(tokenizer),
@@ -140,8 +154,14 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
+        host_tier_bytes=0 if adapters is None else host_tier_bytes,
         layout=model.layout,
-        notes=[*([backend_note] if backend_note else []), *plan.notes],
+        notes=[
+            *([backend_note] if backend_note else []),
+            *plan.notes,
+            *model.notes,
+            *_host_tier_notes(adapters, host_tier_bytes),
+        ],
     )
     return EngineParts(description, backend, accelerator, builder, runner, adapters, plan.num_blocks, model.logits_size)
 
@@ -187,11 +207,17 @@ def _load_weights(
     return model
 
 
-def _plan(config: EngineConfig, model: CausalModel, model_config: PreTrainedConfig, available_bytes: int) -> MemoryPlan:
+def _plan(
+    config: EngineConfig,
+    model: CausalModel,
+    kv_dtype: torch.dtype,
+    model_config: PreTrainedConfig,
+    available_bytes: int,
+) -> MemoryPlan:
     return plan_memory(
         available_bytes=available_bytes,
         block_bytes=kv_block_bytes(
-            [spec.num_kv_heads * spec.head_dim for spec in model.kv_specs], model.dtype.itemsize, config.block_size
+            [spec.num_kv_heads * spec.head_dim for spec in model.kv_specs], kv_dtype.itemsize, config.block_size
         ),
         block_size=config.block_size,
         model_max_len=getattr(model_config.get_text_config(), "max_position_embeddings", DEFAULT_MODEL_MAX_LEN),
@@ -203,10 +229,17 @@ def _plan(config: EngineConfig, model: CausalModel, model_config: PreTrainedConf
     )
 
 
-def _activation_bytes(config: EngineConfig, model: CausalModel, accelerator: Accelerator, progress: Progress) -> int:
+def _activation_bytes(
+    config: EngineConfig, model: CausalModel, kv_dtype: torch.dtype, accelerator: Accelerator, progress: Progress
+) -> int:
     no_adapters = _adapter_memory(model, ALIGNMENT_BYTES).table if config.enable_lora else None
     return activation_bytes(
-        accelerator, model, no_adapters, config, lambda done, total: progress("compiling kernels", done, total)
+        accelerator,
+        model,
+        no_adapters,
+        config,
+        kv_dtype,
+        lambda done, total: progress("compiling kernels", done, total),
     )
 
 
@@ -245,7 +278,9 @@ def _builder(
     return builder
 
 
-def _adapter_memory(model: CausalModel, size_bytes: int, accelerator: Accelerator | None = None) -> AdapterMemory:
+def _adapter_memory(
+    model: CausalModel, size_bytes: int, accelerator: Accelerator | None = None, host_tier_bytes: int = 0
+) -> AdapterMemory:
     return AdapterMemory(
         num_groups=len(model.lora_groups),
         num_members=sum(len(group.out_features) for group in model.lora_groups),
@@ -254,7 +289,15 @@ def _adapter_memory(model: CausalModel, size_bytes: int, accelerator: Accelerato
         dtype=model.dtype,
         device=model.device,
         accelerator=accelerator,
+        host_tier_bytes=host_tier_bytes,
     )
+
+
+def _host_tier_notes(adapters: AdapterMemory | None, host_tier_bytes: int) -> list[str]:
+    if adapters is None or host_tier_bytes == 0:
+        return []
+    locked = locked_bytes(host_tier_bytes)
+    return [f"{locked} bytes of host memory are page-locked for adapters (--adapter-host-memory-bytes)"]
 
 
 def _eos_token_ids(

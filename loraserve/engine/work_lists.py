@@ -47,8 +47,8 @@ class WorkLists:
         num_decode = decode_capacity(num_lone + num_padded, max_context, num_splits)
         num_append = append_capacity(int(appended.sum()), len(appended), max_context, num_splits)
         num_prefill = prefill_capacity(int(prefilled.sum()), len(prefilled))
-        fill_decode_splits(self._decode.array[:num_decode], context_lens, num_rows)
-        fill_append_splits(self._append.array[:num_append], context_lens, num_rows)
+        fill_decode_splits(self._decode.array[:num_decode], context_lens, num_rows, num_splits)
+        fill_append_splits(self._append.array[:num_append], context_lens, num_rows, num_splits)
         fill_prefill_tiles(self._prefill.array[:num_prefill], context_lens, num_rows)
         return AttentionWork(
             self._decode.tensor[:num_decode], self._append.tensor[:num_append], self._prefill.tensor[:num_prefill]

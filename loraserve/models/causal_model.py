@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models import self_check
-from loraserve.models.context import ForwardContext
+from loraserve.models.context import Arrivals, ForwardContext
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention, put_modules
@@ -56,6 +56,8 @@ class CausalModel:
             raise ModelRefusedError(f"{type(model).__name__} cannot be served: it has no output linear (lm_head)")
         self.logits_size = head.out_features
         """Columns of the logits; the tokenizer may know fewer tokens."""
+        self.notes: list[str] = []
+        """What `prepare` could not use, for the person who started the server."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,15 +90,24 @@ class CausalModel:
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
         self_check.require_equal(model, attention, context, probe)
-        originals = fuse_attention(model, attention)
-        if originals and not self_check.is_equal(model, attention, context, probe):
-            put_modules(model, originals)
-        originals = fuse_layers(model, len(attention))
-        if originals and not self_check.is_equal(model, attention, context, probe):
-            put_modules(model, originals)
-        direct = direct_forward(model)
-        if direct is not None and self_check.is_same(direct, model, attention, context, probe):
+        self._keep_if_equal("fused attention", fuse_attention(model, attention), probe)
+        self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probe)
+        self._choose_forward(probe)
+
+    def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probe: self_check.Probe) -> None:
+        if originals and not self_check.is_equal(self._model, self._attention, self._context, probe):
+            put_modules(self._model, originals)
+            self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
+
+    def _choose_forward(self, probe: self_check.Probe) -> None:
+        direct = direct_forward(self._model)
+        if direct is None:
+            if self.device.type != "cpu" and not self.notes:
+                self.notes.append("fused layers: not used, as this model's are of another kind; steps take longer")
+        elif self_check.is_same(direct, self._model, self._attention, self._context, probe):
             self._forward = direct
+        else:
+            self.notes.append("direct forward: not used, as its logits have other bits; steps take longer to launch")
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
         """k_caches, v_caches: per attention layer [num_blocks, num_kv_heads, block_size, head_dim]."""
@@ -104,11 +115,11 @@ class CausalModel:
         self._context.v_caches = list(v_caches)
         self._context.adapter_table = table
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> Tensor:
         """Logits of the sampled rows: [R, padded vocab] in the model's dtype."""
-        self._context.batch = batch
+        self._context.batch, self._context.arrivals = batch, arrivals
         logits = self._forward(batch)
-        self._context.batch = None
+        self._context.batch = self._context.arrivals = None
         return logits
 
 

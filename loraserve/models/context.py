@@ -1,6 +1,7 @@
 """What every attention layer and linear group of the model reads during a forward pass."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.backend import Backend
@@ -8,14 +9,24 @@ from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
 
+class Arrivals(Protocol):
+    """The adapters of a batch that are still being copied to the device."""
+
+    def before_group(self, group_index: int) -> None:
+        """What is queued from now on runs after the matrices of this linear group, and of earlier ones, are there."""
+        ...
+
+
 @dataclass(slots=True)
 class ForwardContext:
-    """One per model. Swapped modules hold it from construction; the runner sets `batch` before each forward."""
+    """One per model. Swapped modules hold it from construction; `batch` and `arrivals` are set for each forward."""
 
     backend: Backend
     batch: StepBatch | None = None
     adapter_table: AdapterTable | None = None
     """None = no adapter can be loaded; LoRA costs nothing."""
+    arrivals: Arrivals | None = None
+    """None = every adapter of the batch is there."""
     k_caches: list[Tensor] = field(default_factory=list)
     """Per attention layer: [num_blocks, num_kv_heads, block_size, head_dim]."""
     v_caches: list[Tensor] = field(default_factory=list)

@@ -21,11 +21,13 @@ _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 class FusedDecoderLayer(nn.Module):
     """Called like the original, on packed batches: hidden_states [1, T, hidden_size] → the same shape."""
 
-    def __init__(self, layer: DecoderLayer, attention: AttentionLayer, has_rotary: bool) -> None:
+    def __init__(self, layer: DecoderLayer, attention: AttentionLayer, has_rotary: bool, last_group: int) -> None:
+        """last_group: index of its last linear group."""
         super().__init__()
         self._layer = layer
         self._attention = attention
         self._has_rotary = has_rotary
+        self._last_group = last_group
 
     def forward(
         self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor] | None = None, **_: object
@@ -39,6 +41,8 @@ class FusedDecoderLayer(nn.Module):
         context, index = self._attention.context, self._attention.index
         rotary = position_embeddings if self._has_rotary else None
         assert rotary is not None or not self._has_rotary
+        if context.arrivals is not None:
+            context.arrivals.before_group(self._last_group)
         return self._layer(
             rows,
             rotary,
@@ -102,7 +106,10 @@ def _fused(module: nn.Module) -> FusedDecoderLayer | None:
             softcap=spec.softcap,
         )
     )
-    return None if layer is None else FusedDecoderLayer(layer, attention.layer, modules.has_rotary)
+    if layer is None:
+        return None
+    last_group = max(group.lora_group.group_index for group in (qkv, output, gate_up, down))
+    return FusedDecoderLayer(layer, attention.layer, modules.has_rotary, last_group)
 
 
 def _norm(module: nn.Module | None) -> Norm | None:

@@ -49,6 +49,8 @@ class LinearGroup:
             batch = context.current_batch()
             segments = batch.sampled_segments if self._sampled_rows else batch.segments
             if segments.has_adapter:
+                if context.arrivals is not None:
+                    context.arrivals.before_group(self.lora_group.group_index)
                 context.backend.lora_add(y, rows, self.lora_group, context.adapter_table, segments)
         return y.view(*x.shape[:-1], y.shape[-1])
 

@@ -49,6 +49,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     """Model path or name as given."""
     architecture: str
     dtype: str
+    kv_cache_dtype: str
     device: str
     backend: str
     max_model_len: int
@@ -66,6 +67,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     num_blocks: int
     block_size: int
     arena_size_bytes: int
+    host_tier_bytes: int
     layout: BaseLayout
     notes: list[str] = []
     """What was chosen or lowered at start-up, for the person who started the server."""

@@ -9,7 +9,8 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 
-from loraserve.engine import startup
+from loraserve.engine import adapter_arrival, startup
+from loraserve.engine.adapter_arrival import Arrival
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
 from tests.support.engines import Answer, Answers, add_adapters, collect, greedy, make_engine, run
@@ -147,23 +148,51 @@ def test_eviction_and_reload_mid_stream_equals_peft(oracle: Oracle) -> None:
     assert engine.stats().num_adapter_evictions > 0
 
 
-def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a CPU that is treated like a GPU: adapters arrive some steps after they were asked for, and take turns."""
+@pytest.fixture
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU that is treated like a GPU, to which adapters come group by group."""
+
     monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
-    oracle = make_oracle("llama", tmp_path)
+    monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
+    monkeypatch.setattr(adapter_arrival, "LARGEST_PART_BYTES", 1)
+
+
+def run_on_device(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | None, str]]:
+    """Adapters take turns in the arena; requests come while others run. Returns what is wrong too."""
     packed_bytes = max(path.stat().st_size for path in _packed_files(oracle))
-    engine, digests = oracle.engine(adapter_memory_bytes=packed_bytes, max_num_batched_tokens=64)
+    engine, digests = oracle.engine(adapter_memory_bytes=packed_bytes, max_num_batched_tokens=64, **overrides)
     answers: Answers = {}
     for request in [*oracle.requests(digests, "first-"), *oracle.requests(digests, "second-")]:
         engine.add_request(request)
         collect(answers, engine.step())
     while engine.has_work():
         collect(answers, engine.step())
-    assert not wrong_answers(oracle, answers, "first-")
-    assert not wrong_answers(oracle, answers, "second-")
+    return engine, wrong_answers(oracle, answers, "first-") | wrong_answers(oracle, answers, "second-")
+
+
+@pytest.mark.parametrize("host_bytes", [None, 200_000, 0])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.usefixtures("_device")
+def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
+    tmp_path: Path, backend: str, host_bytes: int | None
+) -> None:
+    """From a host tier that holds all of them, some or none; the backends compute layers as a whole, or not."""
+    engine, wrong = run_on_device(make_oracle("llama", tmp_path), backend=backend, adapter_host_memory_bytes=host_bytes)
+    assert not wrong
     assert engine.stats().num_adapter_evictions > 0
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.usefixtures("_device")
+def test_oracle_notices_a_layer_that_does_not_wait_for_its_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    def wait_for_the_one_before(arrival: Arrival, group_index: int) -> None:
+        arrival._wait(arrival._parts.part_of_group[group_index] - 1)
+
+    monkeypatch.setattr(Arrival, "before_group", wait_for_the_one_before)
+    _, wrong = run_on_device(make_oracle("llama", tmp_path), backend=backend)
+    assert wrong
 
 
 def test_batch_mates_do_not_matter(oracle: Oracle) -> None:

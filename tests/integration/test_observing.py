@@ -227,6 +227,11 @@ def test_settings_are_told_with_where_they_come_from(observed: Observed) -> None
     assert (found["redis-url"]["source"], found["max-queued"]["source"]) == ("flag", "default")
     assert (found["host"]["value"], found["host"]["source"]) == ("127.0.0.1", "derived")
     assert (found["dtype"]["value"], found["dtype"]["source"]) == ("float32", "derived")
+    assert (found["kv-cache-dtype"]["value"], found["kv-cache-dtype"]["source"]) == ("float32", "derived")
+    assert (found["adapter-host-memory-bytes"]["value"], found["adapter-host-memory-bytes"]["source"]) == (
+        "0",
+        "derived",
+    ), "there is none on a CPU"
 
 
 def test_refusals_are_in_the_audit_trail(observed: Observed) -> None:

@@ -110,6 +110,7 @@ def model_info(name: str) -> ModelInfo:
         name=name,
         architecture="Fake",
         dtype="float32",
+        kv_cache_dtype="float32",
         device="cpu",
         backend="fake",
         max_model_len=1 << 30,
@@ -124,6 +125,7 @@ def model_info(name: str) -> ModelInfo:
         num_blocks=16,
         block_size=16,
         arena_size_bytes=0,
+        host_tier_bytes=0,
         layout=tiny_layout(),
     )
 

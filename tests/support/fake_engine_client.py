@@ -58,6 +58,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelIn
         name="tiny",
         architecture="LlamaForCausalLM",
         dtype="float32",
+        kv_cache_dtype="float32",
         device="cpu",
         backend="fake",
         max_model_len=512,
@@ -72,6 +73,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelIn
         num_blocks=100,
         block_size=16,
         arena_size_bytes=1 << 20,
+        host_tier_bytes=0,
         layout=BaseLayout("f" * 64, "float32", ((module,),), ()),
     )
     return msgspec.structs.replace(model, **changes)

@@ -13,14 +13,20 @@ import numpy as np
 import pytest
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.reference_backend import ReferenceBackend
+from loraserve_kernels.sampling import DrawParams, sample_reference
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
+from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.engine import Engine
+from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SequenceOutput, TokenLogprob
 from loraserve.engine.sampler import Sampler, SamplingRow
 
@@ -52,11 +58,15 @@ class HashRunner:
         """The next batch writes NaN for the rows of this sequence of it (counted around)."""
         self.poisoned: set[str] = set()
         self.num_forwards = 0
+        self.num_ahead = 0
+        """Forwards of batches that were queued behind a step whose tokens were not collected."""
         self.batch_adapters: list[set[str | None]] = []
         self._block_size = block_size
         self._table = table
 
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
+        if arrivals is not None:
+            arrivals.before_group(0)
         self.num_forwards += 1
         self.batch_adapters.append({item.sequence.request.adapter_digest for item in self.scheduled})
         num_rows = len(batch.token_ids)
@@ -143,37 +153,83 @@ class _RecordingBuilder:
         return self._inner.build(scheduled)
 
 
+class _RecordingGpuBuilder(GpuBatchBuilder):
+    def __init__(
+        self,
+        runner: HashRunner,
+        max_num_rows: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        accelerator: Accelerator,
+    ) -> None:
+        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, None, ())
+        self._runner = runner
+
+    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepBatch:
+        self._runner.scheduled = list(scheduled)
+        return super().build(scheduled)
+
+    def build_ahead(
+        self, scheduled: Sequence[ScheduledSequence], tokens: QueuedTokens, token_rows: Sequence[int]
+    ) -> StepBatch:
+        self._runner.scheduled = list(scheduled)
+        self._runner.num_ahead += 1
+        return super().build_ahead(scheduled, tokens, token_rows)
+
+
+class _SamplingBackend(ReferenceBackend):
+    """`SamplesOnDevice`."""
+
+    def sample(
+        self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None
+    ) -> tuple[Tensor, Tensor]:
+        return sample_reference(logits, vocab_size, draws, edits)
+
+    def count_tokens(self, edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
+        count_tokens_reference(edits, token_ids, is_finite)
+
+
 def make_hash_engine(
     monkeypatch: pytest.MonkeyPatch,
     *,
     adapters: AdapterMemory | None = None,
     num_blocks: int = 12,
     block_size: int = 4,
+    accelerator: Accelerator | None = None,
     **overrides: object,
 ) -> tuple[Engine, HashRunner]:
-    """An engine that checks its invariants after every step. max_model_len is what the blocks hold, at most 48."""
+    """An engine that checks its invariants after every step. max_model_len is what the blocks hold, at most 48.
+
+    accelerator: of a device that also samples.
+    """
     settings: dict[str, object] = {"max_num_seqs": 6, "max_num_batched_tokens": 10, "check_invariants": True}
     config = EngineConfig(model="hash", block_size=block_size, **settings | overrides)  # type: ignore[arg-type]
     runner = HashRunner(num_blocks, block_size, None if adapters is None else adapters.table)
     max_model_len = min(48, num_blocks * block_size)
     max_blocks = -(-max_model_len // block_size)
-    builder = BatchBuilder(config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
+    sizes = (config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
+    if accelerator is None:
+        backend, builder = ReferenceBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
+    else:
+        backend, builder = _SamplingBackend(), _RecordingGpuBuilder(runner, *sizes, accelerator)
     parts = SimpleNamespace(
-        backend=ReferenceBackend(),
+        backend=backend,
         description=SimpleNamespace(
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
             layout=SimpleNamespace(fingerprint="hash model"),
         ),
-        accelerator=None,
-        builder=_RecordingBuilder(builder, runner),
+        accelerator=accelerator,
+        builder=builder,
         runner=runner,
         adapters=adapters,
         num_blocks=num_blocks,
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)
+    monkeypatch.setattr("loraserve.engine.adapter_memory.UPLOAD_WAIT_S", 60)  # a step with work to do does something
     engine = Engine(config, lambda *_: None)
     return engine, runner
 
@@ -201,6 +257,12 @@ class Choice:
         self.error_code = output.error_code
 
 
+def approximately(logprob: TokenLogprob) -> TokenLogprob:
+    """Equal to one of the same token and rank whose numbers are rounded otherwise, as a device does."""
+    top = [(token_id, pytest.approx(value, abs=1e-6)) for token_id, value in logprob.top]
+    return TokenLogprob(logprob.token_id, pytest.approx(logprob.logprob, abs=1e-6), logprob.rank, top)  # type: ignore[arg-type]
+
+
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
     """What choice `index` of a request that is never stopped must receive."""
     params = request.sampling
@@ -217,7 +279,7 @@ def expected_choice(request: EngineRequest, index: int, adapter_value: float, ma
         sampled = sampler.sample(torch.from_numpy(logits_after(adapter_value, tokens)[None]), [row])
         token_id, logprob = sampled.token_ids[0], sampled.logprobs[0]
         choice.token_ids = [*choice.token_ids, token_id]
-        choice.logprobs += [] if logprob is None else [logprob]
+        choice.logprobs += [] if logprob is None else [approximately(logprob)]
         num_output = len(choice.token_ids)
         if num_output >= params.min_tokens and token_id in params.stop_token_ids:
             choice.finish_reason, choice.stop_token_id = FinishReason.STOP, token_id

@@ -1,27 +1,80 @@
 """A stand-in for a GPU in which everything queued runs when told to, so that what is not waited for shows."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from threading import Lock, local
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from loraserve.engine.accelerator import Event
 
 
-@dataclass(slots=True)
+def _nothing() -> None:
+    """Before an event of the main stream, on which everything is done at once."""
+
+
+@dataclass(slots=True, eq=False)
 class HostEvent:
-    """Passed once something has waited for it or asked before."""
+    """Passed once the host has waited for it or asked before."""
 
     is_done: bool = False
+    reach: Callable[[], None] = _nothing
+    """Do what is queued before it."""
+    _was_asked: bool = False
 
     def query(self) -> bool:
-        was_done, self.is_done = self.is_done, True
-        return was_done
+        if self._was_asked:
+            self.synchronize()
+        self._was_asked = True
+        return self.is_done
 
     def synchronize(self) -> None:
+        self.reach()
         self.is_done = True
+
+
+@dataclass(slots=True)
+class SideStream:
+    """Copies that are made when somebody waits for an event behind them, and not before."""
+
+    queued: deque[tuple[Tensor, Tensor] | HostEvent] = field(default_factory=deque)
+    _lock: Lock = field(default_factory=Lock)
+    _thread: local = field(default_factory=local)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """What this thread queues goes to it."""
+        self._thread.is_here = True
+        try:
+            yield
+        finally:
+            self._thread.is_here = False
+
+    @property
+    def is_current(self) -> bool:
+        return getattr(self._thread, "is_here", False)
+
+    def queue(self, item: tuple[Tensor, Tensor] | HostEvent) -> None:
+        with self._lock:
+            self.queued.append(item)
+
+    def record(self) -> HostEvent:
+        event = HostEvent()
+        event.reach = lambda: self._run_to(event)
+        self.queue(event)
+        return event
+
+    def _run_to(self, event: HostEvent) -> None:
+        with self._lock:
+            while event in self.queued:
+                item = self.queued.popleft()
+                if not isinstance(item, HostEvent):
+                    destination, source = item
+                    destination.copy_(source)
 
 
 @dataclass(slots=True)
@@ -35,19 +88,35 @@ class HostAccelerator:
     waited_for: list[Event] = field(default_factory=list)
     num_recordings: int = 0
     num_replays: int = 0
+    capability: tuple[int, int] = (9, 0)
+    side: SideStream = field(default_factory=SideStream)
 
     def host_buffer(self, size_bytes: int) -> Tensor:
-        return torch.zeros(size_bytes, dtype=torch.uint8)
+        return torch.from_numpy(np.zeros(size_bytes, np.uint8))  # takes memory only as it is used
+
+    def copy_to_device(self, destination: Tensor, source: Tensor) -> None:
+        if self.side.is_current:
+            self.side.queue((destination, source))
+        else:
+            destination.copy_(source)
+
+    def copy_back(self, source: Tensor, buffer: Tensor) -> HostEvent:
+        buffer.copy_(source)
+        return self.record()
 
     def record(self) -> HostEvent:
-        self.events.append(HostEvent())
-        return self.events[-1]
+        event = self.side.record() if self.side.is_current else HostEvent()
+        self.events.append(event)
+        return event
 
     def wait_for(self, event: Event) -> None:
         self.waited_for.append(event)
+        if not self.side.is_current:
+            assert isinstance(event, HostEvent)
+            event.reach()
 
     def on_side_stream(self) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self.side.entered()
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         call()

@@ -9,6 +9,7 @@ import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
 from loraserve_adapters.packed_file import write_packed
 
+from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.adapter_memory import AdapterMemory
 
 LAYOUT = "layout-of-the-tests"
@@ -58,8 +59,10 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def make_adapter_memory(num_units: int, max_resident: int = 8) -> AdapterMemory:
-    """An arena of `num_units` * 256 bytes."""
+def make_adapter_memory(
+    num_units: int, max_resident: int = 8, accelerator: Accelerator | None = None, host_tier_units: int = 0
+) -> AdapterMemory:
+    """An arena of `num_units` * 256 bytes, and a host tier likewise."""
     return AdapterMemory(
         num_groups=1,
         num_members=1,
@@ -68,7 +71,20 @@ def make_adapter_memory(num_units: int, max_resident: int = 8) -> AdapterMemory:
         dtype=torch.float32,
         device=torch.device("cpu"),
         max_resident=max_resident,
+        accelerator=accelerator,
+        host_tier_bytes=host_tier_units * ALIGNMENT_BYTES,
     )
+
+
+def acquire(memory: AdapterMemory, adapter: TinyAdapter) -> int:
+    """Its slot, once it can be used."""
+    for _ in range(20):
+        memory.settle_uploads()
+        adapter_slot = memory.try_acquire(adapter.digest)
+        if adapter_slot is not None:
+            return adapter_slot
+        memory.wait_for_upload()
+    raise AssertionError(f"adapter {adapter.value} never arrives")
 
 
 def content(memory: AdapterMemory, adapter_slot: int, num_units: int) -> list[float]:

@@ -26,10 +26,12 @@ def derived_values(model: ModelInfo) -> dict[str, str]:
     return {
         "model": model.name,
         "dtype": model.dtype,
+        "kv-cache-dtype": model.kv_cache_dtype,
         "device": model.device,
         "backend": model.backend,
         "max-model-len": str(model.max_model_len),
         "adapter-memory-bytes": str(model.arena_size_bytes),
+        "adapter-host-memory-bytes": str(model.host_tier_bytes),
         "kv-cache-memory-bytes": f"{model.num_blocks} blocks of {model.block_size} tokens",
     }
 

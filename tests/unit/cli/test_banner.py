@@ -1,6 +1,7 @@
 import shlex
 from pathlib import Path
 
+import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 
 from loraserve.cli.banner import Banner
@@ -10,6 +11,7 @@ MODEL = ModelInfo(
     name="m",
     architecture="LlamaForCausalLM",
     dtype="bfloat16",
+    kv_cache_dtype="bfloat16",
     device="cpu",
     backend="cpu",
     max_model_len=64,
@@ -24,6 +26,7 @@ MODEL = ModelInfo(
     num_blocks=1,
     block_size=16,
     arena_size_bytes=0,
+    host_tier_bytes=0,
     layout=BaseLayout("f", "bfloat16", (), ()),
     notes=["max_model_len lowered to 64"],
 )
@@ -36,6 +39,7 @@ def banner(
     needs_key: bool = False,
     is_demo: bool = False,
     login_token: str | None = None,
+    model: ModelInfo = MODEL,
 ) -> str:
     return str(
         Banner(
@@ -44,7 +48,7 @@ def banner(
             needs_key=needs_key,
             login_token=login_token,
             model_name="base",
-            model=MODEL,
+            model=model,
             adapters=adapters,
             data_dir=Path("/data"),
             is_demo=is_demo,
@@ -74,6 +78,12 @@ def test_key_is_a_variable_and_socket_a_flag() -> None:
     for command in curls(banner(adapters=[], needs_key=True, uds=Path("/run/my socket"))):
         assert "Authorization: Bearer $LORASERVE_API_KEY" in command
         assert command[command.index("--unix-socket") + 1] == "/run/my socket"
+
+
+def test_a_kv_cache_of_another_dtype_than_the_model_is_named() -> None:
+    assert "LlamaForCausalLM, bfloat16, cpu backend" in banner(adapters=[])
+    small = msgspec.structs.replace(MODEL, kv_cache_dtype="float8_e4m3fn")
+    assert "bfloat16 (KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=small)
 
 
 def test_many_adapters_are_counted() -> None:

@@ -135,6 +135,28 @@ def test_a_device_or_a_share_that_cannot_be_is_refused(started: Started, flag: s
     assert value in invoke("m", flag, value, code=2)
 
 
+@pytest.mark.parametrize(("args", "value"), [([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")])
+def test_the_dtype_of_the_kv_cache_reaches_the_engine(started: Started, args: list[str], value: str) -> None:
+    invoke("m", *args)
+    assert started.settings.engine.kv_cache_dtype == value
+
+
+@pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
+def test_a_dtype_that_no_kv_cache_has_is_refused_with_those_it_may_have(started: Started, value: str) -> None:
+    assert f"'{value}' is not one of 'auto', 'fp8'" in invoke("m", "--kv-cache-dtype", value, code=2)
+
+
+@pytest.mark.parametrize(("args", "value"), [([], None), (["4G"], 4 << 30), (["0"], 0)])
+def test_the_size_of_the_host_tier_reaches_the_engine(started: Started, args: list[str], value: int | None) -> None:
+    invoke("m", *(["--adapter-host-memory-bytes", *args] if args else []))
+    assert started.settings.engine.adapter_host_memory_bytes == value
+
+
+def test_a_host_tier_without_adapters_is_refused(started: Started) -> None:
+    output = invoke("m", "--no-enable-lora", "--adapter-host-memory-bytes", "1G", code=2)
+    assert "--no-enable-lora excludes --adapter-host-memory-bytes" in output
+
+
 def test_misspelt_flag_gets_a_suggestion(started: Started) -> None:
     assert "--max-num-seqs" in invoke("--max-num-seq", "2", code=2)
 

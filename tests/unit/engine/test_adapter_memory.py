@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from loraserve_adapters.errors import AdapterError
 from loraserve_kernels.adapter_table import MAX_LORA_RANK
 
-from loraserve.engine import adapter_memory
+from loraserve.engine import adapter_files
+from loraserve.engine.adapter_files import AdapterFiles
 from loraserve.engine.adapter_memory import AdapterMemory
 from tests.support.packed_adapters import TinyAdapter, content, damage, make_adapter_memory
 
@@ -166,21 +167,21 @@ def test_a_file_damaged_after_it_was_added_is_noticed_at_load_and_can_be_replace
 def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of the test were written long ago."""
     later = SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9)
-    monkeypatch.setattr(adapter_memory, "time", later)
+    monkeypatch.setattr(adapter_files, "time", later)
 
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files whose payload was hashed."""
     names: list[str] = []
-    read_packed = adapter_memory.read_packed
+    read_packed = adapter_files.read_packed
 
     def read(path: Path, *, verify: bool, layout_fingerprint: str) -> object:
         if verify:
             names.append(path.stem)
         return read_packed(path, verify=verify, layout_fingerprint=layout_fingerprint)
 
-    monkeypatch.setattr(adapter_memory, "read_packed", read)
+    monkeypatch.setattr(adapter_files, "read_packed", read)
     return names
 
 
@@ -248,8 +249,8 @@ def test_removing_a_referenced_adapter_is_a_bug(paths: dict[str, Path]) -> None:
 def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     memory = make_adapter_memory(4)
     add(memory, paths, *ADAPTERS[:5])
-    files = {digest: memory._read(digest, path, verify=True) for digest, path in paths.items()}
-    monkeypatch.setattr(AdapterMemory, "_read", lambda self, digest, path, *, verify=False: files[digest])
+    files = {digest: memory._files.read(digest, path, verify=True) for digest, path in paths.items()}
+    monkeypatch.setattr(AdapterFiles, "read", lambda self, digest, path, *, verify=False: files[digest])
     for i in range(10_000):
         load(memory, ADAPTERS[i * i % 5])
     memory.check_invariants({})
@@ -257,8 +258,8 @@ def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monke
         memory.remove(adapter.digest)
     assert memory.used_bytes == 0
     assert memory.resident == []
-    assert sorted(memory._free_slots) == list(range(8))
-    assert memory._extents.try_allocate(memory._extents.size) == 0
+    assert sorted(memory._arena.free_slots) == list(range(8))
+    assert memory._arena.extents.try_allocate(memory._arena.extents.size) == 0
 
 
 class AdapterMemoryMachine(RuleBasedStateMachine):

@@ -2,6 +2,7 @@ import pytest
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
+from loraserve.engine.adapter_arrival import Arrival, CopyParts, StepArrivals
 from loraserve.engine.decode_graphs import MAX_GRAPH_ROWS, DecodeGraphs, graph_size, graph_sizes
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from tests.support.host_accelerator import HostAccelerator
@@ -29,6 +30,8 @@ class Graphs:
         self.builder = GpuBatchBuilder(16, 4, 4, 16, self.accelerator, None, SIZES)
         self.graphs = DecodeGraphs(self.accelerator, SIZES)
         self.computed: list[tuple[int, bool]] = []
+        self.num_waited_for: list[int] = []
+        """Before each computation: events that were waited for."""
         self.progress: list[tuple[int, int]] = []
         self.graphs.capture(
             self.forward, self.builder.graph_batch, has_adapters, lambda *done: self.progress.append(done)
@@ -36,6 +39,7 @@ class Graphs:
 
     def forward(self, batch: StepBatch) -> Tensor:
         self.computed.append((len(batch.token_ids), batch.segments.has_adapter))
+        self.num_waited_for.append(len(self.accelerator.waited_for))
         return batch.token_ids[:, None].float()
 
 
@@ -73,3 +77,21 @@ def test_more_sequences_than_the_largest_graph_are_not_replayed() -> None:
     graphs = Graphs(has_adapters=False)
     builder = GpuBatchBuilder(16, 8, 4, 16, HostAccelerator(), None, SIZES)
     assert graphs.graphs.try_replay(builder.build([item(1, 1) for _ in range(5)])) is None
+
+
+def test_a_replay_begins_when_all_of_its_adapters_are_there() -> None:
+    graphs = Graphs(has_adapters=True)
+    accelerator = graphs.accelerator
+    copied = [accelerator.record() for _ in range(2)]
+    arrivals = StepArrivals([Arrival(accelerator, CopyParts((1, 2), (0, 1)), copied)])
+    batch = graphs.builder.build([item(3, 1, adapter_slot=2)])
+    assert graphs.graphs.try_replay(batch, arrivals) is not None
+    assert accelerator.waited_for == [copied[1]]
+    assert graphs.num_waited_for[-1] == 1
+
+
+def test_a_step_that_is_not_replayed_waits_for_nothing_here() -> None:
+    graphs = Graphs(has_adapters=True)
+    arrivals = StepArrivals([Arrival(graphs.accelerator, CopyParts((1,), (0,)), [graphs.accelerator.record()])])
+    assert graphs.graphs.try_replay(graphs.builder.build([item(0, 2, adapter_slot=2)]), arrivals) is None
+    assert graphs.accelerator.waited_for == []

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters.errors import AdapterError
 
+from loraserve.engine.adapter_files import AdapterFiles
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError
@@ -454,14 +455,14 @@ def test_a_sibling_of_a_choice_that_failed_is_not_computed_when_it_was_admitted_
     for sequence in list(engine._scheduler.running):
         engine._scheduler._preempt(sequence)
     memory._evict(ADAPTERS[0].digest)
-    read, failures = AdapterMemory._read, [AdapterError("missing_file", "too many open files")]
+    read, failures = AdapterFiles.read, [AdapterError("missing_file", "too many open files")]
 
-    def read_flaky(self: AdapterMemory, digest: str, path: Path, *, verify: bool = False) -> object:
+    def read_flaky(self: AdapterFiles, digest: str, path: Path, *, verify: bool = False) -> object:
         if failures:
             raise failures.pop()
         return read(self, digest, path, verify=verify)
 
-    monkeypatch.setattr(AdapterMemory, "_read", read_flaky)
+    monkeypatch.setattr(AdapterFiles, "read", read_flaky)
     choices = run_to_idle(engine)
     assert [choice.error for choice in choices.values()] == ["too many open files"] * 2
     memory.check_invariants({})
@@ -544,7 +545,7 @@ def test_a_request_that_cannot_be_served_is_refused_and_changes_nothing(
     assert caught.value.code is EngineErrorCode.INVALID_REQUEST
     assert not engine.has_work()
     assert engine._states == {}
-    assert engine._num_live_requests == {}
+    assert engine._users.num_requests == {}
 
 
 def test_an_id_in_use_is_refused_and_the_first_request_is_served(engine: Engine) -> None:

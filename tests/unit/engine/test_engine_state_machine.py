@@ -1,7 +1,9 @@
 """Everything tenants, operators and bad luck can do to the engine, in any order, against a model that is a hash."""
 
+import os
 import shutil
-from dataclasses import dataclass, field
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -13,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loraserve.engine.engine import NOT_FINITE_MESSAGE
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from tests.support.delayed_accelerator import DelayedAccelerator
 from tests.support.hash_model import BASE, EOS, Choice, expected_choice, make_hash_engine
 from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
 
@@ -109,12 +112,18 @@ class Unload:
 class EngineMachine(RuleBasedStateMachine):
     packed: dict[str, Path]
     folder: Path
+    has_device = False
+    host_tier_units: int | None = None
+    """None = adapters are there at once; else they come while steps go on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.monkeypatch = pytest.MonkeyPatch()
         self.paths = {a.digest: Path(shutil.copy(self.packed[a.digest], self.folder)) for a in ADAPTERS}
-        self.memory = make_adapter_memory(ARENA_UNITS, max_resident=3)
+        accelerator = DelayedAccelerator() if self.has_device else None
+        self.memory = make_adapter_memory(
+            ARENA_UNITS, 3, accelerator if self.host_tier_units is not None else None, self.host_tier_units or 0
+        )
         self.engine, self.runner = make_hash_engine(
             self.monkeypatch,
             adapters=self.memory,
@@ -123,6 +132,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             max_loras=MAX_LORAS,
+            accelerator=accelerator,
         )
         self.scheduler = self.engine._scheduler
         self.ledger: dict[str, Ledger] = {}
@@ -171,7 +181,8 @@ class EngineMachine(RuleBasedStateMachine):
         num_forwards = self.runner.num_forwards
         outputs = self.engine.step()
         if had_work:
-            assert outputs or self.runner.num_forwards > num_forwards, "a step with work to do did nothing"
+            did_something = outputs or self.runner.num_forwards > num_forwards
+            assert did_something or self.host_tier_units is not None, "a step with work to do did nothing"
             assert max(self.engine.stats().recent_step_tokens, default=0) <= MAX_NUM_BATCHED_TOKENS
             assert all(len(batch - {None}) <= MAX_LORAS for batch in self.runner.batch_adapters[-1:])
         self._take(outputs)
@@ -299,8 +310,8 @@ class EngineMachine(RuleBasedStateMachine):
         for ledger in self.ledger.values():
             if ledger.adapter is not None and ledger.is_live:
                 counts[ledger.adapter.digest] = counts.get(ledger.adapter.digest, 0) + 1
-        assert self.engine._num_live_requests == counts
-        assert set(self.pending) == self.engine._unloading
+        assert self.engine._users.num_requests == counts
+        assert set(self.pending) == self.engine._users.unloading
         assert set(self.pending) <= set(counts), "an unload nobody stands in the way of is pending"
 
     @invariant()
@@ -317,11 +328,66 @@ class EngineMachine(RuleBasedStateMachine):
         assert not self.engine.has_work(), "requests never finish"
         assert not any(ledger.is_live for ledger in self.ledger.values())
         assert self.engine._states == {}
-        assert self.engine._num_live_requests == {}
+        assert self.engine._users.num_requests == {}
         assert self.pending == {}
         assert self.engine._pool.counts().referenced == 0
         assert self.scheduler.waiting._served == {}
         self.memory.check_invariants({})
+
+
+class DeviceMachine(EngineMachine):
+    """On a device that samples most requests' tokens and is behind the host."""
+
+    has_device = True
+
+    def _submit(self, ask: Ask) -> None:
+        if len(self.ledger) % 8:
+            params = replace(ask.params, repetition_penalty=1.0, logprobs=None, prompt_logprobs=None)
+            ask = replace(ask, params=params)
+        super()._submit(ask)
+
+
+class ColdMachine(DeviceMachine):
+    """Adapters come from a host tier that has room for some of them.
+
+    Not for Hypothesis: how many steps an adapter takes is up to threads.
+    """
+
+    host_tier_units = 7
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory.table.arena.zero_()
+        self.num_writes = 0
+
+    def damage_file(self, adapter: TinyAdapter) -> None:
+        self._wait_for_readers()
+        super().damage_file(adapter)
+        self._touch(adapter)
+
+    def repair_files(self) -> None:
+        self._wait_for_readers()
+        damaged = list(self.damaged)
+        super().repair_files()
+        for adapter in damaged:
+            self._touch(adapter)
+
+    def _wait_for_readers(self) -> None:
+        """Files are written in place here; their mappings would lose their pages."""
+        transit = self.memory._transit
+        assert transit is not None
+        wait([loading.queued for loading in transit._loading.values()])
+        if transit._tier is not None:
+            wait([found.filling for found in transit._tier._staged.values() if found.filling is not None])
+
+    def _touch(self, adapter: TinyAdapter) -> None:
+        """Two writes within one tick of the file system's clock have the same time."""
+        self.num_writes += 1
+        os.utime(self.paths[adapter.digest], ns=(0, self.num_writes))
+
+
+class TierlessMachine(ColdMachine):
+    host_tier_units = 0
 
 
 @pytest.fixture(autouse=True)
@@ -337,11 +403,16 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[name-defined]
     settings = settings(derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
 
 
+class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[name-defined]
+    settings = TestEngineMachine.settings
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_survives_a_storm(seed: int) -> None:
+@pytest.mark.parametrize("machine_type", [EngineMachine, DeviceMachine, ColdMachine, TierlessMachine])
+def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
     """The machine's rules, most of them requests and steps, for longer than Hypothesis goes."""
     random = Random(seed)
-    machine = EngineMachine()
+    machine = machine_type()
     machine.load_some()
     for _ in range(120):
         action = random.choices(
@@ -371,6 +442,7 @@ def test_survives_a_storm(seed: int) -> None:
         machine.an_adapter_is_counted_once_for_each_request_that_uses_it()
         machine.values_that_are_not_finite_are_never_found()
     machine.teardown()
+    assert (machine.runner.num_ahead > 0) == machine.has_device
 
 
 assert EOS not in PROMPTS[0], "a prompt with EOS in it would say nothing about stopping"

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
+import torch
 from loraserve_kernels.attention_work import make_attention_work
 from loraserve_kernels.lora_tiles import tiles_of
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.gpu_batch_builder import REBALANCE_STEPS, GpuBatchBuilder
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.engine.sequence import RequestState, Sequence
 from loraserve.engine.work_lists import WorkLists
-from tests.support.host_accelerator import HostAccelerator
+from tests.support.host_accelerator import HostAccelerator, HostEvent
 
 MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE = 600, 6, 80, 16
 MAX_CONTEXT = MAX_BLOCKS * BLOCK_SIZE
@@ -140,6 +142,42 @@ def test_arrays_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -
     first = accelerator.events[-1]
     builder.build(MIXED[:1])
     assert first.is_done
+
+
+DECODES = [(40, -1), (16, 0), (18, 2)]
+"""(computed tokens, adapter slot)."""
+
+
+def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_tokens(builder: GpuBatchBuilder) -> None:
+    captured = builder.graph_batch(4, has_adapter=True)
+    known = [item(num_computed, 1, adapter_slot=slot) for num_computed, slot in DECODES]
+    expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(known)
+    unknown = [item(num_computed, 1, adapter_slot=slot) for num_computed, slot in DECODES]
+    for scheduled in unknown:
+        scheduled.sequence.token_ids.pop()
+    copied = HostEvent()
+    tokens = QueuedTokens(torch.tensor([18, 40, 99, 16]), torch.zeros(4, dtype=torch.int64), copied)
+    builder.build(MIXED)  # leaves other values in all places
+    batch = builder.build_ahead(unknown, tokens, [1, 3, 0])
+    assert without_lists(batch) == without_lists(expected)
+    for row, scheduled in enumerate(unknown):
+        blocks = scheduled.sequence.blocks
+        assert batch.block_table[row, : len(blocks)].tolist() == blocks
+    assert captured.token_ids.tolist() == [40, 16, 18, 0]
+    assert builder.build_ahead(unknown, tokens, [1, 3, 0]) is batch
+    assert not copied.is_done
+
+
+def test_arrays_of_a_batch_ahead_too_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
+    accelerator = builder._buffers._accelerator
+    assert isinstance(accelerator, HostAccelerator)
+    scheduled = [item(17, 1)]
+    tokens = QueuedTokens(torch.tensor([5]), torch.zeros(1, dtype=torch.int64), HostEvent())
+    builder.build(scheduled)
+    copied = accelerator.events[-1]
+    builder.build_ahead(scheduled, tokens, [0])
+    assert copied.is_done
+    assert not accelerator.events[-1].is_done
 
 
 def test_without_lists_and_graphs_a_batch_is_only_copied() -> None:

@@ -1,8 +1,15 @@
-import pytest
+from typing import cast
 
+import pytest
+import torch
+from loraserve_kernels.step_batch import StepBatch
+
+from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.gpu_memory import GpuMemory
+from loraserve.engine.gpu_memory import GpuMemory, _sampling_bytes, activation_bytes
 from loraserve.engine.memory_plan import GPU_SHARES, plan_memory
+from loraserve.engine.token_counts import TokenCounts
+from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
 
 
@@ -54,3 +61,45 @@ def test_cache_and_adapters_share_all_that_is_left_on_a_gpu() -> None:
 def test_too_little_of_a_gpu_names_its_flags_too(kv_cache_bytes: int, advice: str) -> None:
     with pytest.raises(EngineStartError, match=rf"{advice}.*--gpu-memory-utilization .*--max-num-batched-tokens"):
         plan(kv_cache_bytes)
+
+
+@pytest.mark.parametrize("num_rows", [1, 200])
+def test_every_sequence_has_room_for_its_counts_and_its_edited_logits(num_rows: int) -> None:
+    counts = TokenCounts(torch.device("cpu"), 1000, num_rows).tensor
+    edited = torch.zeros(num_rows, 1000)
+    assert _sampling_bytes(num_rows, 1000) > counts.nbytes + edited.nbytes
+
+
+class Model:
+    """Notes how many rows of how many are sampled."""
+
+    dtype = torch.bfloat16
+    logits_size = 100
+    kv_specs = ()
+
+    def __init__(self) -> None:
+        self.sampled: list[tuple[int, int]] = []
+
+    def bind(self, *_: object) -> None:
+        pass
+
+    def forward(self, batch: StepBatch, _: object) -> torch.Tensor:
+        self.sampled.append((len(batch.sampled_rows), len(batch.token_ids)))
+        return torch.empty(0)
+
+
+def measured(max_num_batched_tokens: int) -> tuple[Model, int]:
+    model = Model()
+    config = EngineConfig("model", max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
+    accelerator = HostAccelerator(peak=1000)
+    found = activation_bytes(accelerator, cast(CausalModel, model), None, config, torch.bfloat16, lambda *_: None)
+    return model, found
+
+
+def test_prompt_logprobs_keep_the_logits_of_every_row() -> None:
+    assert measured(40)[1] - measured(4)[1] == (40 - 4) * 100 * 2
+
+
+def test_kernels_are_compiled_for_one_row_and_for_prompts_of_which_all_or_some_rows_are_sampled() -> None:
+    model, _ = measured(40)
+    assert {(1, 1), (17, 17), (4, 40)} <= set(model.sampled)

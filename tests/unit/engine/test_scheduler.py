@@ -6,11 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraserve.engine import scheduler
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.request import EngineRequest, SamplingParams
-from loraserve.engine.scheduler import COLD_LOAD_TOKENS, MAX_BYPASSED, MAX_PROMPT_LOGPROB_ROWS, Scheduler, StepPlan
+from loraserve.engine.scheduler import (
+    COLD_LOAD_TOKENS,
+    MAX_BYPASSED,
+    MAX_CLOSED_STEPS,
+    MAX_PROMPT_LOGPROB_ROWS,
+    Scheduler,
+    StepPlan,
+)
 from loraserve.engine.sequence import RequestState, Sequence, Status
+from tests.support.host_accelerator import HostAccelerator
+from tests.support.manual_threads import use_manual_threads, wait
 from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
 
 SMALL, OTHER_SMALL, LARGE = TinyAdapter(1, 1), TinyAdapter(2, 1), TinyAdapter(3, 4)
@@ -525,6 +535,215 @@ def test_finishing_a_sequence_frees_what_it_holds_whatever_its_status(memory: Ad
     assert not bench.scheduler.has_work()
     bench.scheduler.check_invariants()
     assert bench.pool.counts().referenced == 0
+
+
+# ---- adapters that arrive on a device
+
+
+@pytest.fixture
+def device_memory(paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch) -> AdapterMemory:
+    """Room for all, which come from a host tier; a copy of SMALL takes as long as a prompt of four tokens."""
+    monkeypatch.setattr(scheduler, "HIDDEN_COPY_BYTES", SMALL.size_bytes // 4)
+    use_manual_threads(monkeypatch)
+    memory = make_adapter_memory(6, accelerator=HostAccelerator(), host_tier_units=6)
+    for adapter, path in paths.items():
+        memory.add(adapter.digest, str(path))
+    assert memory._transit is not None
+    assert memory._transit._tier is not None
+    wait(staged.filling for staged in memory._transit._tier._staged.values())  # type: ignore[misc]
+    return memory
+
+
+def names(plan: StepPlan) -> set[str]:
+    return {item.sequence.request.request_id for item in plan.scheduled}
+
+
+def test_who_is_alone_starts_while_the_adapter_arrives(device_memory: AdapterMemory) -> None:
+    bench = Bench(adapters=device_memory)
+    bench.add(1, name="a", adapter=SMALL)
+    bench.add(1, name="b", adapter=OTHER_SMALL)
+    assert names(bench.step()) == {"a", "b"}
+
+
+def test_nobodys_next_token_waits_for_a_copy_that_the_step_does_not_hide(device_memory: AdapterMemory) -> None:
+    bench = Bench(adapters=device_memory)
+    bench.add(2, name="runs")
+    bench.step()
+    bench.add(4, name="hides it", adapter=SMALL)
+    bench.add(3, name="does not", adapter=OTHER_SMALL)
+    assert names(bench.step()) == {"runs", "hides it"}
+    assert names(bench.step()) == {"runs", "hides it", "does not"}, "it has arrived meanwhile"
+
+
+def test_rows_beyond_a_steps_budget_hide_no_copy(device_memory: AdapterMemory) -> None:
+    bench = Bench(budget=4, adapters=device_memory)
+    bench.add(2, name="runs")
+    bench.step()
+    bench.add(5, name="next", adapter=SMALL)
+    assert names(bench.step()) == {"runs"}, "three rows are left of the budget"
+
+
+def test_what_was_loaded_ahead_is_charged_to_who_uses_it_first(device_memory: AdapterMemory) -> None:
+    bench = Bench(adapters=device_memory)
+    device_memory.prefetch(SMALL.digest)
+    for tenant in ("first", "second"):
+        bench.add(3, tenant=tenant, adapter=SMALL)
+    bench.step()
+    assert bench.scheduler.waiting.served("first") == 3 + COLD_LOAD_TOKENS
+    assert bench.scheduler.waiting.served("second") == 3
+
+
+# ---- steps ahead of unknown tokens
+
+
+def queue(bench: Bench) -> list[Sequence]:
+    """A step whose tokens are still being chosen; of whom."""
+    sequences = []
+    for item in bench.scheduler.schedule().scheduled:
+        bench.scheduler.computed(item.sequence, item.num_rows, is_finite=None)
+        if item.sequence.num_uncomputed_tokens == 0:
+            state = item.sequence.state
+            sequences += [item.sequence] if state.is_forked else bench.scheduler.fork(item.sequence)
+    return sequences
+
+
+def goes_on(_: Sequence) -> bool:
+    return False
+
+
+def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMemory) -> None:
+    bench = Bench(adapters=memory)
+    for name, adapter in (("other", OTHER_SMALL), ("small", SMALL), ("ends", None), ("base", None)):
+        bench.add(4, name=name, adapter=adapter)
+    sequences = {sequence.request.request_id: sequence for sequence in queue(bench)}
+    served = bench.scheduler.waiting.served("t")
+    ahead = bench.scheduler.try_schedule_ahead(lambda sequence: sequence is sequences["ends"])
+    assert ahead is not None
+    assert [item.sequence for item in ahead] == [sequences[name] for name in ("base", "other", "small")]
+    assert {(item.num_rows, item.num_sampled_rows) for item in ahead} == {(1, 1)}
+    assert {name: len(sequence.blocks) for name, sequence in sequences.items()} == {
+        "other": 2,
+        "small": 2,
+        "ends": 1,
+        "base": 2,
+    }
+    assert bench.scheduler.waiting.served("t") == served + 3
+    bench.scheduler.check_invariants()
+
+
+def chunked(bench: Bench) -> None:
+    bench.add(20)
+
+
+def waited_for(bench: Bench) -> None:
+    bench.add(4)
+    queue(bench)
+    bench.add(4)
+
+
+def with_a_shared_block(bench: Bench) -> None:
+    bench.add(3, n=2)
+
+
+def without_blocks(bench: Bench) -> None:
+    bench.add(12)
+    bench.add(4)
+
+
+def with_more_rows_than_a_step_has(bench: Bench) -> None:
+    bench.budget = bench.scheduler._max_num_batched_tokens = 4
+    bench.add(4, n=5)
+
+
+@pytest.mark.parametrize(
+    "prepare", [chunked, waited_for, with_a_shared_block, without_blocks, with_more_rows_than_a_step_has]
+)
+def test_where_a_step_could_be_another_nothing_is_scheduled_ahead(prepare: Callable[[Bench], None]) -> None:
+    bench = Bench(num_blocks=4 if prepare is without_blocks else 100)
+    prepare(bench)
+    if prepare is not waited_for:
+        queue(bench)
+    before = bench.pool.counts(), bench.scheduler.waiting.served("t")
+    assert bench.scheduler.try_schedule_ahead(goes_on) is None
+    assert (bench.pool.counts(), bench.scheduler.waiting.served("t")) == before
+    bench.scheduler.check_invariants()
+
+
+def test_when_all_sequences_end_there_is_no_step_ahead() -> None:
+    bench = Bench()
+    bench.add(4)
+    queue(bench)
+    assert bench.scheduler.try_schedule_ahead(lambda _: True) is None
+
+
+def full_bench() -> tuple[Bench, Sequence]:
+    """Somebody waits for the only seat."""
+    bench = Bench(max_num_seqs=1)
+    bench.add(4, name="sits")
+    bench.add(4, name="waits")
+    (sequence,) = queue(bench)
+    return bench, sequence
+
+
+def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps() -> None:
+    bench, sequence = full_bench()
+    num_ahead = 0
+    while bench.scheduler.try_schedule_ahead(goes_on) is not None:
+        num_ahead += 1
+        sequence.token_ids.append(0)
+        bench.scheduler.computed(sequence, 1, is_finite=None)
+    assert num_ahead == MAX_CLOSED_STEPS
+
+
+def test_who_ends_and_who_comes_has_those_who_wait_tried_again_at_once() -> None:
+    bench, _ = full_bench()
+    assert bench.scheduler.try_schedule_ahead(lambda _: True) is None
+    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+    bench, _ = full_bench()
+    bench.add(4)
+    assert bench.scheduler.try_schedule_ahead(goes_on) is None
+    bench, sequence = full_bench()
+    bench.scheduler.finish(sequence)
+    assert bench.scheduler.try_schedule_ahead(goes_on) is None
+    assert [item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled] == ["waits"]
+
+
+def test_who_will_leave_a_seat_to_somebody_is_waited_for() -> None:
+    bench = Bench(max_num_seqs=2)
+    for name in ("ends", "goes on", "waits"):
+        bench.add(4, name=name)
+    ends, _ = queue(bench)
+    assert bench.scheduler.try_schedule_ahead(lambda sequence: sequence is ends) is None
+    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+
+
+def test_who_waits_for_room_for_an_adapter_keeps_nobody_waiting(memory: AdapterMemory) -> None:
+    bench = Bench(adapters=memory)
+    bench.add(4, name="sits", adapter=SMALL)
+    bench.add(4, name="waits", adapter=LARGE)
+    (sequence,) = queue(bench)
+    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+    bench.scheduler.finish(sequence)
+    assert [item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled] == ["waits"]
+
+
+def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
+    paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_manual_threads(monkeypatch)
+    memory = make_adapter_memory(4, accelerator=HostAccelerator())
+    memory.add(SMALL.digest, str(paths[SMALL]))
+    bench = Bench(adapters=memory)
+    bench.add(4, name="sits")
+    bench.add(4, name="waits", adapter=SMALL)
+    (sequence,) = queue(bench)
+    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+    sequence.token_ids.append(0)
+    bench.scheduler.computed(sequence, 1, is_finite=None)
+    memory.wait_for_upload()
+    assert bench.scheduler.try_schedule_ahead(goes_on) is None
+    sequence.token_ids.append(0)
+    assert {item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled} == {"sits", "waits"}
 
 
 # ---- any workload

@@ -89,6 +89,63 @@ def test_running_out_of_memory_names_the_flags(tmp_path: Path, monkeypatch: pyte
         start_demo(tmp_path, {})
 
 
+def test_what_the_model_could_not_use_and_what_failed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup.CausalModel, "prepare", lambda self, *_: self.notes.append("fused layers: not used"))
+    assert "fused layers: not used" in describe(tmp_path / "first", {}).notes
+
+    def fail(*_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(startup.CausalModel, "prepare", fail)
+    with pytest.raises(EngineStartError, match=r"the GPU failed, .*illegal memory access"):
+        start_demo(tmp_path / "second", {})
+
+
 def test_a_device_that_is_not_there_is_no_start(tmp_path: Path) -> None:
     with pytest.raises(EngineStartError, match="--device cuda:99 "):
         start_demo(tmp_path, {}, device="cuda:99")
+
+
+def test_a_float8_cache_has_blocks_of_a_byte_an_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+    plain, small = (
+        start_demo(tmp_path / choice, {}, dtype="float32", kv_cache_dtype=choice, max_num_batched_tokens=64)
+        for choice in ("auto", "fp8")
+    )
+    assert (plain.description.kv_cache_dtype, small.description.kv_cache_dtype) == ("float32", "float8_e4m3fn")
+    assert small.description.dtype == "float32"
+    assert 0 <= small.num_blocks - 4 * plain.num_blocks < 4
+
+
+def test_a_float8_cache_is_refused_on_a_cpu_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(EngineStartError, match=r"--kv-cache-dtype fp8 needs an NVIDIA GPU of compute capability 8\.9"):
+        start_demo(tmp_path, {}, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])
+def test_a_device_has_a_host_tier_of_the_size_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: int, num_slabs: int
+) -> None:
+    locked: list[int] = []
+    host_buffer = HostAccelerator.host_buffer
+    monkeypatch.setattr(
+        HostAccelerator, "host_buffer", lambda self, size: (locked.append(size), host_buffer(self, size))[1]
+    )
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+    parts = start_demo(tmp_path, {}, adapter_host_memory_bytes=requested, max_num_batched_tokens=64)
+    assert locked.count(5 * MIB) == num_slabs
+    assert parts.description.host_tier_bytes == requested
+    notes = [note for note in parts.description.notes if "page-locked" in note]
+    assert len(notes) == num_slabs
+    assert all(note.startswith(f"{8 * MIB} bytes") for note in notes), "of what torch locks for it"
+
+
+def test_a_host_tier_is_refused_on_a_cpu_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(EngineStartError, match="--adapter-host-memory-bytes 1 is for GPUs"):
+        start_demo(tmp_path, {}, adapter_host_memory_bytes=1)

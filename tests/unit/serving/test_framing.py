@@ -31,6 +31,7 @@ MODEL = ModelInfo(
     "m",
     "Llama",
     "float32",
+    "float32",
     "cpu",
     "cpu",
     64,
@@ -44,6 +45,7 @@ MODEL = ModelInfo(
     64,
     8,
     16,
+    0,
     0,
     LAYOUT,
 )

@@ -1,0 +1,72 @@
+"""The packed files of the adapters the engine knows, and which of them were found undamaged."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.packed_file import FileState, file_state, read_packed
+
+SETTLED_NS = 1_000_000_000
+"""A file that was written so long before it was verified shows by its times when it is written again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    path: Path
+    size_bytes: int
+    """Of the payload."""
+
+
+class AdapterFiles:
+    """By digest. Threads may read; all else is for one thread. What cannot be read raises `AdapterError`."""
+
+    def __init__(self, layout_fingerprint: str) -> None:
+        self._layout_fingerprint = layout_fingerprint
+        self._files: dict[str, AdapterFile] = {}
+        self._verified: dict[str, FileState] = {}
+        """States of files in which the payload had its sha256."""
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._files
+
+    def __getitem__(self, digest: str) -> AdapterFile:
+        return self._files[digest]
+
+    def add(self, digest: str, file: AdapterFile) -> None:
+        """From now on it is known, or its file is this one."""
+        self._files[digest] = file
+
+    def forget(self, digest: str) -> None:
+        """A no-op for what is unknown. No thread may be reading it."""
+        self._files.pop(digest, None)
+        self._verified.pop(digest, None)
+
+    def read(self, digest: str, path: Path, *, verify: bool = False) -> PackedAdapter:
+        """verify: compare the payload with its sha256, which reads all of it."""
+        packed = read_packed(path, verify=verify, layout_fingerprint=self._layout_fingerprint)
+        if packed.digest != digest:
+            raise AdapterError("digest_mismatch", f"packed file holds adapter {packed.digest[:12]}, not {digest[:12]}")
+        return packed
+
+    def read_verified(self, digest: str, path: Path) -> PackedAdapter:
+        """The payload is hashed once, and again when its file has changed.
+
+        20 MiB in the page cache are hashed in 11 ms and copied in 2 (EPYC), while every running sequence waits.
+        """
+        now_ns, state = time.time_ns(), file_state(path)
+        if state is not None and state == self._verified.get(digest):
+            return self.read(digest, path)
+        packed = self.read(digest, path, verify=True)
+        if state is not None and now_ns - state.newest_ns > SETTLED_NS:
+            self._verified[digest] = state
+        return packed
+
+    def payload(self, digest: str, file: AdapterFile) -> np.ndarray:
+        """Verified, and as long as it was. uint8, a mapping of the file."""
+        packed = self.read_verified(digest, file.path)
+        if packed.size_bytes != file.size_bytes:
+            raise AdapterError("file_changed", f"{file.path.name} changed while it was loaded", file=file.path.name)
+        return packed.payload

@@ -1,0 +1,87 @@
+"""Log-probabilities of tokens that a device chooses, computed there and sent back with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.request import TokenLogprob
+from loraserve.engine.sampling_row import SamplingRow
+
+ROWS_AT_A_TIME = 32
+LOGPROBS_BYTES = 28
+"""A logit of these rows at most: in float32 twice, and a key and what it is made of."""
+_LOW_BITS = (1 << 32) - 1
+
+
+@dataclass(slots=True)
+class QueuedLogprobs:
+    """Of some rows of a batch; on the host once the batch's tokens are."""
+
+    _rows: list[tuple[int, int]]
+    """(row of the batch, how many of its most likely tokens to list)."""
+    _on_host: Tensor
+    """float64 [n, 3 + 2 C]: a chosen token's logit, log of the row's total, rank; ids and logits of the best."""
+
+    def read(self, token_ids: Sequence[int], is_finite: Sequence[bool]) -> list[TokenLogprob | None]:
+        """Aligned with the batch's tokens: None where nothing was asked for or the row is not finite."""
+        outcomes: list[TokenLogprob | None] = [None] * len(token_ids)
+        num_best = (self._on_host.shape[1] - 3) // 2
+        for (row, num_top), (logit, log_total, rank, *best) in zip(self._rows, self._on_host.tolist(), strict=True):
+            if is_finite[row]:
+                tops = zip(best[:num_best], best[num_best:], strict=True)
+                listed = [(int(token_id), value - log_total) for token_id, value in tops][:num_top]
+                outcomes[row] = TokenLogprob(token_ids[row], logit - log_total, int(rank), listed)
+        return outcomes
+
+
+def queue_logprobs(
+    logits: Tensor, vocab_size: int, rows: Sequence[SamplingRow], token_ids: Tensor, accelerator: Accelerator
+) -> QueuedLogprobs | None:
+    """Of the first vocab_size columns of logits [R, ...] and token_ids [R], both on the device. None: nobody asks.
+
+    They are `Sampler.sample`'s but for float32 rounding: of each row alone, the best by descending logit, then by id.
+    """
+    asked = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
+    wanted = [(row, min(num_top, vocab_size)) for row, num_top in asked if num_top is not None]
+    if not wanted:
+        return None
+    num_best = max(num_top for _, num_top in wanted)
+    row_ids = _upload([row for row, _ in wanted], accelerator)
+    chunks = [_score(logits, vocab_size, ids, token_ids, num_best) for ids in row_ids.split(ROWS_AT_A_TIME)]
+    scores = torch.cat(chunks)
+    on_host = accelerator.host_buffer(scores.numel() * scores.itemsize).view(scores.dtype).view(scores.shape)
+    accelerator.copy_back(scores, on_host)
+    return QueuedLogprobs(wanted, on_host)
+
+
+def _upload(values: Sequence[int], accelerator: Accelerator) -> Tensor:
+    """int64, without waiting."""
+    buffer = accelerator.host_buffer(len(values) * torch.int64.itemsize).view(torch.int64)
+    buffer.copy_(torch.tensor(values))
+    on_device = torch.empty_like(buffer, device=accelerator.device)
+    accelerator.copy_to_device(on_device, buffer)
+    return on_device
+
+
+def _score(logits: Tensor, vocab_size: int, row_ids: Tensor, token_ids: Tensor, num_best: int) -> Tensor:
+    """float64 [n, 3 + 2 num_best]: see `QueuedLogprobs`."""
+    raw = logits[:, :vocab_size].index_select(0, row_ids).float()
+    chosen = raw.gather(1, token_ids.index_select(0, row_ids)[:, None])
+    peaks = raw.amax(1, keepdim=True)
+    totals = (raw - peaks).exp_().sum(1, keepdim=True, dtype=torch.float64)
+    ranks = 1 + (raw > chosen).sum(1, keepdim=True)
+    best_ids = _best(raw, num_best)
+    columns = [chosen, peaks.double() + totals.log(), ranks, best_ids, raw.gather(1, best_ids)]
+    return torch.cat([column.double() for column in columns], dim=1)
+
+
+def _best(raw: Tensor, num_best: int) -> Tensor:
+    """int64 [n, num_best]: ids of the largest logits, equal ones by ascending id, of which `topk` says nothing."""
+    bits = (raw + 0).view(torch.int32)  # + 0 makes -0 equal to 0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(raw.shape[1], device=raw.device)
+    keys = (ordered.long() << 32) | (_LOW_BITS - ids)
+    return _LOW_BITS - (keys.topk(num_best, dim=1).values & _LOW_BITS)

@@ -1,0 +1,34 @@
+"""Which token is a sequence's last one."""
+
+from loraserve.engine.request import FinishReason
+from loraserve.engine.sequence import Sequence
+
+
+class Endings:
+    """What ends a sequence by itself: its stop tokens, the model's EOS, its own and the model's length."""
+
+    def __init__(self, eos_token_ids: tuple[int, ...], max_model_len: int) -> None:
+        self._eos = eos_token_ids
+        self._max_model_len = max_model_len
+
+    def reason(self, sequence: Sequence, token_id: int) -> tuple[FinishReason | None, int | None]:
+        """Of a sequence whose newest token is `token_id`: (why it ends, the stop token it asked for that ended it)."""
+        params = sequence.request.sampling
+        num_tokens = len(sequence.token_ids)
+        num_output_tokens = num_tokens - sequence.num_prompt_tokens
+        if num_output_tokens >= params.min_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+            if token_id in self._eos and not params.ignore_eos:
+                return FinishReason.STOP, None
+        if self._is_full(sequence, num_tokens):
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def ends_with_next(self, sequence: Sequence) -> bool:
+        """Whether its next token is the last one, whatever it is."""
+        return self._is_full(sequence, len(sequence.token_ids) + 1)
+
+    def _is_full(self, sequence: Sequence, num_tokens: int) -> bool:
+        num_output_tokens = num_tokens - sequence.num_prompt_tokens
+        return num_output_tokens >= sequence.request.sampling.max_tokens or num_tokens >= self._max_model_len

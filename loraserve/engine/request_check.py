@@ -1,0 +1,26 @@
+"""What a request must be for the engine to serve it."""
+
+import math
+
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest
+
+
+def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int, vocab_size: int) -> None:
+    """Raises `EngineRequestError`.
+
+    The API has checked all this; the engine trusts nobody with an index into a tensor.
+    """
+    params, num_prompt = request.sampling, len(request.prompt_token_ids)
+    if not 1 <= num_prompt < max_model_len:
+        raise EngineRequestError(f"the prompt has {num_prompt} tokens; 1 to {max_model_len - 1} are possible")
+    if params.max_tokens < 1:
+        raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
+    if not 1 <= params.n <= max_num_seqs:
+        raise EngineRequestError(f"n is {params.n}; 1 to {max_num_seqs} (--max-num-seqs) are possible")
+    ids = [*request.prompt_token_ids, *params.stop_token_ids, *params.allowed_token_ids, *params.logit_bias]
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(i for i in ids if not 0 <= i < vocab_size)
+        raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
+    if not 0 < request.tenant_weight < math.inf:
+        raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")

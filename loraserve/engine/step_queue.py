@@ -1,0 +1,131 @@
+"""From a plan to a step that is queued: its batch, the forward pass, the choice of its tokens."""
+
+import time
+
+from torch import Tensor
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.device_sampler import QueuedTokens
+from loraserve.engine.endings import Endings
+from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.sampler import Sampled, Sampler
+from loraserve.engine.scheduler import Scheduler, StepPlan
+from loraserve.engine.sequence import Sequence, Status
+from loraserve.engine.step_in_flight import StepInFlight
+
+
+class StepQueue:
+    """Where tokens are chosen on a device, a decode step is queued while the one before runs.
+
+    Its input tokens never leave the device. A sequence that turns out to have ended has one row computed for nothing.
+    """
+
+    # NOTE: such a row reads and writes blocks, and reads an adapter, that are free by then. A block's next rows are
+    # queued later, and so run later; no kernel reads a block where none were written. The copy of another adapter waits
+    # for an event that was recorded when the last reference was released, behind the row. And no prefix is found that
+    # the row has written to: a block becomes findable when the tokens that fill it were collected, and the row is of
+    # the token after them.
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        adapters: AdapterMemory | None,
+        builder: BatchBuilder,
+        runner: ModelRunner,
+        sampler: Sampler,
+        endings: Endings,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._scheduler = scheduler
+        self._adapters = adapters
+        self._builder = builder
+        self._runner = runner
+        self._sampler = sampler
+        self._endings = endings
+        self._eos = eos_token_ids
+        self.num_prompt_tokens = 0
+        """Computed."""
+
+    def queue(self, plan: StepPlan) -> StepInFlight:
+        """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device."""
+        now = time.monotonic()
+        if plan.block_copies:
+            self._runner.copy_blocks(plan.block_copies)
+        slots = (item.sequence.adapter_slot for item in plan.scheduled)
+        arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
+        logits = self._runner.forward(self._builder.build(plan.scheduled), arrivals)
+        num_rows = sum(item.num_rows for item in plan.scheduled)
+        sequences: list[Sequence] = []
+        rows: list[int] = []
+        end_row = 0
+        for item in plan.scheduled:
+            start_row, end_row = end_row, end_row + item.num_sampled_rows
+            for sequence in self._account(item, logits, start_row, now):
+                sequences.append(sequence)
+                rows.append(end_row - 1)
+        if not sequences:
+            return StepInFlight([], Sampled([], [], []), num_rows)
+        logits = logits if rows == list(range(end_row)) else logits[rows]
+        sampling_rows = [sequence.row_to_sample(len(sequence.token_ids), self._eos) for sequence in sequences]
+        queued = self._sampler.try_queue(logits, sampling_rows)
+        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows), num_rows)
+
+    def try_queue_ahead(self, step: StepInFlight) -> StepInFlight | None:
+        """The step after `step`, the last one queued and not collected; waits for neither.
+
+        None, with nothing changed, when it has to wait for those tokens: see `Scheduler.try_schedule_ahead`, or they
+        are chosen on the host.
+        """
+        if not isinstance(step.sampled, QueuedTokens):
+            return None
+        assert isinstance(self._builder, GpuBatchBuilder), "tokens are chosen on a device that batches are built for"
+        scheduled = self._scheduler.try_schedule_ahead(self._endings.ends_with_next)
+        if scheduled is None:
+            return None
+        row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
+        sequences = [item.sequence for item in scheduled]
+        batch = self._builder.build_ahead(scheduled, step.sampled, [row_of[sequence] for sequence in sequences])
+        logits = self._runner.forward(batch)  # the step before has waited for every adapter there is in this one
+        rows = [sequence.row_to_sample(len(sequence.token_ids) + 1, self._eos) for sequence in sequences]
+        sampled = self._sampler.try_queue(logits, rows)
+        assert sampled is not None, "tokens are chosen on a device"
+        return StepInFlight(sequences, sampled, len(sequences))
+
+    def account_ahead(self, step: StepInFlight) -> None:
+        """Note its rows as computed, once the step before it is collected: now their tokens are known."""
+        for sequence in step.sequences:
+            if sequence.status is Status.RUNNING:
+                self._scheduler.computed(sequence, 1, is_finite=None)
+
+    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
+        """Note what was computed; returns the sequences to sample from the item's last row.
+
+        start_row: the item's first row of the logits.
+        """
+        sequence, state = item.sequence, item.sequence.state
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s = now
+        if sequence.num_output_tokens == 0:
+            self.num_prompt_tokens += item.num_rows
+        if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
+            self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
+        self._scheduler.computed(sequence, item.num_rows, is_finite=None)
+        if sequence.num_uncomputed_tokens > 0:
+            return []
+        return [sequence] if state.is_forked else self._scheduler.fork(sequence)
+
+    def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
+        """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
+        state = sequence.state
+        if state.has_all_prompt_logprobs:
+            return
+        if state.prompt_logprobs is None:
+            state.prompt_logprobs = [None]
+        start = sequence.num_computed_tokens
+        targets = sequence.token_ids[start + 1 : min(start + num_rows + 1, sequence.num_prompt_tokens)]
+        num_top = sequence.request.sampling.prompt_logprobs or 0
+        if targets:
+            state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)

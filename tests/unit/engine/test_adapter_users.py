@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.adapter_users import AdapterUsers
+from tests.support.packed_adapters import TinyAdapter, make_adapter_memory
+
+ADAPTER = TinyAdapter(1, 1)
+DIGEST = ADAPTER.digest
+
+
+@pytest.fixture
+def memory() -> AdapterMemory:
+    return make_adapter_memory(4)
+
+
+@pytest.fixture
+def users(memory: AdapterMemory, tmp_path: Path) -> AdapterUsers:
+    """Of one adapter that is loaded."""
+    users = AdapterUsers(memory)
+    users.load(DIGEST, str(ADAPTER.write(tmp_path)))
+    return users
+
+
+def test_an_adapter_can_be_used_from_its_load_to_its_unload(users: AdapterUsers, memory: AdapterMemory) -> None:
+    assert users.can_enter(DIGEST)
+    assert not users.can_enter(TinyAdapter(2, 1).digest)
+    users.unload(DIGEST)
+    assert not users.can_enter(DIGEST)
+    assert not memory.knows(DIGEST)
+    assert users.take_unloaded() == [DIGEST]
+    assert users.take_unloaded() == []
+
+
+def test_an_unload_waits_for_the_last_user_and_lets_nobody_in(users: AdapterUsers, memory: AdapterMemory) -> None:
+    users.enter(DIGEST)
+    users.enter(DIGEST)
+    users.unload(DIGEST)
+    users.leave(DIGEST)
+    assert not users.can_enter(DIGEST)
+    assert memory.knows(DIGEST)
+    assert users.take_unloaded() == []
+    users.leave(DIGEST)
+    assert users.take_unloaded() == [DIGEST]
+    assert not memory.knows(DIGEST)
+    assert (users.num_requests, users.unloading) == ({}, set())
+
+
+def test_a_load_takes_an_unload_back(users: AdapterUsers, tmp_path: Path) -> None:
+    users.enter(DIGEST)
+    users.unload(DIGEST)
+    users.load(DIGEST, str(ADAPTER.write(tmp_path)))
+    assert users.can_enter(DIGEST)
+    users.leave(DIGEST)
+    assert users.take_unloaded() == []
+    assert users.can_enter(DIGEST)
+
+
+def test_a_load_that_fails_takes_nothing_back(users: AdapterUsers, tmp_path: Path) -> None:
+    users.enter(DIGEST)
+    users.unload(DIGEST)
+    with pytest.raises(AdapterError) as raised:
+        users.load(DIGEST, str(tmp_path / "gone"))
+    assert raised.value.code == "missing_file"
+    users.leave(DIGEST)
+    assert users.take_unloaded() == [DIGEST]
+
+
+def test_without_lora_nothing_can_be_loaded_and_an_unload_is_done_at_once(tmp_path: Path) -> None:
+    users = AdapterUsers(None)
+    with pytest.raises(AdapterError) as raised:
+        users.load(DIGEST, str(ADAPTER.write(tmp_path)))
+    assert raised.value.code == "lora_disabled"
+    assert not users.can_enter(DIGEST)
+    users.unload(DIGEST)
+    assert users.take_unloaded() == [DIGEST]

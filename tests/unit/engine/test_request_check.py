@@ -1,0 +1,37 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.request_check import check_request
+
+REQUEST = EngineRequest("r", [1, 29], SamplingParams(max_tokens=1, n=2, stop_token_ids=(29,), logit_bias={0: 1.0}))
+
+
+def check(request: EngineRequest) -> None:
+    check_request(request, max_model_len=3, max_num_seqs=2, vocab_size=30)
+
+
+def test_what_is_just_within_the_limits_is_accepted() -> None:
+    check(REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (replace(REQUEST, prompt_token_ids=[]), "the prompt has 0 tokens; 1 to 2 are possible"),
+        (replace(REQUEST, prompt_token_ids=[1, 2, 3]), "the prompt has 3 tokens; 1 to 2 are possible"),
+        (replace(REQUEST, prompt_token_ids=[1, 30]), r"token id 30 is outside the vocabulary \(0 to 29\)"),
+        (replace(REQUEST, sampling=replace(REQUEST.sampling, n=3)), r"n is 3; 1 to 2 \(--max-num-seqs\)"),
+        (replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=0)), "max_tokens is 0; at least 1"),
+        (replace(REQUEST, sampling=replace(REQUEST.sampling, allowed_token_ids=(-1,))), "token id -1 is outside"),
+        (replace(REQUEST, tenant_weight=0.0), "the tenant's weight is 0.0; it must be above 0"),
+        (replace(REQUEST, tenant_weight=math.inf), "the tenant's weight is inf"),
+        (replace(REQUEST, tenant_weight=math.nan), "the tenant's weight is nan"),
+    ],
+)
+def test_what_is_beyond_them_is_refused_with_value_and_limit(asked: EngineRequest, message: str) -> None:
+    with pytest.raises(EngineRequestError, match=message):
+        check(asked)
