@@ -21,7 +21,8 @@ from requests_file import BASE, num_output_tokens
 from work import CONCURRENCY, OUT, Work
 
 HERE = Path(__file__).parent
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 1200
+"""The first start with 2,000 adapters checks and packs each of them: ten minutes on two cores."""
 
 
 @dataclass(frozen=True, slots=True)
