@@ -5,7 +5,7 @@ On a GPU they are CUDA graphs; on a CPU a replay makes the captured launches aga
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -48,10 +48,31 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> HostAccelerator | None:
     return accelerator
 
 
-def start(folder: Path, **overrides: object) -> tuple[Engine, dict[str | None, str | None]]:
+class Started(NamedTuple):
+    engine: Engine
+    digests: dict[str | None, str | None]
+    """Of the adapters by their names."""
+
+
+def start(folder: Path, **overrides: object) -> Started:
     engine = make_engine(folder / "model", **SETTINGS | overrides)
     adapters = {name: folder / "adapters" / name for name in ADAPTERS}
-    return engine, {None: None, **add_adapters(engine, adapters, folder / "packed")}
+    return Started(engine, {None: None, **add_adapters(engine, adapters, folder / "packed")})
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Started:
+    return start(folder, backend="auto", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def graphs(folder: Path) -> Started:
+    """With room for all adapters."""
+    pytest.importorskip("triton")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not torch.cuda.is_available():
+            monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+        return start(folder)
 
 
 def requests(digests: dict[str | None, str | None], names: list[str | None], turn: str) -> list[EngineRequest]:
@@ -82,9 +103,10 @@ def assert_equal_answers(found: Answers, expected: Answers) -> None:
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4), key
 
 
-def test_replayed_steps_give_the_tokens_of_a_plain_engine(folder: Path, accelerator: HostAccelerator | None) -> None:
-    plain, digests = start(folder, backend="auto", device="cpu")
-    expected = run_turns(plain, digests)
+def test_replayed_steps_give_the_tokens_of_a_plain_engine(
+    folder: Path, plain: Started, accelerator: HostAccelerator | None
+) -> None:
+    expected = run_turns(plain.engine, plain.digests)
     largest = max(path.stat().st_size for path in (folder / "packed").iterdir())
     graphs, digests = start(folder, adapter_memory_bytes=largest)  # adapters take turns in it
     if accelerator is not None:
@@ -95,9 +117,20 @@ def test_replayed_steps_give_the_tokens_of_a_plain_engine(folder: Path, accelera
         assert accelerator.num_replays > 0
 
 
-def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(
-    folder: Path, accelerator: HostAccelerator | None
-) -> None:
+def run_ahead(engine: Engine, requests: list[EngineRequest]) -> Answers:
+    """With at least one step queued behind tokens that are not known yet."""
+    answers: Answers = {}
+    num_ahead = 0
+    for request in requests:
+        engine.add_request(request)
+    while engine.has_work():
+        collect(answers, engine.step())
+        num_ahead += engine._in_flight is not None
+    assert num_ahead > 0
+    return answers
+
+
+def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(plain: Started, graphs: Started) -> None:
     """Tokens go from one replay to the next on the device; who ends at once leaves the others a smaller graph."""
 
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
@@ -106,23 +139,10 @@ def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(
             for i, name in enumerate([None, "rank1", "head8"])
         ]
 
-    plain, digests = start(folder, backend="auto", device="cpu")
-    expected = run(plain, asked(digests))
-    graphs, digests = start(folder)
-    answers: Answers = {}
-    num_ahead = 0
-    for request in asked(digests):
-        graphs.add_request(request)
-    while graphs.has_work():
-        collect(answers, graphs.step())
-        num_ahead += graphs._in_flight is not None
-    assert_equal_answers(answers, expected)
-    assert num_ahead > 0
+    assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), run(plain.engine, asked(plain.digests)))
 
 
-def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(
-    folder: Path, accelerator: HostAccelerator | None
-) -> None:
+def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started, graphs: Started) -> None:
     """Penalties move each row through tokens that bias has made likely; log-probabilities come with the tokens."""
     likely = {40 + i: 50.0 - i / 2 for i in range(6)}
     edits: list[dict[str, Any]] = [
@@ -133,28 +153,19 @@ def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(
 
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
         return [
-            greedy(f"{name}", [20 + i, 3, 8][: i + 1], NUM_TOKENS + 1, digests[name], **params)
+            greedy(f"edited {name}", [20 + i, 3, 8][: i + 1], NUM_TOKENS + 1, digests[name], **params)
             for i, (name, params) in enumerate(zip([None, "rank1", "head8"], edits, strict=True))
         ]
 
-    plain, digests = start(folder, backend="auto", device="cpu")
-    expected = run(plain, asked(digests))
+    expected = run(plain.engine, asked(plain.digests))
     assert all(len(set(answer.token_ids)) > 2 for answer in expected.values())
-    graphs, digests = start(folder)
-    answers: Answers = {}
-    num_ahead = 0
-    for request in asked(digests):
-        graphs.add_request(request)
-    while graphs.has_work():
-        collect(answers, graphs.step())
-        num_ahead += graphs._in_flight is not None
-    assert_equal_answers(answers, expected)
-    assert num_ahead > 0
+    assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), expected)
 
 
-def test_without_graphs_there_are_the_same_tokens(folder: Path, accelerator: HostAccelerator | None) -> None:
-    plain, digests = start(folder, backend="auto", device="cpu")
-    expected = run(plain, requests(digests, [None, "rank1"], "eager"))
+def test_without_graphs_there_are_the_same_tokens(
+    folder: Path, plain: Started, accelerator: HostAccelerator | None
+) -> None:
+    expected = run(plain.engine, requests(plain.digests, [None, "rank1"], "eager"))
     eager, digests = start(folder, enforce_eager=True)
     assert_equal_answers(run(eager, requests(digests, [None, "rank1"], "eager")), expected)
     if accelerator is not None:
