@@ -1,7 +1,7 @@
 import importlib.util
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from loraserve_kernels.cpu_variants import cpu_flags, usable_variants
 from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
+from loraserve.models import self_check
 from tests.support.interpreted_float8 import convert_as_a_gpu
 from tests.support.poison import poison_new_tensors
 from tests.support.triton_launches import checked_replay
@@ -132,6 +133,20 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
         return graph.replay
 
     return capture
+
+
+@pytest.fixture(scope="module")
+def unchecked_models() -> Iterator[None]:
+    """Engines start without proving their model right, which takes Triton's interpreter half a minute.
+
+    The engine of `test_triton_engine.py` proves it.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not HAS_GPU:
+            monkeypatch.setattr(self_check, "require_equal", lambda *_: None)
+            monkeypatch.setattr(self_check, "is_equal", lambda *_: True)
+            monkeypatch.setattr(self_check, "is_same", lambda *_: True)
+        yield
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from tests.support.tiny_models import save_tiny_model
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("unchecked_models"),
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
     # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
@@ -66,7 +67,7 @@ def plain(folder: Path) -> Started:
 
 
 @pytest.fixture(scope="module")
-def graphs(folder: Path) -> Started:
+def graphs(folder: Path, unchecked_models: None) -> Started:
     """With room for all adapters."""
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as monkeypatch:

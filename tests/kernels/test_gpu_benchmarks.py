@@ -74,7 +74,7 @@ OWN_PATHS = {"prefill", "rows", "float", "write", "rotate", "add", "heads", "gre
 
 
 @pytest.fixture(scope="module")
-def gpu() -> Iterator[HostAccelerator]:
+def gpu(unchecked_models: None) -> Iterator[HostAccelerator]:
     pytest.importorskip("triton")
     with pytest.MonkeyPatch.context() as monkeypatch, cuda_on_the_cpu(monkeypatch) as accelerator:
         convert_as_a_gpu(monkeypatch)
