@@ -137,9 +137,9 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 @pytest.fixture(scope="module")
 def unchecked_models() -> Iterator[None]:
-    """Engines start without proving their model right, which takes Triton's interpreter half a minute.
+    """Engines of a Llama start without proving it right, which takes Triton's interpreter half a minute.
 
-    The engine of `test_triton_engine.py` proves it.
+    The engine of `test_triton_engine.py` proves it; of other models all do.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not HAS_GPU:

@@ -18,7 +18,6 @@ from tests.support.tiny_adapters import save_adapters
 from tests.support.tiny_models import save_tiny_model
 
 pytestmark = [
-    pytest.mark.usefixtures("unchecked_models"),
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
     # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
