@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,8 +260,12 @@ class Choice:
 
 def approximately(logprob: TokenLogprob) -> TokenLogprob:
     """Equal to one of the same token and rank whose numbers are rounded otherwise, as a device does."""
-    top = [(token_id, pytest.approx(value, abs=1e-6)) for token_id, value in logprob.top]
-    return TokenLogprob(logprob.token_id, pytest.approx(logprob.logprob, abs=1e-6), logprob.rank, top)  # type: ignore[arg-type]
+
+    def about(value: float) -> Any:
+        return pytest.approx(value, abs=1e-6)
+
+    top = [(token_id, about(value)) for token_id, value in logprob.top]
+    return TokenLogprob(logprob.token_id, about(logprob.logprob), logprob.rank, top)
 
 
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
