@@ -41,7 +41,8 @@ def choose_backend(
         if requested == "cpu":
             raise
         return ReferenceBackend(), f"reference: CPU kernels not built ({error})"
-    return CpuBackend(library), f"cpu: {library.origin}, OpenMP {library.openmp}"
+    amx = ", AMX" if library.has_amx else ""
+    return CpuBackend(library), f"cpu: {library.origin}{amx}, OpenMP {library.openmp}"
 
 
 def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:

@@ -20,6 +20,8 @@ class CpuLibrary:
     openmp: str
     """Path of the runtime shared with torch, "own" for the compiler's, "none" when single-threaded."""
     functions: ctypes.CDLL
+    has_amx: bool
+    """Whether its bfloat16 linears use AMX: the CPU has it, the system allows it and the compiler knew it."""
 
 
 def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
@@ -57,7 +59,9 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
 
 def open_build(path: Path, build: Build) -> CpuLibrary:
     """Load what `build` compiled. Raises `OSError` when the file or its OpenMP runtime does not load."""
-    return CpuLibrary(path, f"built with {build.compiler.version}", build.openmp, open_functions(path))
+    functions = open_functions(path)
+    origin = f"built with {build.compiler.version}"
+    return CpuLibrary(path, origin, build.openmp, functions, bool(functions.amx_enable(1)))
 
 
 def open_prebuilt(variant: Variant, path: Path) -> CpuLibrary:
@@ -68,4 +72,5 @@ def open_prebuilt(variant: Variant, path: Path) -> CpuLibrary:
     """
     runtime = str(loaded_openmp_runtime() or "libgomp.so.1")
     ctypes.CDLL(runtime, mode=ctypes.RTLD_GLOBAL)
-    return CpuLibrary(path, f"prebuilt for {variant.name}", runtime, open_functions(path))
+    functions = open_functions(path)
+    return CpuLibrary(path, f"prebuilt for {variant.name}", runtime, functions, bool(functions.amx_enable(1)))

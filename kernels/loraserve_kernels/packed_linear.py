@@ -58,15 +58,8 @@ class PackedLinear:
 
 
 def packed_bytes(weight: Tensor, library: CpuLibrary) -> int:
-    """Size of the packed weight; 0 where another linear is to be used.
-
-    With AMX oneDNN is expected to be faster, which was not measured.
-    """
+    """Size of the packed weight; 0 where another linear is to be used."""
     code = DTYPE_CODES.get(weight.dtype)
-    if code is None or weight.device.type != "cpu" or weight.numel() == 0 or _has_amx():
+    if code is None or weight.device.type != "cpu" or weight.numel() == 0:
         return 0
     return library.functions.packed_weight_bytes(weight.shape[0], weight.shape[1], code)
-
-
-def _has_amx() -> bool:
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())

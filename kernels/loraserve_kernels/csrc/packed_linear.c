@@ -2,22 +2,33 @@
  *
  * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
  * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
- * result depends neither on the number of rows nor on the tile it falls into.
+ * result depends neither on the number of rows nor on the tile it falls into. With AMX the same holds for bfloat16, whose
+ * panels are tiles of AMX one after the other; x is then packed as [16 words][row][word].
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
  * memory PREFETCH_BYTES ahead matters: without it 768 -> 4,096 takes 246 us.
+ *
+ * On two Xeon cores with AMX, the same: 193 to 236 us (205) with AMX, 627 without, oneDNN 314; 256 rows
+ * 1,033, 8,860 and 1,103.
  */
 #include "packed_linear.h"
+
+#include "amx.h"
 
 #define TILE_ROWS 16
 #define PREFETCH_BYTES 8192
 #define ITEM_PANELS 4 /* panels of one item */
 #define ITEM_TILES 16 /* tiles of rows of one item */
+#define AMX_STRETCH (8 * AMX_WORDS) /* words of depth whose weights stay in L1 */
 
 #if LANES == 16
 
-INLINE int64_t words_of(int64_t depth, const enum dtype dtype) { return dtype == BFLOAT16 ? (depth + 1) / 2 : depth; }
+/* Of a panel or a packed row; those past the depth are zero, so that AMX has whole tiles. */
+INLINE int64_t words_of(int64_t depth, const enum dtype dtype)
+{
+    return dtype == BFLOAT16 ? (depth + 2 * AMX_WORDS - 1) / (2 * AMX_WORDS) * AMX_WORDS : depth;
+}
 
 INLINE int64_t num_tiles_of(int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
 
@@ -40,6 +51,31 @@ static void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t n
         transpose(lines);
         memcpy(tile + word * TILE_ROWS, lines, sizeof(vf) * (size_t)MIN(LANES, words - word));
     }
+}
+
+/* x for AMX; rows past num_rows stay as they are, for their sums are not stored. */
+static void pack_amx_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
+{
+    const int64_t words = words_of(depth, BFLOAT16), row_bytes = depth * (int64_t)size_of(BFLOAT16);
+    for (int64_t word = 0; word < words; word += AMX_WORDS)
+        for (int64_t row = 0; row < num_rows; row++) {
+            const char *source = (const char *)at(x, row * x_stride, BFLOAT16) + 4 * word;
+            vf line = {0};
+            if (4 * (word + AMX_WORDS) <= row_bytes)
+                memcpy(&line, source, sizeof line);
+            else
+                memcpy(&line, source, (size_t)(row_bytes - 4 * word));
+            memcpy(tile + word * AMX_ROWS + row * AMX_WORDS, &line, sizeof line);
+        }
+}
+
+static void pack_rows(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
+                      enum dtype dtype, bool is_amx)
+{
+    if (is_amx)
+        pack_amx_tile(tile, x, x_stride, num_rows, depth);
+    else
+        pack_tile(tile, x, x_stride, num_rows, depth, dtype);
 }
 
 enum source { MEMORY, CACHE }; /* where the panels come from */
@@ -98,16 +134,26 @@ MULTIPLY(8, 1, MEMORY)
 MULTIPLY(8, 2, CACHE)
 MULTIPLY(8, 1, CACHE)
 
+/* sums: [num_rows, panels * LANES] */
 INLINE void store_sums(void *y, int64_t y_stride, const float *sums, const struct packed_linear *linear, int64_t panel,
                        int64_t num_rows, const int panels, const enum dtype dtype)
 {
-    for (int p = 0; p < panels; p++) {
-        const int64_t output = (panel + p) * LANES, count = MIN(LANES, linear->num_outputs - output);
-        const vf bias = linear->bias ? load_upto(linear->bias, output, count, dtype) : (vf){0};
+    const int64_t output = panel * LANES, count = linear->num_outputs - output;
+    vf bias[4];
+    for (int p = 0; p < panels; p++)
+        bias[p] = linear->bias ? load_upto(linear->bias, output + p * LANES, count - p * LANES, dtype) : (vf){0};
+    if (count >= panels * LANES) {
         for (int64_t row = 0; row < num_rows; row++)
-            store_upto(y, row * y_stride + output, count, load(sums, (row * panels + p) * LANES, FLOAT32) + bias,
-                       dtype);
+#pragma GCC unroll 4
+            for (int p = 0; p < panels; p++)
+                store(y, row * y_stride + output + p * LANES, load(sums, (row * panels + p) * LANES, FLOAT32) + bias[p],
+                      dtype);
+        return;
     }
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int p = 0; p < panels; p++)
+            store_upto(y, row * y_stride + output + p * LANES, count - p * LANES,
+                       load(sums, (row * panels + p) * LANES, FLOAT32) + bias[p], dtype);
 }
 
 #define TILE(y_rows, x_rows, stored, rows, panels, source)                                                            \
@@ -164,10 +210,67 @@ INLINE void many_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_
 #undef TILES
 }
 
+/* Pairs of tiles of AMX times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs, while
+ * the next stretch is asked for: on two cores with AMX, 190 rows, 768 -> 4,096 870 -> 725 us. */
+static void amx_pairs(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
+                      int64_t panel)
+{
+    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
+    const int64_t num_pairs = (num_rows + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
+    const char *weight = (const char *)linear->weight + panel * panel_bytes;
+    float sums[ITEM_TILES / 2][2 * AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
+    for (int64_t word = 0; word < words; word += AMX_STRETCH) {
+        const int64_t end = MIN(words, word + AMX_STRETCH);
+        const char *next = end < words ? weight + end * (int64_t)sizeof(vf) : weight + 2 * panel_bytes;
+        for (int64_t pair = 0; pair < num_pairs; pair++) {
+            const struct amx_ahead ahead = {next, (int)(2 * AMX_ROWS * pair / num_pairs),
+                                            (int)(2 * AMX_ROWS * (pair + 1) / num_pairs)};
+            amx_multiply_pair(sums[pair], x + 2 * AMX_ROWS * pair * words + AMX_ROWS * word, AMX_ROWS * words,
+                              weight + word * (int64_t)sizeof(vf), panel_bytes, end - word, word > 0, ahead);
+        }
+    }
+    for (int64_t pair = 0; pair < num_pairs; pair++)
+        store_sums((void *)at(y, 2 * AMX_ROWS * pair * y_stride, BFLOAT16), y_stride, sums[pair], linear, panel,
+                   MIN(2 * AMX_ROWS, num_rows - 2 * AMX_ROWS * pair), 2, BFLOAT16);
+}
+
+/* One tile of AMX at a time times all panels. */
+static void amx_tiles(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
+                      int64_t panel, int64_t end)
+{
+    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
+    float sums[4 * AMX_TILE_WORDS] __attribute__((aligned(64)));
+    for (int panels; panel < end; panel += panels) {
+        panels = end - panel >= 4 ? 4 : 1;
+        for (int64_t row = 0; row < num_rows; row += AMX_ROWS) {
+            amx_multiply_tile(sums, x + row * words, (const char *)linear->weight + panel * panel_bytes, panel_bytes,
+                              words, panels);
+            store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, sums, linear, panel,
+                       MIN(AMX_ROWS, num_rows - row), panels, BFLOAT16);
+        }
+    }
+}
+
+/* Any number of rows with AMX: what pairs of tiles and panels leave over is done tile by tile. */
+static void amx_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
+                     int64_t panel, int64_t end)
+{
+    const int64_t num_pairs = num_tiles_of(num_rows) / 2; /* NOTE: one pair is slower than its two tiles */
+    const int64_t paired_rows = num_pairs > 1 ? MIN(num_rows, 2 * num_pairs * AMX_ROWS) : 0;
+    const int64_t paired_end = panel + (end - panel) / 2 * 2;
+    for (int64_t first = panel; paired_rows > 0 && first < paired_end; first += 2)
+        amx_pairs(y, y_stride, x, paired_rows, linear, first);
+    amx_tiles(y, y_stride, x, paired_rows, linear, paired_end, end);
+    amx_tiles((void *)at(y, paired_rows * y_stride, BFLOAT16), y_stride,
+              x + paired_rows * words_of(linear->depth, BFLOAT16), num_rows - paired_rows, linear, panel, end);
+}
+
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
 {
-    if (dtype == BFLOAT16 && num_rows <= TILE_ROWS)
+    if (dtype == BFLOAT16 && amx_is_on())
+        amx_rows(y, y_stride, x, num_rows, linear, panel, end);
+    else if (dtype == BFLOAT16 && num_rows <= TILE_ROWS)
         few_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
     else if (dtype == BFLOAT16)
         many_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
@@ -189,17 +292,20 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
     struct share *packing = start_work(team), *computing = start_work(team);
     const int64_t tile_words = words_of(linear->depth, dtype) * TILE_ROWS, num_tiles = num_tiles_of(num_rows);
     const int64_t num_panels = (linear->num_outputs + LANES - 1) / LANES;
+    const bool is_amx = dtype == BFLOAT16 && num_rows > 0 && amx_is_on();
     uint32_t *tiles = scratch;
     int64_t i;
     if (num_rows <= TILE_ROWS) {
         tiles += team->thread * tile_words; /* each thread packs its own copy: cheaper than a barrier */
-        pack_tile(tiles, x, x_stride, num_rows, linear->depth, dtype);
+        pack_rows(tiles, x, x_stride, num_rows, linear->depth, dtype, is_amx);
     } else {
         while (take(team, packing, num_tiles, &i))
-            pack_tile(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
-                      MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype);
+            pack_rows(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
+                      MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype, is_amx);
 #pragma omp barrier
     }
+    if (is_amx)
+        amx_begin((int)MIN(AMX_ROWS, num_rows));
     const int64_t row_items = (num_tiles + ITEM_TILES - 1) / ITEM_TILES;
     const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
     while (take(team, computing, row_items * panel_items, &i)) {
@@ -208,6 +314,8 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
                      MIN(ITEM_TILES * TILE_ROWS, num_rows - row), linear, panel, MIN(num_panels, panel + ITEM_PANELS),
                      dtype);
     }
+    if (is_amx)
+        amx_end();
 }
 
 /* Bytes of the packed weight; 0 where this library has no fast kernel for the dtype. */

@@ -81,9 +81,12 @@ INLINE vu16 halves_of_words(vu words) { return __builtin_convertvector(words, vu
 
 INLINE vf widen(vu16 bits) { return (vf)(words_of_halves(bits) << 16); }
 
-/* Round to nearest even; a NaN stays a NaN. */
+/* Round to nearest even; a NaN stays a NaN. The instruction makes 0 of what is below the normal range. */
 INLINE vu16 narrow(vf value)
 {
+#if defined(__AVX512BF16__)
+    return (vu16)_mm512_cvtneps_pbh((__m512)value);
+#endif
     vu bits = (vu)value;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (vu)(value != value);

@@ -1,0 +1,36 @@
+/* AMX: products of 16 x 32 by 32 x 16 bfloat16 in one instruction, where the CPU has it and the system allows it.
+ *
+ * Compiled with a target attribute into every library for bfloat16 products and chosen at run time, so no library of its
+ * own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define AMX_ROWS 16
+#define AMX_WORDS 16
+#define AMX_TILE_WORDS (AMX_ROWS * AMX_WORDS)
+
+/* Whether amx_enable was called and found it. Nothing below may be called without. */
+bool amx_is_on(void);
+
+/* Sets this thread's tiles up for so many rows (1 to 16) of x and of sums, until amx_end. */
+void amx_begin(int num_rows);
+void amx_end(void);
+
+/* sums [rows, panels * 16] = one tile of x times `panels` (4 or 1) panels of weights, which lie panel_bytes apart.
+ * x: [words / 16, rows of AMX_ROWS, 16], a panel: [words, 16]; words is a multiple of 16. */
+void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64_t panel_bytes, int64_t words,
+                       int panels);
+
+/* Weights to ask for while others are multiplied: lines [first, end) of 64 bytes of each of two tiles side by side, for
+ * every 16 words. Two tiles have 2 * AMX_ROWS lines. */
+struct amx_ahead {
+    const char *weight; /* as in amx_multiply_pair */
+    int first, end;
+};
+
+/* The same for two tiles of 16 rows, tile_words apart, and two panels; sums [2, 16, 32], added to if `add`. */
+void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
+                       int64_t words, bool add, struct amx_ahead ahead);
