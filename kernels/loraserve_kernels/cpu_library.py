@@ -21,7 +21,7 @@ class CpuLibrary:
     """Path of the runtime shared with torch, "own" for the compiler's, "none" when single-threaded."""
     functions: ctypes.CDLL
     has_amx: bool
-    """Whether its bfloat16 linears use AMX: the CPU has it, the system allows it and the compiler knew it."""
+    """Whether linears and attention in bfloat16 use it: the CPU has it, the system allows it, the compiler knew it."""
 
 
 def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:

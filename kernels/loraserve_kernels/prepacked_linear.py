@@ -53,9 +53,9 @@ class PrepackedLinear:
     weight: [N, K], bias: [N] or None. float32 and bfloat16 on CPU are packed: the layer then holds its own copy and the
     caller may free the weight. Anything else keeps a reference to the weight.
 
-    A packed row's result does not depend on the number of rows, except in bfloat16 with AMX. oneDNN sums a lone row in
-    another order for K above 1,024 (all of 2 to 1,024 rows were bitwise equal at every shape tried), so where a probe
-    shows that, a lone row is computed as two, for 0 to 20 % more time.
+    A packed row's result does not depend on the number of rows, except in bfloat16 with AMX. Without AMX oneDNN sums a
+    lone row in another order for K above 1,024 (all of 2 to 1,024 rows were bitwise equal at every shape tried), so
+    where a probe shows that, a lone row is computed as two, for 0 to 20 % more time.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:

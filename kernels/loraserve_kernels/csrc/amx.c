@@ -6,7 +6,8 @@ static bool is_on;
 
 bool amx_is_on(void) { return is_on; }
 
-#if defined(__AVX512BF16__) && defined(__linux__) && __has_include(<amxbf16intrin.h>)
+/* GCC from 11 on, and clang, whose header is the second. */
+#if defined(__AVX512BF16__) && defined(__linux__) && (__has_include(<amxbf16intrin.h>) || __has_include(<amxintrin.h>))
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -14,14 +15,15 @@ bool amx_is_on(void) { return is_on; }
 #define AMX_FUNCTION __attribute__((target("amx-tile,amx-bf16")))
 #define REQUEST_PERMISSION 0x1023 /* ARCH_REQ_XCOMP_PERM */
 #define TILE_DATA 18              /* XFEATURE_XTILEDATA */
+#define CPUID_AMX_BF16 (1u << 22)
+#define CPUID_AMX_TILE (1u << 24)
 #define PREFETCH_BYTES 8192
-#define TILE_BYTES (4 * AMX_TILE_WORDS)
 #define LINE_BYTES (4 * AMX_WORDS)
 
 static bool cpu_has_amx(void)
 {
     unsigned int eax, ebx, ecx, edx;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & bit_AMX_TILE) && (edx & bit_AMX_BF16);
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (edx & CPUID_AMX_TILE) && (edx & CPUID_AMX_BF16);
 }
 
 /* Linux keeps the tiles' 8 KB of a thread only for processes that have asked. */
@@ -52,8 +54,8 @@ INLINE void prefetch_tile(const char *tile)
         __builtin_prefetch(tile + line * LINE_BYTES, 0, 3);
 }
 
-#define MULTIPLY_PANEL(panel, tile)                                                                                   \
-    prefetch_tile(weight + (panel) * panel_bytes + word * LINE_BYTES + PREFETCH_BYTES / 4);                           \
+#define MULTIPLY_PANEL(panel, tile, ahead)                                                                            \
+    prefetch_tile(weight + (panel) * panel_bytes + word * LINE_BYTES + (ahead));                                      \
     _tile_loadd(tile, weight + (panel) * panel_bytes + word * LINE_BYTES, LINE_BYTES);                                \
     _tile_dpbf16ps(panel, 4, tile);
 
@@ -66,10 +68,10 @@ AMX_FUNCTION static void multiply_tile_by_4(float *sums, const uint32_t *x, cons
     _tile_zero(3);
     for (int64_t word = 0; word < words; word += AMX_WORDS) {
         _tile_loadd(4, x + word * AMX_ROWS, LINE_BYTES);
-        MULTIPLY_PANEL(0, 6)
-        MULTIPLY_PANEL(1, 7)
-        MULTIPLY_PANEL(2, 6)
-        MULTIPLY_PANEL(3, 7)
+        MULTIPLY_PANEL(0, 6, PREFETCH_BYTES / 4)
+        MULTIPLY_PANEL(1, 7, PREFETCH_BYTES / 4)
+        MULTIPLY_PANEL(2, 6, PREFETCH_BYTES / 4)
+        MULTIPLY_PANEL(3, 7, PREFETCH_BYTES / 4)
     }
     _tile_stored(0, sums, 4 * LINE_BYTES);
     _tile_stored(1, sums + LANES, 4 * LINE_BYTES);
@@ -83,7 +85,7 @@ AMX_FUNCTION static void multiply_tile_by_1(float *sums, const uint32_t *x, cons
     _tile_zero(0);
     for (int64_t word = 0; word < words; word += AMX_WORDS) {
         _tile_loadd(4, x + word * AMX_ROWS, LINE_BYTES);
-        MULTIPLY_PANEL(0, 6)
+        MULTIPLY_PANEL(0, 6, PREFETCH_BYTES)
     }
     _tile_stored(0, sums, LINE_BYTES);
 }
@@ -131,6 +133,55 @@ AMX_FUNCTION void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile
     EACH_SUM(_tile_stored)
 }
 
+#define MULTIPLY_COLUMNS(sum, tile)                                                                                   \
+    _tile_loadd(tile, b + word * b_stride + column + (sum) * LANES, 4 * b_stride);                                    \
+    _tile_dpbf16ps(sum, 4, tile);
+
+AMX_FUNCTION static void gemm_by_64(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
+                                    int64_t b_stride, int64_t column, int64_t words)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t word = 0; word < words; word += AMX_WORDS) {
+        _tile_loadd(4, a + word, 4 * a_stride);
+        MULTIPLY_COLUMNS(0, 6)
+        MULTIPLY_COLUMNS(1, 7)
+        MULTIPLY_COLUMNS(2, 6)
+        MULTIPLY_COLUMNS(3, 7)
+    }
+    _tile_stored(0, c + column, 4 * c_stride);
+    _tile_stored(1, c + column + LANES, 4 * c_stride);
+    _tile_stored(2, c + column + 2 * LANES, 4 * c_stride);
+    _tile_stored(3, c + column + 3 * LANES, 4 * c_stride);
+}
+
+AMX_FUNCTION static void gemm_by_16(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b,
+                                    int64_t b_stride, int64_t column, int64_t words)
+{
+    _tile_zero(0);
+    for (int64_t word = 0; word < words; word += AMX_WORDS) {
+        _tile_loadd(4, a + word, 4 * a_stride);
+        MULTIPLY_COLUMNS(0, 6)
+    }
+    _tile_stored(0, c + column, 4 * c_stride);
+}
+
+void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+              int64_t rows, int64_t columns, int64_t words)
+{
+    for (int64_t row = 0; row < rows; row += AMX_ROWS) {
+        if (row == 0 || rows - row < AMX_ROWS)
+            amx_begin((int)MIN(AMX_ROWS, rows - row));
+        int64_t column = 0;
+        for (; column + 4 * LANES <= columns; column += 4 * LANES)
+            gemm_by_64(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, column, words);
+        for (; column < columns; column += LANES)
+            gemm_by_16(c + row * c_stride, c_stride, a + row * a_stride, a_stride, b, b_stride, column, words);
+    }
+}
+
 #else
 
 static bool cpu_has_amx(void) { return false; }
@@ -141,6 +192,11 @@ void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64
                        int panels)
 {
     (void)sums, (void)x, (void)weight, (void)panel_bytes, (void)words, (void)panels;
+}
+void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+              int64_t rows, int64_t columns, int64_t words)
+{
+    (void)c, (void)c_stride, (void)a, (void)a_stride, (void)b, (void)b_stride, (void)rows, (void)columns, (void)words;
 }
 void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
                        int64_t words, bool add, struct amx_ahead ahead)

@@ -1,7 +1,7 @@
 /* AMX: products of 16 x 32 by 32 x 16 bfloat16 in one instruction, where the CPU has it and the system allows it.
  *
- * Compiled with a target attribute into every library for bfloat16 products and chosen at run time, so no library of its
- * own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums.
+ * Compiled with a target attribute into libraries for bfloat16 products, by compilers that know AMX, and chosen at run
+ * time, so no library of its own is needed. Tiles are 16 rows of 16 words of 4 bytes: pairs of bfloat16, or float32 sums.
  */
 #pragma once
 
@@ -31,6 +31,11 @@ struct amx_ahead {
     int first, end;
 };
 
-/* The same for two tiles of 16 rows, tile_words apart, and two panels; sums [2, 16, 32], added to if `add`. */
+/* As amx_multiply_tile for two tiles of 16 rows, tile_words apart, and two panels; sums [2, 16, 32], added to if `add`. */
 void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
                        int64_t words, bool add, struct amx_ahead ahead);
+
+/* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Sets tiles
+ * up itself, for amx_end to release. */
+void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
+              int64_t rows, int64_t columns, int64_t words);

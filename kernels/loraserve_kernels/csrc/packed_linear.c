@@ -1,9 +1,10 @@
-/* y = x Wᵀ + bias for a weight packed once, at memory speed for up to 16 rows and near peak arithmetic for many.
+/* y = x Wᵀ + bias for a weight packed once, at memory speed for up to 16 rows.
  *
  * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
  * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
- * result depends neither on the number of rows nor on the tile it falls into. With AMX the same holds for bfloat16, whose
- * panels are tiles of AMX one after the other; x is then packed as [16 words][row][word].
+ * result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are tiles of AMX
+ * one after the other, x is packed as [16 words][row][word], and the chain is of sums of 16 words: another order, as
+ * independent of rows and tiles.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the

@@ -11,6 +11,7 @@
  */
 #include <math.h>
 
+#include "amx.h"
 #include "gemm.h"
 #include "paged_attention.h"
 
@@ -262,6 +263,18 @@ INLINE void load_queries(const struct attention *p, const struct attention_item 
     }
 }
 
+/* scores = queries times keys. NOTE: AMX takes whole tiles: both are zero from the head's dim up to the padded one. */
+INLINE void compute_scores(const struct attention *p, struct workspace *w, int64_t queries, int64_t columns,
+                           const enum dtype dtype)
+{
+    const int64_t dim = padded_dim(p);
+    if (PRODUCT(dtype) == BFLOAT16 && amx_is_on())
+        amx_gemm(w->scores, KEYS, w->queries, dim, w->keys, KEYS, queries, columns, dim / 2);
+    else
+        gemm(w->scores, KEYS, w->queries, dim, w->keys, KEYS, queries, columns, words_of(p->head_dim, dtype), false,
+             PRODUCT(dtype));
+}
+
 /* One row of scores for the keys base..end becomes exp(score - maximum); masked keys become 0. */
 INLINE void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
                    int64_t position, int64_t base, int64_t end)
@@ -326,8 +339,7 @@ INLINE void attend_span(const struct attention *p, const struct attention_item *
         else
             find_first_rows(p, following, next_rows);
         load_keys(p, rows, next_rows, count, w->keys, dtype);
-        gemm(w->scores, KEYS, w->queries, dim, w->keys, KEYS, queries, (count + LANES - 1) / LANES * LANES,
-             words_of(p->head_dim, dtype), false, PRODUCT(dtype));
+        compute_scores(p, w, queries, (count + LANES - 1) / LANES * LANES, dtype);
         for (int64_t i = 0; i < queries; i++)
             soften(p, &w->span, w->lane_totals, w->scores + i * KEYS, i,
                    position_of(p, item->sequence, item->first_row + i / group), base, end);
@@ -551,6 +563,8 @@ void attention_stage(struct team *team, const struct attention *p, const struct 
     int64_t i;
     while (take(team, attending, plan->num_items, &i))
         attend(p, plan->items[i], i + 1 < plan->num_items ? plan->items + i + 1 : NULL, w, plan->parts, dtype);
+    if (dtype == BFLOAT16 && amx_is_on())
+        amx_end();
     if (!plan->is_split)
         return;
 #pragma omp barrier

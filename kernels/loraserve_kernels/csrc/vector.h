@@ -86,11 +86,12 @@ INLINE vu16 narrow(vf value)
 {
 #if defined(__AVX512BF16__)
     return (vu16)_mm512_cvtneps_pbh((__m512)value);
-#endif
+#else
     vu bits = (vu)value;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (vu)(value != value);
     return halves_of_words((nan & 0x7fc0) | (rounded & ~nan));
+#endif
 }
 
 INLINE vf load(const void *base, int64_t index, const enum dtype dtype)
