@@ -21,7 +21,7 @@ def backend() -> Backend:
     """The CPU backend, where it packs linears itself: else no layer is fused."""
     backend, reason = choose_backend("cpu")
     if not isinstance(backend, CpuBackend) or packed_bytes(torch.zeros(64, 64), backend.library) == 0:
-        # AVX2, or AMX, for which oneDNN's linears are used: there the models below are run by their own forward.
+        # Such as AVX2, where oneDNN's linears are used: there the models below are run by their own forward.
         pytest.skip(f"no fused layers here ({reason})")
     return backend
 

@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import os
 import platform
@@ -14,18 +15,18 @@ from loraserve_kernels.cpu_variants import cpu_flags, usable_variants
 from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
-from loraserve.models import self_check
 from tests.support.interpreted_float8 import convert_as_a_gpu
 from tests.support.poison import poison_new_tensors
 from tests.support.triton_launches import checked_replay
 
 HAS_GPU = torch.cuda.is_available()
+HAS_AMX = "amx_bf16" in cpu_flags()
 
 # A machine that is there for its GPU need not have hypothesis, and neither of these needs a GPU.
 collect_ignore = [] if importlib.util.find_spec("hypothesis") else ["test_attention_work.py", "test_lora_tiles.py"]
 
 if not HAS_GPU:
-    # Triton decides when it is imported, which only the fixtures below and the tests of its kernels do, later.
+    # Triton decides when it is imported, by its tests or by transformers: nothing above may import either.
     os.environ["TRITON_INTERPRET"] = "1"
 
 
@@ -65,6 +66,8 @@ def _outputs_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def triton_device() -> str:
     """Where tests of Triton's kernels put their tensors."""
+    if os.environ.get("CI"):
+        importlib.import_module("triton")  # raises: all these tests skipped would look as if they had passed
     pytest.importorskip("triton")
     return "cuda" if HAS_GPU else "cpu"
 
@@ -103,9 +106,30 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
         pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
 
 
-@pytest.fixture(params=["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow), "triton"])
-def backend(request: pytest.FixtureRequest) -> Backend:
+@pytest.fixture(params=["amx", "no-amx"] if HAS_AMX else ["no-amx"])
+def amx(request: pytest.FixtureRequest, cpu_library: CpuLibrary) -> Iterator[None]:
+    """`cpu_library` with AMX and as it is where the system does not allow AMX."""
+    cpu_library.functions.amx_enable(request.param == "amx")
+    yield
+    cpu_library.functions.amx_enable(cpu_library.has_amx)
+
+
+IMPLEMENTATIONS = ["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow), "triton"]
+
+
+@pytest.fixture(params=[*IMPLEMENTATIONS, "cpu-no-amx"] if HAS_AMX else IMPLEMENTATIONS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each implementation in turn: one contract suite for all."""
+    if request.param == "cpu-no-amx":
+        library: CpuLibrary = request.getfixturevalue("cpu_library")
+        library.functions.amx_enable(0)
+        yield CpuBackend(library)
+        library.functions.amx_enable(library.has_amx)
+        return
+    yield _backend(request)
+
+
+def _backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "reference":
         return ReferenceBackend()
     if request.param == "triton":
@@ -141,6 +165,8 @@ def unchecked_models() -> Iterator[None]:
 
     The engine of `test_triton_engine.py` proves it; of other models all do.
     """
+    from loraserve.models import self_check
+
     with pytest.MonkeyPatch.context() as monkeypatch:
         if not HAS_GPU:
             monkeypatch.setattr(self_check, "require_equal", lambda *_: None)

@@ -111,6 +111,7 @@ def test_no_rows_at_all(backend, device):
     assert run(backend, inputs, scaling=0.25).shape == (0, 2, 16)
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype, options):

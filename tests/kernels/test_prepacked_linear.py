@@ -3,7 +3,6 @@ import weakref
 
 import pytest
 import torch
-from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from torch import Tensor
@@ -27,14 +26,6 @@ def make_linear(kind: str, weight: Tensor, bias: Tensor | None, request: pytest.
             pytest.skip("no packed kernel for this dtype on this CPU")
         return PackedLinear(weight, bias, library)
     return RowMajorLinear(weight, bias, request.getfixturevalue("cpu_library") if kind == "row-major" else None)
-
-
-@pytest.fixture
-def without_amx(cpu_library: CpuLibrary):
-    """The library as it is where a CPU has no AMX or the system does not allow it."""
-    cpu_library.functions.amx_enable(0)
-    yield cpu_library
-    cpu_library.functions.amx_enable(cpu_library.has_amx)
 
 
 @pytest.fixture(params=["packed", "prepacked", "row-major", "no-library"])
@@ -75,19 +66,19 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, s
         assert torch.equal(torch.cat([linear(part) for part in x.split(num_rows)]), whole)
 
 
+@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("shape", [*SHAPES, (80, 40)])
-def test_a_packed_weight_serves_with_and_without_amx(without_amx, assert_close, shape):
-    """The two paths of one library over one packed weight; where there is no AMX, the same path twice."""
+def test_packed_tiles_of_any_number_of_rows(cpu_library, assert_close, shape):
+    """Pairs of tiles, single tiles and partial ones, and more rows than an item has: right, and the same bits."""
     weight, bias = make_weight(shape, torch.bfloat16)
-    if packed_bytes(weight, without_amx) == 0:
+    if packed_bytes(weight, cpu_library) == 0:
         pytest.skip("no packed kernel for this dtype on this CPU")
-    linear = PackedLinear(weight, bias, without_amx)
-    for num_rows in (0, 1, 15, 16, 17, 31, 33, 300):
-        x = torch.randn(num_rows, shape[1], generator=torch.Generator().manual_seed(num_rows)).bfloat16()
-        expected = x.double() @ weight.double().T + bias.double()
-        for wanted in (0, 1):
-            without_amx.functions.amx_enable(wanted)
-            assert_close(linear(x), expected)
+    linear = PackedLinear(weight, bias, cpu_library)
+    x = torch.randn(330, shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    whole = linear(x)
+    assert_close(whole, x.double() @ weight.double().T + bias.double())
+    for num_rows in (1, 15, 17, 31, 33, 60, 64, 90, 200):
+        assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
 
 
 def test_the_weight_can_be_freed_after_packing():

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+from loraserve.models.forward import DirectForward
 from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
 from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
 from tests.support.tiny_models import save_tiny_model
@@ -35,7 +36,10 @@ def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_p
     }
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
     engine = make_engine(tmp_path / "model", backend="triton", device=triton_device)
-    assert engine.describe().backend == "triton"
+    description = engine.describe()
+    assert description.backend == "triton"
+    assert isinstance(engine._runner._model._forward, DirectForward), "a Llama's layers are fused, and called directly"
+    assert [note for note in description.notes if "not used" in note] == []
     digests = {None: None, **add_adapters(engine, adapters, tmp_path / "packed")}
 
     def requests(turn: str, names: list[str | None]) -> list:

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 from loraserve_adapters.errors import AdapterError
 
+from loraserve.engine import adapter_memory
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
+from tests.support.host_accelerator import HostAccelerator
 from tests.support.packed_adapters import TinyAdapter, make_adapter_memory
 
 ADAPTER = TinyAdapter(1, 1)
@@ -32,6 +34,19 @@ def test_an_adapter_can_be_used_from_its_load_to_its_unload(users: AdapterUsers,
     assert not memory.knows(DIGEST)
     assert users.take_unloaded() == [DIGEST]
     assert users.take_unloaded() == []
+
+
+def test_an_adapter_is_read_from_the_arrival_of_its_first_request_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anybody is scheduled: who acquires it first does not wait for its file."""
+    monkeypatch.setattr(adapter_memory, "UPLOAD_WAIT_S", 60)
+    memory = make_adapter_memory(4, accelerator=HostAccelerator())
+    users = AdapterUsers(memory)
+    users.load(DIGEST, str(ADAPTER.write(tmp_path)))
+    users.enter(DIGEST)
+    memory.wait_for_upload()
+    assert memory.try_acquire(DIGEST) is not None
 
 
 def test_an_unload_waits_for_the_last_user_and_lets_nobody_in(users: AdapterUsers, memory: AdapterMemory) -> None:
