@@ -1,6 +1,6 @@
 """What the engine asks of a GPU besides kernels: memory, events, a second stream and graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -148,3 +148,9 @@ def choose_device(requested: str, num_gpus: int) -> torch.device:
 def accelerator_of(device: torch.device) -> Accelerator | None:
     """None for a CPU, which needs none of it."""
     return CudaAccelerator(device) if device.type == "cuda" else None
+
+
+def upload_ids(ids: Iterable[int], device: torch.device) -> Tensor:
+    """int64, on the device for what is queued there from now on. From page-locked memory, so that nobody waits."""
+    on_host = torch.tensor(list(ids), dtype=torch.int64)
+    return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)

@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import torch
 from loraserve_kernels.sampling import SamplesOnDevice
 
 from loraserve.engine.adapter_memory import AdapterMemory
@@ -11,7 +12,8 @@ from loraserve.engine.adapter_users import AdapterUsers
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import DeviceSampler
 from loraserve.engine.endings import Endings
-from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.errors import EngineRequestError, EngineStepError
+from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import (
@@ -133,8 +135,17 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Compute one batch and return what every choice gained.
 
-        Where it can be, the next batch is queued before that one is waited for.
+        Where it can be, the next batch is queued before that one is waited for. Raises `EngineStepError` when the GPU's
+        memory does not suffice; the engine cannot go on then.
         """
+        try:
+            return self._step()
+        except torch.OutOfMemoryError as error:
+            raise EngineStepError(
+                f"the GPU's memory does not suffice for a step: {STEP_OUT_OF_MEMORY_ADVICE} ({error})"
+            ) from error
+
+    def _step(self) -> list[SequenceOutput]:
         outputs: list[SequenceOutput] = []
         step, self._in_flight = self._in_flight, None
         if step is None or not step.is_wanted:

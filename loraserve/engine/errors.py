@@ -7,6 +7,10 @@ class EngineStartError(Exception):
     """The engine cannot start; the message says what to change."""
 
 
+class EngineStepError(Exception):
+    """A step failed, and with it the engine; the message says what to change."""
+
+
 class EngineRequestError(Exception):
     """The request is refused; the engine is untouched."""
 

@@ -20,10 +20,12 @@ EDIT_BYTES = 8
 """A logit of every sequence: how often it has the token, and the logit edited, in float32."""
 COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 256, 257, 512)
 """Of one sequence: on both sides of where the kernels' tiles change their size."""
+_WHAT_TAKES_MEMORY = "--kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens"
 OUT_OF_MEMORY_ADVICE = (
-    "lower --max-model-len, --kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens, or raise "
-    "--gpu-memory-utilization if nothing else needs the GPU"
+    f"lower --max-model-len, {_WHAT_TAKES_MEMORY}, or raise --gpu-memory-utilization if nothing else needs the GPU"
 )
+STEP_OUT_OF_MEMORY_ADVICE = f"lower --gpu-memory-utilization, --max-num-seqs, {_WHAT_TAKES_MEMORY}"
+"""Once the engine runs: cache and adapters have their share, and what they left was too little."""
 
 
 class GpuMemory:

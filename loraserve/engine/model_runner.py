@@ -1,6 +1,6 @@
 """Runs steps on the model: owns the KV caches and the model's context."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
@@ -8,6 +8,7 @@ from loraserve_kernels.kv_float8 import indexable
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
+from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.decode_graphs import DecodeGraphs
 from loraserve.models.causal_model import CausalModel
@@ -72,14 +73,10 @@ class ModelRunner:
                 for cache in self._caches:
                     cache[destination].copy_(cache[source])
             elif origins:
-                sources, destinations = self._block_ids(origins.values()), self._block_ids(origins)
+                device = self._caches[0].device
+                sources, destinations = upload_ids(origins.values(), device), upload_ids(origins, device)
                 for cache in self._caches:  # two launches each, however many blocks
                     cache.index_copy_(0, destinations, cache.index_select(0, sources))
-
-    def _block_ids(self, blocks: Iterable[int]) -> Tensor:
-        on_host = torch.tensor(list(blocks))
-        device = self._caches[0].device
-        return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)
 
     def zero_blocks(self, blocks: Sequence[int]) -> None:
         """Wipe blocks that may hold non-finite values."""

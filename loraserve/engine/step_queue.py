@@ -4,6 +4,7 @@ import time
 
 from torch import Tensor
 
+from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
@@ -68,7 +69,8 @@ class StepQueue:
                 rows.append(end_row - 1)
         if not sequences:
             return StepInFlight([], Sampled([], [], []), num_rows)
-        logits = logits if rows == list(range(end_row)) else logits[rows]
+        if rows != list(range(end_row)):
+            logits = logits.index_select(0, upload_ids(rows, logits.device))
         sampling_rows = [sequence.row_to_sample(len(sequence.token_ids), self._eos) for sequence in sequences]
         queued = self._sampler.try_queue(logits, sampling_rows)
         return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows), num_rows)

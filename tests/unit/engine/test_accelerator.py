@@ -1,7 +1,12 @@
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
-from loraserve.engine.accelerator import accelerator_of, choose_device
+from loraserve.engine.accelerator import accelerator_of, choose_device, upload_ids
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,35 @@ def test_a_device_that_is_not_there_is_refused_with_what_is(requested: str, num_
 
 def test_a_cpu_needs_no_accelerator() -> None:
     assert accelerator_of(torch.device("cpu")) is None
+
+
+class PageLocked(TorchFunctionMode):
+    """Page-locks without a GPU, and notes how what is page-locked is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors: list[Tensor] = []
+        self.copies: list[tuple[list[int], Mapping[str, Any] | None]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.pin_memory:
+            self._tensors.append(args[0].clone())
+            return self._tensors[-1]
+        if func is Tensor.to and any(args[0] is tensor for tensor in self._tensors):
+            self.copies.append((args[0].tolist(), kwargs))
+        return func(*args, **kwargs or {})
+
+
+def test_ids_are_copied_to_a_device_without_a_wait() -> None:
+    with PageLocked() as page_locked:
+        on_device = upload_ids({5: 0, 2: 1}, torch.device("meta"))
+        on_host = upload_ids([5, 2], torch.device("cpu"))
+    assert page_locked.copies == [([5, 2], {"non_blocking": True})]
+    assert (on_device.device.type, on_device.shape, on_device.dtype) == ("meta", (2,), torch.int64)
+    assert (on_host.tolist(), on_host.dtype) == ([5, 2], torch.int64)

@@ -3,6 +3,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters.errors import AdapterError
@@ -10,7 +11,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve.engine.adapter_files import AdapterFiles
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
-from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
 from tests.support.hash_model import (
     BASE,
@@ -572,6 +573,23 @@ def test_an_engine_without_lora_refuses_adapters_and_serves_the_base(monkeypatch
     assert engine.take_unloaded() == ["digest"]
     engine.add_request(ask())
     assert run_to_idle(engine) == {("r", 0): answer(ask())}
+
+
+# ---- a device without memory
+
+
+def test_a_step_that_runs_out_of_memory_names_the_flags(
+    engine: Engine, runner: HashRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    engine.add_request(ask())
+    engine.step()
+    monkeypatch.setattr(runner, "forward", fail)
+    flags = "--gpu-memory-utilization, --max-num-seqs, .*--max-num-batched-tokens"
+    with pytest.raises(EngineStepError, match=rf"for a step: lower {flags} \(CUDA out of memory\. Tried"):
+        engine.step()
 
 
 # ---- statistics

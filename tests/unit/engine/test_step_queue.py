@@ -1,14 +1,21 @@
 """Steps queued ahead on a device that is behind the host give what steps one by one give."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from loraserve.engine import step_queue
+from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
@@ -16,7 +23,15 @@ from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
 from loraserve.engine.sampler import Sampled
 from loraserve.engine.step_in_flight import StepInFlight
 from tests.support.delayed_accelerator import DelayedAccelerator
-from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, make_hash_engine, run_to_idle
+from tests.support.hash_model import (
+    BASE,
+    LOGITS_SIZE,
+    Choice,
+    HashRunner,
+    expected_choice,
+    make_hash_engine,
+    run_to_idle,
+)
 from tests.support.host_accelerator import HostEvent
 from tests.support.manual_threads import use_manual_threads
 from tests.support.packed_adapters import TinyAdapter, make_adapter_memory
@@ -226,6 +241,40 @@ def test_no_kind_of_row_is_waited_for(engine: Engine, runner: HashRunner, params
         engine.add_request(request)
     assert run_to_idle(engine) == {(name, 0): answer(request) for name, request in asked.items()}
     assert runner.num_ahead == 12 - 1
+
+
+class NoHostIndex(TorchFunctionMode):
+    """Fails where logits are indexed with what is on the host, for which a device's owner waits."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__getitem__ and args[0].shape[-1:] == (LOGITS_SIZE,):
+            assert not isinstance(args[1], list | np.ndarray), "the host waits for the rows' numbers to be copied"
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("params", [replace(DRAWN, n=3), replace(GREEDY, prompt_logprobs=1)], ids=["forks", "prompt"])
+def test_the_rows_to_sample_are_picked_without_a_wait(
+    engine: Engine, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picked: list[list[int]] = []
+
+    def note(rows: list[int], device: torch.device) -> Tensor:
+        picked.append(rows)
+        return upload_ids(rows, device)
+
+    monkeypatch.setattr(step_queue, "upload_ids", note)
+    request = ask(params=params)
+    engine.add_request(request)
+    with NoHostIndex():
+        choices = run_to_idle(engine)
+    assert choices == {("r", index): answer(request, index=index) for index in range(params.n)}
+    assert picked == [[0, 0, 0] if params.n == 3 else [4]]
 
 
 # ---- who comes
