@@ -15,8 +15,8 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from loraserve.engine.engine import Engine
-from tests.inference.test_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, wrong_answers
 from tests.support.engines import run
+from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, wrong_answers
 from tests.support.tiny_adapters import reference_answers, without_adapter
 from tests.support.tiny_models import save_tiny_model
 

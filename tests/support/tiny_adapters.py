@@ -111,3 +111,29 @@ def reference_answers(
         answers[name] = reference_answer(peft_model.eval(), prompt, num_tokens, vocab_size)
         model = without_adapter(peft_model)
     return answers
+
+
+def forced_logits(
+    model: PreTrainedModel,
+    adapters: dict[str, Path],
+    prompts: dict[str | None, list[int]],
+    tokens: dict[str | None, list[int]],
+) -> dict[str | None, Tensor]:
+    """[len(tokens), vocab] each: PEFT's in the model's dtype, at each of the given tokens; None = the base model."""
+    logits: dict[str | None, Tensor] = {}
+    for name, prompt in prompts.items():
+        if name is None:
+            logits[name] = _forced(model, prompt, tokens[name])
+            continue
+        peft_model = PeftModel.from_pretrained(model, str(adapters[name]))
+        for parameter in peft_model.parameters():
+            parameter.data = parameter.data.to(model.dtype)
+        logits[name] = _forced(peft_model.eval(), prompt, tokens[name])
+        model = without_adapter(peft_model)
+    return logits
+
+
+def _forced(model: torch.nn.Module, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([[*prompt, *tokens[:-1]]]), use_cache=False).logits
+    return logits[0, -len(tokens) :].float()

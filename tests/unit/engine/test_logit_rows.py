@@ -1,4 +1,7 @@
-"""One contract for both implementations of `LogitRows`; the torch one runs on the CPU too."""
+"""One contract for both implementations of `LogitRows`; the torch one runs on the CPU too.
+
+On a GPU: `tests/inference/test_gpu_logit_rows.py`.
+"""
 
 import numpy as np
 import pytest
@@ -7,19 +10,14 @@ from loraserve_kernels.argmax import argmax_reference
 
 from loraserve.engine.logit_rows import DeviceRows, LogitRows, open_rows
 
-DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else []
+
+def open_device_rows(logits: torch.Tensor, vocab_size: int) -> LogitRows:
+    return DeviceRows(logits[:, :vocab_size])
 
 
-def open_device_rows(logits: torch.Tensor, vocab_size: int, device: str) -> LogitRows:
-    return DeviceRows(logits.to(device)[:, :vocab_size])
-
-
-@pytest.fixture(params=["numpy", "torch", *DEVICES])
+@pytest.fixture(params=["numpy", "torch"])
 def open_any(request):
-    if request.param == "numpy":
-        return open_rows
-    device = "cpu" if request.param == "torch" else request.param
-    return lambda logits, vocab_size: open_device_rows(logits, vocab_size, device)
+    return open_rows if request.param == "numpy" else open_device_rows
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

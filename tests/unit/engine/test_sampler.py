@@ -524,18 +524,3 @@ def test_real_vocabularies_do_not_change_that():
     for index, row in enumerate(rows):
         alone = sample(logits[index : index + 1].clone(), [row])
         assert (alone.token_ids[0], alone.logprobs[0]) == (together.token_ids[index], together.logprobs[index])
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_a_gpu_row_alone_is_the_row_in_a_batch_and_the_cpu_row():
-    params = [GREEDY, RANDOM, replace(RANDOM, top_p=0.9), replace(RANDOM, top_k=50), replace(RANDOM, min_p=0.01)]
-    logits = make_logits(40, 50257, scale=1.0)
-    rows = [make_row(replace(params[index % 5], logprobs=2), position=index) for index in range(40)]
-
-    together = sample(logits.cuda(), rows)
-
-    for index, row in enumerate(rows):
-        alone = sample(logits[index : index + 1].cuda(), [row])
-        assert (alone.token_ids[0], alone.logprobs[0]) == (together.token_ids[index], together.logprobs[index])
-    assert together.token_ids == sample(logits, rows).token_ids

@@ -1,0 +1,130 @@
+"""The oracle in bfloat16, on the CPU and on a GPU, on as few engines as its cases need.
+
+`test_oracle_float32_on_gpu.py` runs the same in float32; what float32 gives on the CPU is shown by `test_oracle.py`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from loraserve_kernels.cpu_backend import CpuBackend
+
+from loraserve.engine import adapter_arrival
+from loraserve.engine.engine import Engine
+from tests.support.engines import run
+from tests.support.peft_oracle import (
+    Oracle,
+    cached_tokens,
+    make_oracle,
+    plant,
+    run_one_by_one,
+    run_with_batch_mates,
+    wrong_answers,
+)
+from tests.support.tiny_models import CONFIGS, WINDOW
+
+ON_A_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+Place = tuple[str, str]
+"""Device and dtype."""
+MAX_NUM_SEQS = 8
+"""Of every engine: one for each prompt, and few graphs to record."""
+CHUNK = 32
+
+
+@dataclass(slots=True)
+class Served:
+    """One architecture's answers, and an engine in one place that is asked for them."""
+
+    oracle: Oracle
+    engine: Engine
+    digests: dict[str | None, str | None]
+
+    def wrong(self, prefix: str) -> dict[str | None, str]:
+        """Of a turn in which each digest is asked for."""
+        return wrong_answers(self.oracle, run(self.engine, self.oracle.requests(self.digests, prefix)), prefix)
+
+
+@pytest.fixture(scope="module", params=sorted(CONFIGS))
+def float32_oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(("cpu", "bfloat16"), id="cpu"),
+        pytest.param(("cuda", "bfloat16"), id="cuda", marks=ON_A_GPU),
+    ],
+)
+def place(request: pytest.FixtureRequest) -> Place:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def served(place: Place, float32_oracle: Oracle) -> Served:
+    return serve(float32_oracle, place, max_num_batched_tokens=CHUNK)
+
+
+def serve(float32_oracle: Oracle, place: Place, **overrides: object) -> Served:
+    oracle = float32_oracle.on(*place)
+    engine, digests = oracle.engine(max_num_seqs=MAX_NUM_SEQS, **overrides)
+    return Served(oracle, engine, digests)
+
+
+def test_engine_computes_in_its_place(served: Served) -> None:
+    description = served.engine.describe()
+    expected = ("cuda:0", "triton") if served.oracle.settings["device"] == "cuda" else ("cpu", "cpu")
+    assert (description.device, description.backend) == expected
+    assert description.dtype == served.oracle.settings["dtype"]
+
+
+def test_chunks_prefix_hits_and_batch_mates_equal_peft(served: Served) -> None:
+    """Three turns on one engine: in chunks, from its cache, and with others beside them that may be aborted."""
+    oracle, engine, digests = served.oracle, served.engine, served.digests
+    assert not served.wrong("first-")
+    assert max(engine.stats().recent_step_tokens) <= CHUNK
+    answers = run(engine, oracle.requests(digests, "second-"))
+    assert not wrong_answers(oracle, answers, "second-")
+    hits = {name: answers[f"second-{name}", 0].num_cached_tokens for name in oracle.prompts}
+    assert hits == cached_tokens(oracle)
+    assert not wrong_answers(oracle, run_with_batch_mates(oracle, engine, digests, "third-"), "third-")
+
+
+def test_preemption_and_eviction_mid_stream_equal_peft(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the cache nor the arena has room for all; each linear group comes to a GPU in a part of its own."""
+    monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
+    monkeypatch.setattr(adapter_arrival, "LARGEST_PART_BYTES", 1)
+    oracle = served.oracle
+    engine, digests = oracle.engine(
+        max_num_seqs=MAX_NUM_SEQS,
+        adapter_memory_bytes=oracle.largest_packed_bytes(),
+        **oracle.preempting(served.engine, num_spare_blocks=2),
+    )
+    answers = run_one_by_one(engine, oracle.requests(digests, "first-"))
+    answers |= run(engine, oracle.requests(digests, "second-"))
+    assert not wrong_answers(oracle, answers, "first-")
+    assert not wrong_answers(oracle, answers, "second-")
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_adapter_evictions > 0
+
+
+def test_oracle_notices_each_missing_adapter(served: Served) -> None:
+    """By the tolerance that leaves rounding alone, in every architecture."""
+    digests = {**served.digests, **dict.fromkeys(served.oracle.adapters)}
+    answers = run(served.engine, served.oracle.requests(digests, "missing-"))
+    assert set(wrong_answers(served.oracle, answers, "missing-")) == set(served.oracle.adapters)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dropped"),
+    [("mistral", "sliding_window"), ("gemma2", "sliding_window"), ("gemma3", "sliding_window"), ("gemma2", "softcap")],
+)
+def test_oracle_notices_a_dropped_attention_feature_in_bfloat16(
+    architecture: str, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuBackend, "decoder_layer", lambda *_: None)  # a fused layer has no attention call to change
+    served = serve(make_oracle(architecture, tmp_path), ("cpu", "bfloat16"))
+    plant(served.engine, monkeypatch, lambda kwargs: kwargs | {dropped: None})
+    longer_than_window = {name for name, prompt in served.oracle.prompts.items() if len(prompt) > WINDOW}
+    assert longer_than_window <= set(served.wrong("dropped-"))

@@ -1,0 +1,185 @@
+"""PEFT's answers in float32, one adapter at a time, and what is wrong with an engine's, in the dtype it computes in."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest
+from tests.support.engines import MIB, Answer, Answers, add_adapters, collect, greedy, make_engine, run
+from tests.support.tiny_adapters import Reference, forced_logits, reference_answers, save_adapters
+from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, save_tiny_model
+
+NUM_TOKENS = 10
+VOCAB_SIZE = 259
+LOGIT_TOLERANCE = 1e-4
+"""In float32, of the largest |logit|."""
+TIMES_THE_ROUNDING_OF_PEFT = 2.0
+"""In bfloat16, of what PEFT itself is off by when it computes the same tokens in bfloat16. Over the ten
+architectures the CPU's engine was off by 1.04 times that at most, one without its adapters by 3.4 times at least."""
+MARGIN = 10
+"""Of the tolerance. Where PEFT's own two best logits are closer than this, either token is right: each may be off by
+the tolerance times the largest |logit|, which is 5 and more."""
+PROMPT_LENGTHS = [5, 30, 17, 40, 9, 22, 70, 13]
+
+
+@dataclass(slots=True)
+class Oracle:
+    """One architecture: its model and adapters on disk, and PEFT's answers."""
+
+    folder: Path
+    model: Path
+    adapters: dict[str, Path]
+    prompts: dict[str | None, list[int]]
+    references: dict[str | None, Reference]
+    tolerance: float = LOGIT_TOLERANCE
+    settings: dict[str, object] = field(default_factory=dict)
+    """Of its engines: where and in which dtype they compute."""
+    packed: str = "packed"
+    """The folder in which they pack the adapters."""
+
+    def engine(self, **overrides: object) -> tuple[Engine, dict[str | None, str | None]]:
+        """An engine with all adapters, and the digest of each name."""
+        engine = make_engine(self.model, **self.settings | overrides)
+        return engine, {None: None, **add_adapters(engine, self.adapters, self.folder / self.packed)}
+
+    def requests(self, digests: dict[str | None, str | None], prefix: str = "") -> list[EngineRequest]:
+        return [
+            greedy(f"{prefix}{name}", prompt, NUM_TOKENS, digests[name], logprobs=VOCAB_SIZE)
+            for name, prompt in self.prompts.items()
+        ]
+
+    def on(self, device: str, dtype: str) -> "Oracle":
+        """The same answers, for engines that compute elsewhere."""
+        tolerance = LOGIT_TOLERANCE
+        if dtype == "bfloat16":
+            tolerance = TIMES_THE_ROUNDING_OF_PEFT * rounding_of_peft(self)
+        settings: dict[str, object] = {"device": device, "dtype": dtype}
+        if device != "cpu":
+            settings["adapter_host_memory_bytes"] = 8 * MIB
+        return replace(self, tolerance=tolerance, settings=settings, packed=f"packed-{device}-{dtype}")
+
+    def largest_packed_bytes(self) -> int:
+        """Of the adapters that an engine has packed: the smallest arena that takes each of them."""
+        return max(path.stat().st_size for path in (self.folder / self.packed).glob("*.packed"))
+
+    def preempting(self, engine: Engine, num_spare_blocks: int = 8) -> dict[str, object]:
+        """Settings of a cache for the longest sequence and some blocks more, told by an engine with `make_engine`'s."""
+        longest = max(len(prompt) for prompt in self.prompts.values()) + NUM_TOKENS
+        block_bytes = 8 * MIB // engine.stats().num_blocks
+        return {
+            "kv_cache_memory_bytes": (-(-longest // 16) + num_spare_blocks) * block_bytes,
+            "enable_prefix_caching": False,
+            "max_model_len": longest,
+        }
+
+
+def make_oracle(architecture: str, folder: Path) -> Oracle:
+    model = save_tiny_model(architecture, folder / "model")
+    adapters = save_adapters(model, folder / "adapters")
+    rng = random.Random(0)
+    # Beyond the original length transformers itself picks the long factors, as the engine does at any length.
+    extra = PHI3_ORIGINAL_LENGTH if architecture == "phi3" else 0
+    prompts: dict[str | None, list[int]] = {
+        name: [rng.randrange(256) for _ in range(length + extra)]
+        for name, length in zip([None, *adapters], PROMPT_LENGTHS, strict=True)
+    }
+    references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
+    return Oracle(folder, folder / "model", adapters, prompts, references)
+
+
+def rounding_of_peft(oracle: Oracle) -> float:
+    """The most by which PEFT's logits in bfloat16 differ from those in float32, of the largest |logit|."""
+    model = AutoModelForCausalLM.from_pretrained(oracle.model, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    tokens = {name: oracle.references[name].token_ids for name in oracle.prompts}
+    rounded = forced_logits(model, oracle.adapters, oracle.prompts, tokens)
+    return max(
+        logits_difference(reference.logits[i], rounded[name][i, :VOCAB_SIZE].log_softmax(dim=-1))
+        for name, reference in oracle.references.items()
+        for i in range(NUM_TOKENS)
+    )
+
+
+def logits_difference(expected: torch.Tensor, logprobs: torch.Tensor) -> float:
+    """Of log-probabilities from those of the expected logits, of the largest |logit|."""
+    row = expected[:VOCAB_SIZE]
+    return float((logprobs - torch.log_softmax(row, dim=-1)).abs().max() / row.abs().max())
+
+
+def differs(reference: Reference, answer: Answer, tolerance: float = LOGIT_TOLERANCE) -> str | None:
+    """What is wrong with the answer; None when it is right."""
+    if answer.error is not None:
+        return answer.error
+    if len(answer.token_ids) != len(reference.token_ids):
+        return f"{len(answer.token_ids)} tokens instead of {len(reference.token_ids)}"
+    for i, (expected, token_id) in enumerate(zip(reference.token_ids, answer.token_ids, strict=True)):
+        logprobs = torch.empty(VOCAB_SIZE)
+        for top_id, logprob in answer.logprobs[i].top:
+            logprobs[top_id] = logprob
+        difference = logits_difference(reference.logits[i], logprobs)
+        if not difference <= tolerance:
+            return f"logits at output {i} differ by {difference:.2g} of the largest"
+        if token_id != expected:
+            is_tie = reference.margin(i) < MARGIN * tolerance
+            return None if is_tie else f"output {i} is {token_id} instead of {expected}"
+    return None
+
+
+def wrong_answers(oracle: Oracle, answers: Answers, prefix: str = "") -> dict[str | None, str]:
+    found = {
+        name: differs(reference, answers[f"{prefix}{name}", 0], oracle.tolerance)
+        for name, reference in oracle.references.items()
+    }
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def run_all(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | None, str]]:
+    engine, digests = oracle.engine(**overrides)
+    return engine, wrong_answers(oracle, run(engine, oracle.requests(digests)))
+
+
+def run_one_by_one(engine: Engine, requests: Sequence[EngineRequest]) -> Answers:
+    """Each request comes while those before it run."""
+    answers: Answers = {}
+    for request in requests:
+        engine.add_request(request)
+        collect(answers, engine.step())
+    while engine.has_work():
+        collect(answers, engine.step())
+    return answers
+
+
+def run_with_batch_mates(oracle: Oracle, engine: Engine, digests: dict[str | None, str | None], prefix: str) -> Answers:
+    """Requests arrive at random steps beside others, of which some are aborted."""
+    rng = random.Random(7)
+    requests = oracle.requests(digests, prefix) + [
+        replace(request, request_id=f"mate-{request.request_id}", prompt_token_ids=request.prompt_token_ids[2:])
+        for request in oracle.requests(digests)
+    ]
+    rng.shuffle(requests)
+    answers: Answers = {}
+    while requests or engine.has_work():
+        for _ in range(rng.randrange(3)):
+            if requests:
+                engine.add_request(requests.pop())
+        collect(answers, engine.step())
+        if rng.random() < 0.2:
+            collect(answers, engine.abort(f"mate-{rng.choice([*oracle.prompts])}"))
+    return answers
+
+
+def cached_tokens(oracle: Oracle) -> dict[str | None, int]:
+    """How much of each prompt a second turn finds in the cache."""
+    return {name: (len(prompt) - 1) // 16 * 16 for name, prompt in oracle.prompts.items()}
+
+
+def plant(engine: Engine, monkeypatch: pytest.MonkeyPatch, change: Callable[[dict], dict]) -> None:
+    """Change the keyword arguments of every attention call; the engine must call it at each step and layer."""
+    backend = type(engine._runner._model._context.backend)
+    original = backend.paged_attention
+    monkeypatch.setattr(backend, "paged_attention", lambda *args, **kwargs: original(*args, **change(kwargs)))
