@@ -36,29 +36,17 @@ def triton_call(num_rows: int, seed: int) -> Call:
     return lambda: rotary_kv_write(*arguments)
 
 
-def triton_write_call(num_rows: int, seed: int) -> Call:
-    from loraserve_kernels.triton_ops.kv_write import kv_write
-
-    _, k, v, _, _, k_cache, v_cache, slots = make(num_rows, seed)
-    return lambda: kv_write(k, v, k_cache, v_cache, slots)
-
-
 def torch_call(num_rows: int, seed: int) -> Call:
     arguments = make(num_rows, seed)
     return lambda: rotary_kv_write_reference(*arguments)
 
 
 def cases() -> Iterator[Case]:
-    write_bytes = 2 * 4 * NUM_KV_HEADS * HEAD_DIM + 8
-    both_bytes = write_bytes + 2 * (2 * NUM_HEADS + 2) * HEAD_DIM
+    row_bytes = 2 * (2 * NUM_HEADS + 4 * NUM_KV_HEADS + 2) * HEAD_DIM + 8
     for num_rows in NUM_ROWS:
-        for name, arm, make_call, row_bytes in (
-            ("rotate and write", "triton", triton_call, both_bytes),
-            ("rotate and write", "torch", torch_call, both_bytes),
-            ("write", "triton", triton_write_call, write_bytes),
-        ):
+        for arm, make_call in (("triton", triton_call), ("torch", torch_call)):
             yield Case(
-                f"{name} T{num_rows}",
+                f"rotate and write T{num_rows}",
                 arm,
                 lambda seed, make_call=make_call, num_rows=num_rows: make_call(num_rows, seed),
                 num_rows * row_bytes,

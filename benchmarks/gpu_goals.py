@@ -138,9 +138,9 @@ def _idle(work: Work, size: int) -> Goal:
     count = work.adapter_counts(size)[-1]
 
     def measure(results: Results) -> float:
-        return results.decode(Arm.LORA, Figure.GPU_WAITS, size, count) * 1e3
+        return results.decode(Arm.LORA, Figure.GPU_WAITS_P50, size, count) * 1e3
 
-    where = f"B {size}, D {count}, profiled"
+    where = f"B {size}, D {count}, profiled, p50"
     return Goal("GPU waits for the host in a step", where, 60, 20, measure, smaller_is_better=True, unit=" µs")
 
 

@@ -6,6 +6,10 @@ triton, transformers, peft and pytest, and the repository's folders on PYTHONPAT
 
 Some parts can be named, to spread them over several runs into one file: make gpu ARGS="--only kernels engine". Where
 git does not know the commit, `--commit` says it.
+
+What has no result is named at the end, in the JSON (`not_run`, of the whole and of a part) and in the table's file.
+Exit code: 0 if all that was asked for ran in full, 1 if a part failed or its time was over, else 3 if no time was left
+for a part or for some of a part's cases. make ends with 2 for either and shows them as "Error 1" and "Error 3".
 """
 
 import argparse
@@ -18,10 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 from gpu.part import write_json
@@ -35,6 +41,9 @@ TOTAL_S = 520
 """Of a run; with its own start it stays below nine minutes."""
 GRACE_S = 25
 """For a part's start and its last case, beyond the seconds after which it starts no case."""
+FAILED = 1
+INCOMPLETE = 3
+"""Exit code; 2 is argparse's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +67,23 @@ class Outcome:
     seconds: float
     summary: str
     """The last line of its output."""
-    content: dict[str, object] = field(default_factory=dict)
-    """What it wrote."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What it wrote; `not_run` are those of its cases that it had no time for."""
 
 
 KERNEL_BUDGETS_S = {
     "paged_decode": 30,
-    "paged_prefill": 25,
     "lora_shrink": 20,
     "lora_expand": 20,
     "lora_linear": 20,
+    "paged_prefill": 25,
     "rms_norm": 10,
     "silu_mul": 5,
     "rotary_kv_write": 10,
+    "kv_write": 10,
     "sampling": 25,
 }
+"""In the order in which they run: when time is short, the last are left out."""
 
 
 def parts() -> list[Part]:
@@ -101,17 +112,19 @@ def main() -> None:
     commit = args.commit or git_commit()
     outcomes = read_outcomes(out, commit)
     end = time.monotonic() + args.total_s
+    left_out = []
     for part in parts():
         if args.only and part.kind not in args.only:
             continue
         seconds_left = int(end - time.monotonic())
         if seconds_left < 2 * GRACE_S:
             print(f"== {part.name}: left out, {max(0, seconds_left)} s are left", flush=True)
+            left_out.append(part.name)
             continue
         outcomes[part.name] = run_part(part, min(part.budget_s, seconds_left - GRACE_S))
         write_outcomes(out, commit, outcomes)
-    print_summary(out, outcomes)
-    sys.exit(any(outcome.exit_code for outcome in outcomes.values()))
+    print_summary(out, outcomes, left_out)
+    sys.exit(exit_code(outcomes, left_out))
 
 
 def run_part(part: Part, budget_s: int) -> Outcome:
@@ -155,19 +168,45 @@ def write_outcomes(path: Path, commit: str, outcomes: dict[str, Outcome]) -> Non
         "commit": commit,
         "machine": machine(),
         "versions": versions(),
+        "not_run": [part.name for part in parts() if part.name not in outcomes],
         "parts": [asdict(outcome) for outcome in outcomes.values()],
     }
     write_json(path, content)
-    path.with_suffix(".md").write_text(report(content))
+    path.with_suffix(".md").write_text(report(content) + without_results(content))
 
 
-def print_summary(path: Path, outcomes: dict[str, Outcome]) -> None:
+def without_results(content: Mapping[str, Any]) -> str:
+    """As Markdown, parts that did not run and those cut short with what they left out; empty if there are none."""
+    text = f"\nNot run: {_names(content['not_run'])}.\n" if content["not_run"] else ""
+    for part in content["parts"]:
+        left_out = part["content"].get("not_run", [])
+        if left_out:
+            text += f"\n`{part['name']}` was cut short, without: {_names(left_out)}.\n"
+        elif part["exit_code"] == -1:
+            text += f"\n`{part['name']}` was cut short.\n"
+    return text
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def exit_code(outcomes: Mapping[str, Outcome], left_out: Sequence[str]) -> int:
+    """left_out: parts that this run was to run."""
+    if any(outcome.exit_code for outcome in outcomes.values()):
+        return FAILED
+    is_cut_short = any(outcome.content.get("not_run") for outcome in outcomes.values())
+    return INCOMPLETE if left_out or is_cut_short else 0
+
+
+def print_summary(path: Path, outcomes: dict[str, Outcome], left_out: Sequence[str]) -> None:
     for outcome in outcomes.values():
         state = {0: "ok", -1: "time over"}.get(outcome.exit_code, f"failed ({outcome.exit_code})")
         print(f"{outcome.name:16} {state:12} {outcome.seconds:6.1f} s  {outcome.summary[:120]}")
     if outcomes:
-        print(f"\n{report(json.loads(path.read_text()))}")
-    print(f"written to {path}")
+        print(f"\n{path.with_suffix('.md').read_text()}\nwritten to {path}")
+    if left_out:
+        print(f"incomplete, no time was left for: {', '.join(left_out)}")
 
 
 def machine() -> dict[str, str | int]:

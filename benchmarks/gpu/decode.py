@@ -2,15 +2,18 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
 
 import torch
 from gpu.engine import checked, make_requests, share, step_times
-from gpu.record import Arm, Figure, Record
+from gpu.record import Arm, Figure, Record, spread
 from gpu.work import AdapterKind, Work
 
 from loraserve.engine.engine import Engine
+from loraserve.engine.request import EngineRequest
 
 LONG_GAP_US = 5.0
 """From a graph's node to the next the GPU needs less (1.5 to 2.5 µs for all of a small node): what is longer is the
@@ -19,25 +22,69 @@ WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize
 """What the host calls to wait for the GPU."""
 
 
-def closed_loop(
-    engine: Engine, work: Work, arm: Arm, batch_size: int, digests: Sequence[str], kind: AdapterKind
-) -> list[Record]:
-    """T1: all requests at once. The first round warms up: it compiles, and brings the adapters to the device."""
-    shared = share(digests, batch_size)
-    for request in make_requests(engine, shared, work.num_tokens, work.warm_tokens):
-        engine.add_request(request)
-    list(step_times(engine, batch_size))
-    for request in make_requests(engine, shared, work.num_tokens, work.num_tokens):
-        engine.add_request(request)
-    started = time.perf_counter()
-    times = list(step_times(engine, batch_size))[2:]  # the first one or two compute prompts
-    seconds = time.perf_counter() - started
-    about = (batch_size, len(digests), work.num_tokens, work.num_tokens)
-    return [
-        Record(arm, Figure.DECODE_STEP, *about, statistics.median(times) * 1e3, kind.name),
-        Record(arm, Figure.DECODE_STEP_P90, *about, statistics.quantiles(times, n=10)[-1] * 1e3, kind.name),
-        Record(arm, Figure.OUTPUT, *about, batch_size * work.num_tokens / seconds, kind.name),
-    ]
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the engines that take turns."""
+
+    engine: Engine
+    arm: Arm
+    digests: Sequence[str]
+    """None = the base model."""
+
+
+def closed_loops(sides: Sequence[Side], work: Work, batch_size: int, kind: AdapterKind) -> list[Record]:
+    """T1: all requests at once; then the engines take turns of some decode steps: A, B, B, A, ...
+
+    The first round warms up: it compiles, and brings the adapters to the device.
+    """
+    for side in sides:
+        for request in _requests(side, work, batch_size, work.warm_tokens):
+            side.engine.add_request(request)
+        list(step_times(side.engine, batch_size))
+    runs = [_Run(side, work, batch_size) for side in sides]
+    order = list(runs)
+    while any(run.side.engine.has_work() for run in runs):
+        for run in order:
+            run.take_turn()
+        order.reverse()
+    return [record for run in runs for record in run.records(kind)]
+
+
+class _Run:
+    def __init__(self, side: Side, work: Work, batch_size: int) -> None:
+        """Computes the prompts."""
+        self.side = side
+        self._work = work
+        self._batch_size = batch_size
+        self._times: list[float] = []
+        self._num_turns = 0
+        requests = _requests(side, work, batch_size, work.num_tokens)
+        started = time.perf_counter()
+        for request in requests:
+            side.engine.add_request(request)
+        next(step_times(side.engine, batch_size))
+        self._seconds = time.perf_counter() - started
+
+    def take_turn(self) -> None:
+        """Its first two steps do not count: a step of the other engine may be in flight, or one of prompts ends."""
+        started = time.perf_counter()
+        times = list(islice(step_times(self.side.engine, self._batch_size), self._work.turn_steps))[2:]
+        self._seconds += time.perf_counter() - started
+        self._times += times
+        self._num_turns += bool(times)
+
+    def records(self, kind: AdapterKind) -> list[Record]:
+        side, size, num_tokens = self.side, self._batch_size, self._work.num_tokens
+        about = (size, len(side.digests), num_tokens, num_tokens)
+        step = spread(side.arm, Figure.DECODE_STEP, about, [seconds * 1e3 for seconds in self._times])
+        return [
+            replace(step, adapters=kind.name, repeats=self._num_turns),
+            Record(side.arm, Figure.OUTPUT, *about, size * num_tokens / self._seconds, kind.name),
+        ]
+
+
+def _requests(side: Side, work: Work, batch_size: int, num_output: int) -> list[EngineRequest]:
+    return make_requests(side.engine, share(side.digests, batch_size), work.num_tokens, num_output)
 
 
 def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests: Sequence[str]) -> list[Record]:
@@ -82,7 +129,10 @@ class TraceEvent:
 
 
 def per_step(events: Sequence[TraceEvent], seconds: float, num_steps: int) -> dict[Figure, float]:
-    """seconds: of all steps together. Two at least."""
+    """seconds: of all steps together. Two at least.
+
+    No median of the waits where no name tells the steps apart.
+    """
     on_gpu = [event for event in events if event.is_on_gpu]
     intervals = [(event.start, event.end) for event in on_gpu]
     waited_us = sum(event.end - event.start for event in events if not event.is_on_gpu and event.name in WAITS)
@@ -92,7 +142,28 @@ def per_step(events: Sequence[TraceEvent], seconds: float, num_steps: int) -> di
         Figure.GPU_WAITS: waits_us(intervals) / 1e3 / (num_steps - 1),
         Figure.UPLOADS: sum("HtoD" in event.name for event in on_gpu) / num_steps,
         Figure.LAUNCHES: len(on_gpu) / num_steps,
+        **(
+            {Figure.GPU_WAITS_P50: statistics.median(waits) / 1e3}
+            if (waits := step_waits_us(on_gpu, num_steps))
+            else {}
+        ),
     }
+
+
+def step_waits_us(on_gpu: Sequence[TraceEvent], num_steps: int) -> list[float]:
+    """Of each whole step what `waits_us` is of all, from one event that every step has once to the next.
+
+    A step in flight when the profile begins or ends may add one. Empty where there is no such event.
+    """
+    on_gpu = sorted(on_gpu, key=lambda event: event.start)
+    counts = Counter(event.name for event in on_gpu)
+    of_steps = [event.name for event in on_gpu if abs(counts[event.name] - num_steps) <= 1]
+    if not of_steps:
+        return []
+    marker = min(of_steps, key=lambda name: abs(counts[name] - num_steps))
+    marks = [index for index, event in enumerate(on_gpu) if event.name == marker]
+    steps = [on_gpu[first : last + 1] for first, last in pairwise(marks)]
+    return [waits_us([(event.start, event.end) for event in step]) for step in steps]
 
 
 def waits_us(intervals: Sequence[tuple[float, float]]) -> float:

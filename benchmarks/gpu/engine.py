@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 
 import torch
-from gpu.llama import adapter_bytes, num_adapter_matrices, save_adapter
+from gpu.llama import adapter_bytes, kv_bytes_per_token, num_adapter_matrices, save_adapter
 from gpu.work import AdapterKind, Work
 from loraserve_adapters.pack import load_and_pack
 from loraserve_adapters.packed import ALIGNMENT_BYTES
@@ -21,11 +21,15 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams, SequenceOutput
 
+BLOCK_TOKENS = 16
+"""Of a block of the KV cache: a sequence's last one is filled in part."""
+
 
 def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, enable_lora: bool) -> Engine:
     """The folder gets configuration and tokenizer. Raises `EngineStartError`.
 
-    The device holds as many adapters as a batch has at most; the host as many more as are measured from there.
+    The device holds as many adapters as a batch of `work.kind` has at most, the host as many more as are measured from
+    there. Their KV cache leaves room for a second engine.
     """
     if not folder.exists():
         config.save_pretrained(folder)
@@ -39,19 +43,32 @@ def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, 
         device=device,
         max_num_seqs=work.max_batch_size,
         max_num_batched_tokens=work.max_num_batched_tokens,
-        kv_cache_memory_bytes=work.kv_cache_memory_bytes,
+        kv_cache_memory_bytes=work.kv_cache_memory_bytes or _kv_cache_bytes(config, work),
         enable_prefix_caching=False,
         enable_lora=enable_lora,
-        adapter_memory_bytes=work.max_adapters * adapter if enable_lora else None,
+        seed=work.seed,
+        adapter_memory_bytes=arena_bytes(config, work) if enable_lora else None,
         adapter_host_memory_bytes=num_on_host * adapter if enable_lora and device != "cpu" else None,
     )
     return Engine(settings, lambda *_: None)
 
 
+def _kv_cache_bytes(config: LlamaConfig, work: Work) -> int:
+    """A quarter more than the most tokens that are there at once."""
+    decoded = work.max_batch_size * 2 * work.num_tokens
+    tokens = max(decoded, *(each.batch_size * each.prompt_tokens for each in work.prefills), *work.cold_prompts)
+    return (tokens * 5 // 4 + work.max_batch_size * BLOCK_TOKENS) * kv_bytes_per_token(config)
+
+
+def arena_bytes(config: LlamaConfig, work: Work) -> int:
+    return work.max_adapters * _packed_bytes(config, work.kind)
+
+
 def folder_bytes(config: LlamaConfig, work: Work) -> int:
-    """At most, of the adapters' files that there are at a time; of each rank there are two that all are made from."""
+    """At most, of the adapters' files that there are at a time, without those on disk; of each rank there are two that
+    all are made from."""
     kind = work.kind
-    num_adapters = kind.num_adapters + 2 * (work.num_cold_adapters + len(kind.lora_ranks))
+    num_adapters = kind.num_adapters + work.num_cold_adapters + 2 * len(kind.lora_ranks)
     others = [
         (other.num_adapters + 2 * len(other.lora_ranks)) * _packed_bytes(config, other) for other in work.other_kinds
     ]
@@ -63,23 +80,25 @@ def _packed_bytes(config: LlamaConfig, kind: AdapterKind) -> int:
     return int(adapter_bytes(config, kind)) + num_adapter_matrices(config) * ALIGNMENT_BYTES
 
 
-def add_adapters(engine: Engine, config: LlamaConfig, kind: AdapterKind, folder: Path, count: int) -> list[str]:
-    """Digests of `count` adapters, those of a rank with the same matrices; each is a file and, when used, device memory
-    of its own.
+def add_adapters(
+    engine: Engine, config: LlamaConfig, kind: AdapterKind, folder: Path, count: int, first: int = 0
+) -> dict[str, Path]:
+    """Files of `count` adapters by digest, those of a rank with the same matrices; each is a file and, when used,
+    device memory of its own.
 
-    The host's memory takes the first ones, as long as it has room.
+    first: another number makes other adapters. The host's memory takes the first ones, as long as it has room.
     """
     packed_folder, layout = folder / "packed", engine.describe().layout
     sources = []
     for lora_rank in kind.lora_ranks:
         save_adapter(config, kind, lora_rank, folder / f"r{lora_rank}")
         sources.append(load_and_pack(folder / f"r{lora_rank}", layout, packed_folder))
-    digests = [sha256(f"{kind.name} {index}".encode()).hexdigest() for index in range(count)]
-    for digest, packed in zip(digests, cycle(sources), strict=False):
-        path = packed_folder / packed_file_name(digest, layout)
+    digests = [sha256(f"{kind.name} {index}".encode()).hexdigest() for index in range(first, first + count)]
+    paths = {digest: packed_folder / packed_file_name(digest, layout) for digest in digests}
+    for (digest, path), packed in zip(paths.items(), cycle(sources), strict=False):
         write_packed(replace(packed, digest=digest), path)
         engine.load_adapter(digest, str(path))
-    return digests
+    return paths
 
 
 def remove_adapters(engine: Engine, digests: Iterable[str], folder: Path) -> None:

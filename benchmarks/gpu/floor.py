@@ -15,6 +15,7 @@ def machine_records(config: LlamaConfig, work: Work, device: str) -> list[Record
     return [
         Record(Arm.MACHINE, Figure.COPY_BANDWIDTH, 0, 0, 0, 0, copy / 1e9),
         Record(Arm.MACHINE, Figure.READ_BANDWIDTH, 0, 0, 0, 0, read / 1e9),
+        Record(Arm.MACHINE, Figure.ADAPTER_BYTES, 0, 1, 0, 0, adapter_bytes(config, work.kind)),
         Record(Arm.MACHINE, Figure.ADAPTER_COPY, 0, 1, 0, 0, copy_ms),
         *floor_records(config, work, max(copy, read)),
     ]
@@ -30,7 +31,11 @@ def floor_records(config: LlamaConfig, work: Work, bytes_per_s: float) -> list[R
 
     return [
         *(record(size, count, work.kind) for size in work.batch_sizes for count in work.adapter_counts(size)),
-        *(record(work.max_adapters, kind.num_adapters, kind) for kind in work.other_kinds),
+        *(
+            record(size, kind.num_of_batch(size), kind)
+            for kind in work.other_kinds
+            for size in work.batch_sizes_of(kind)
+        ),
     ]
 
 

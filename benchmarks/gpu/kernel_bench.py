@@ -50,17 +50,18 @@ def run_bench(bench: str, make_cases: Callable[[], Iterable[Case]]) -> None:
     ceilings = measure_ceilings()
     print_ceilings(ceilings)
     print(f"{'case':44} {'arm':12} {'us':>9} {'floor us':>9} {'over us':>9} {'GB/s':>6} {'of copy':>8}")
+    cases = [case for case in make_cases() if args.only in f"{case.name} {case.arm}"]
     results: list[Measured] = []
-    for case in make_cases():
-        if args.only not in f"{case.name} {case.arm}":
-            continue
+    if args.json:
+        write_results(args.json, ceilings, results, cases)
+    for case in cases:
         if time.monotonic() > end:
             print(f"{case.name:44} {case.arm:12} not measured: {args.budget_s:.0f} s are over")
             continue
         results.append(measure(bench, case, ceilings))
         print_line(results[-1], ceilings)
         if args.json:  # after each case, so that a run that is cut short keeps what it measured
-            write_results(args.json, ceilings, results)
+            write_results(args.json, ceilings, results, cases)
 
 
 def measure(bench: str, case: Case, ceilings: Ceilings) -> Measured:
@@ -96,5 +97,9 @@ def print_line(measured: Measured, ceilings: Ceilings) -> None:
     )
 
 
-def write_results(path: Path, ceilings: Ceilings, results: Sequence[Measured]) -> None:
-    write_json(path, {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results]})
+def write_results(path: Path, ceilings: Ceilings, results: Sequence[Measured], cases: Sequence[Case]) -> None:
+    """The results are those of the first cases, in order."""
+    not_run = [f"{case.name}, {case.arm}" for case in cases[len(results) :]]
+    write_json(
+        path, {"ceilings": asdict(ceilings), "results": [asdict(result) for result in results], "not_run": not_run}
+    )

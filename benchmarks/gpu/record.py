@@ -1,6 +1,7 @@
 """Measurements of the engine and of its rivals on a GPU, and the file that `gpu_suite.py` collects them from."""
 
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,13 +24,16 @@ class Arm(StrEnum):
 
 class Figure(StrEnum):
     DECODE_STEP = "decode step ms"
-    DECODE_STEP_P90 = "decode step p90 ms"
     OUTPUT = "output tokens/s"
     PREFILL = "prefill ms"
     """From the arrival of all requests until each has its first token."""
-    FROM_FILE = "first token, adapter in its file ms"
-    FROM_FILE_ADDS = "an adapter in its file adds ms"
+    FIRST_TOKEN = "first token, adapter on the GPU ms"
+    FROM_DISK = "first token, adapter on disk ms"
+    """Its file's pages were dropped from the page cache."""
+    FROM_DISK_ADDS = "an adapter on disk adds ms"
     """To the time to the first token with the same adapter once it is on the GPU."""
+    FROM_FILE = "first token, adapter in page cache ms"
+    FROM_FILE_ADDS = "an adapter in the page cache adds ms"
     FROM_HOST = "first token, adapter on the host ms"
     FROM_HOST_ADDS = "an adapter on the host adds ms"
     PROFILED_STEP = "profiled step ms"
@@ -37,11 +41,17 @@ class Figure(StrEnum):
     """In which it does not wait for the GPU."""
     GPU_BUSY = "GPU busy ms a step"
     GPU_WAITS = "GPU waits for the host ms a step"
+    """On average."""
+    GPU_WAITS_P50 = "GPU waits for the host ms p50"
+    """Over the steps."""
     UPLOADS = "copies to the GPU a step"
     LAUNCHES = "kernels and copies a step"
     COPY_BANDWIDTH = "copy GB/s"
     READ_BANDWIDTH = "read GB/s"
+    ADAPTER_BYTES = "bytes of one adapter"
     ADAPTER_COPY = "copy of one adapter to the GPU ms"
+    FILE_READ = "its file read from the page cache ms"
+    DISK_READ = "its file read from disk ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +67,46 @@ class Record:
     """Of each request, as `output_tokens`."""
     output_tokens: int
     value: float
-    """In the unit that the figure names."""
+    """In the unit that the figure names; the median where there are several."""
     adapters: str = RANK_16.name
     """Which of the `AdapterKind`s."""
+    p10: float | None = None
+    p90: float | None = None
+    repeats: int = 1
 
 
-def keep(records: Iterable[Record], path: Path | None) -> None:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What was not measured, and why."""
+
+    what: str
+    why: str
+
+
+def spread(arm: Arm, figure: Figure, about: tuple[int, int, int, int], values: Sequence[float]) -> Record:
+    """Of repeats; one value has no spread."""
+    deciles = statistics.quantiles(values, n=10, method="inclusive") if len(values) > 1 else None
+    p10, p90 = (deciles[0], deciles[-1]) if deciles else (None, None)
+    return Record(arm, figure, *about, statistics.median(values), p10=p10, p90=p90, repeats=len(values))
+
+
+def keep(records: Iterable[Record | LeftOut], path: Path | None, seed: int | None = None) -> None:
     """Print each, and write all after each, so that a run that is cut short keeps what it measured."""
-    kept = []
+    kept, left_out = [], []
     for record in records:
-        kept.append(asdict(record))
-        print(
-            f"{record.arm:12} B{record.batch_size:<3} D{record.num_adapters:<3} {record.adapters:11} "
-            f"{record.prompt_tokens:5} in {record.output_tokens:4} out  {record.figure:36} {record.value:10.3f}",
-            flush=True,
-        )
+        if isinstance(record, LeftOut):
+            left_out.append(asdict(record))
+            print(f"left out: {record.what}: {record.why}", flush=True)
+        else:
+            kept.append(asdict(record))
+            _print(record)
         if path:
-            write_json(path, {"results": kept})
+            write_json(path, {"seed": seed, "results": kept, "left_out": left_out})
+
+
+def _print(record: Record) -> None:
+    print(
+        f"{record.arm:12} B{record.batch_size:<3} D{record.num_adapters:<3} {record.adapters:11} "
+        f"{record.prompt_tokens:5} in {record.output_tokens:4} out  {record.figure:36} {record.value:10.3f}",
+        flush=True,
+    )

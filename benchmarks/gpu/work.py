@@ -24,6 +24,11 @@ class AdapterKind:
     linears: tuple[str, ...] = tuple(ALL_LINEAR)
     num_adapters: int = 64
     """Distinct ones of a batch, at most."""
+    batch_sizes: tuple[int, ...] = ()
+    """Of one decode measurement each; none = one of `Work.max_adapters`."""
+
+    def num_of_batch(self, batch_size: int) -> int:
+        return min(batch_size, self.num_adapters)
 
     def mean(self, values: Sequence[float]) -> float:
         """Of an adapter; values: by rank."""
@@ -34,10 +39,12 @@ RANK_16 = AdapterKind("r16", (16,))
 ATTENTION = AdapterKind("r16 qkvo", (16,), ("q_proj", "k_proj", "v_proj", "o_proj"))
 OTHER_KINDS = (
     ATTENTION,
-    AdapterKind("r8", (8,)),
+    AdapterKind("r64", (64,), num_adapters=16),
+    AdapterKind("r8", (8,), num_adapters=128, batch_sizes=(64, 128)),
     AdapterKind("r8/16/32/64", (8, 16, 32, 64), num_adapters=32),
+    AdapterKind("r4", (4,), num_adapters=256, batch_sizes=(256,)),
 )
-"""As many as have room in the bytes of all of `RANK_16`."""
+"""As many as have room in the bytes of all of `RANK_16`, so that large batches too have an adapter for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,11 @@ class Work:
     kind: AdapterKind = RANK_16
     """Of which the device holds as many as a batch has at most."""
     other_kinds: tuple[AdapterKind, ...] = OTHER_KINDS
-    """For one decode measurement each, of a batch of `max_adapters`."""
+    """For decode measurements of their own."""
+    seed: int = 0
+    """Of weights and prompts."""
+    turn_steps: int = 12
+    """Decode steps of an engine until the other one's turn."""
     dtype: str = "bfloat16"
     max_num_batched_tokens: int = 2048
     kv_cache_memory_bytes: int | None = None
@@ -57,8 +68,8 @@ class Work:
     """The second takes four steps, each with four adapters."""
     prefill_repeats: int = 5
     cold_prompts: tuple[int, ...] = (16, 512, 2048)
-    cold_repeats: int = 3
-    """Each with one adapter of its own on the host and one in its file."""
+    cold_repeats: int = 5
+    """Each with one adapter of its own on the host, one in the page cache and one on disk."""
     warm_tokens: int = 8
     profiled_steps: int = 24
     probe_bytes: int = 1 << 30
@@ -80,6 +91,9 @@ class Work:
     def mean_context(self) -> float:
         """Keys a row sees in a decode step: the second token is computed with one more than the prompt has."""
         return self.num_tokens + self.num_tokens / 2
+
+    def batch_sizes_of(self, kind: AdapterKind) -> tuple[int, ...]:
+        return kind.batch_sizes or (self.max_adapters,)
 
     def adapter_counts(self, batch_size: int) -> list[int]:
         most = min(batch_size, self.max_adapters)

@@ -156,4 +156,5 @@ def test_every_arm_of_a_kernels_benchmark_runs(
     kernel_bench.run_bench(name, lambda: cases)
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["ceilings"] == asdict(ceilings)
+    assert content["not_run"] == []
     assert [(each["name"], each["arm"]) for each in content["results"]] == [(case.name, case.arm) for case in cases]

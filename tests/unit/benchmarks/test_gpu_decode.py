@@ -1,6 +1,12 @@
+from collections.abc import Iterator
+from typing import cast
+
 import pytest
-from gpu.decode import LONG_GAP_US, TraceEvent, per_step, waits_us
-from gpu.record import Figure
+from gpu.decode import LONG_GAP_US, Side, TraceEvent, closed_loops, per_step, step_waits_us, waits_us
+from gpu.record import Arm, Figure
+from gpu.work import RANK_16, Work
+
+from loraserve.engine.engine import Engine
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,63 @@ def test_the_hosts_time_is_what_it_does_not_wait_for_the_gpu() -> None:
         Figure.HOST: pytest.approx((1.5 - 0.49 - 0.51) / 2),
         Figure.GPU_BUSY: pytest.approx((0.01 + 0.5 + 0.5) / 2),
         Figure.GPU_WAITS: pytest.approx(0.2),
+        Figure.GPU_WAITS_P50: pytest.approx(0.2),
         Figure.UPLOADS: 0.5,
         Figure.LAUNCHES: 1.5,
     }
+
+
+def test_the_typical_wait_is_not_that_of_one_long_step() -> None:
+    waits, events, end = [10.0, 20.0, 1000.0, 30.0], [], 0.0
+    for wait in [*waits, 0.0]:
+        upload, kernels = TraceEvent("Memcpy HtoD", end, end + 5, True), []
+        for name in ("a kernel", "a kernel", "another kernel"):
+            start = kernels[-1].end if kernels else upload.end
+            kernels.append(TraceEvent(name, start, start + 50, True))
+        events += [*kernels[::-1], upload]
+        end = kernels[-1].end + wait
+    assert step_waits_us(events, 5) == waits
+    figures = per_step(events, seconds=2e-3, num_steps=5)
+    assert figures[Figure.GPU_WAITS_P50] == pytest.approx(0.025)
+    assert figures[Figure.GPU_WAITS] == pytest.approx(sum(waits) / 4 / 1e3)
+    # One was in flight when the profile began.
+    assert step_waits_us(events, 4) == waits
+
+
+def test_steps_that_nothing_tells_apart_have_no_typical_wait() -> None:
+    events = [TraceEvent("a kernel", start, start + 10, True) for start in range(0, 1000, 100)]
+    assert step_waits_us(events, 3) == []
+    assert Figure.GPU_WAITS_P50 not in per_step(events, seconds=1e-3, num_steps=3)
+
+
+class FakeEngine:
+    """Of one request, which is how many steps it takes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_left = 0
+
+    def add_request(self, num_steps: int) -> None:
+        self.num_left = num_steps
+
+    def has_work(self) -> bool:
+        return self.num_left > 0
+
+
+def test_engines_decode_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    def step_times(engine: FakeEngine, _: int) -> Iterator[float]:
+        while engine.has_work():
+            engine.num_left -= 1
+            steps.append(engine.name)
+            yield float(len(steps))
+
+    monkeypatch.setattr("gpu.decode.make_requests", lambda _engine, _digests, _num_prompt, num_output: [num_output])
+    monkeypatch.setattr("gpu.decode.step_times", step_times)
+    sides = [Side(cast(Engine, FakeEngine(name)), arm, []) for name, arm in (("A", Arm.NO_LORA), ("B", Arm.LORA))]
+    base, _, with_lora, _ = closed_loops(sides, Work(num_tokens=7, warm_tokens=1, turn_steps=3), 64, RANK_16)
+    assert "".join(steps) == "AB" + "AB" + "AAABBB" + "BBBAAA"
+    # The third step of each turn counts.
+    assert (base.arm, base.value, base.repeats) == (Arm.NO_LORA, (7 + 16) / 2 * 1e3, 2)
+    assert (with_lora.arm, with_lora.value, with_lora.repeats) == (Arm.LORA, (10 + 13) / 2 * 1e3, 2)

@@ -58,3 +58,11 @@ def test_floors_stand_beside_the_steps_they_belong_to() -> None:
     (record, *_) = floor_records(llama_8b(), Work(), 4e12)
     assert (record.arm, record.figure) == (Arm.FLOOR, Figure.DECODE_STEP)
     assert (record.prompt_tokens, record.output_tokens) == (128, 128)
+
+
+def test_all_kinds_have_room_where_those_of_rank_16_have() -> None:
+    config, work = llama_8b(), Work()
+    floors = {(each.batch_size, each.num_adapters, each.adapters) for each in floor_records(config, work, 4e12)}
+    assert {(64, 16, "r64"), (128, 128, "r8"), (256, 256, "r4")} <= floors
+    room = work.max_adapters * adapter_bytes(config, work.kind)
+    assert all(kind.num_adapters * adapter_bytes(config, kind) <= room for kind in work.other_kinds)

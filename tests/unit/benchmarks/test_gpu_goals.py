@@ -35,7 +35,7 @@ ENGINE = [
     Record(Arm.NO_LORA, Figure.PREFILL, 1, 0, 2048, 1, 40.0),
     Record(Arm.LORA, Figure.PREFILL, 1, 1, 2048, 1, 42.0),
     Record(Arm.LORA, Figure.HOST, 64, 64, TOKENS, 32, 0.125),
-    Record(Arm.LORA, Figure.GPU_WAITS, 64, 64, TOKENS, 32, 0.040),
+    Record(Arm.LORA, Figure.GPU_WAITS_P50, 64, 64, TOKENS, 32, 0.040),
     Record(Arm.LORA, Figure.FROM_HOST_ADDS, 1, 1, 16, 1, 2.0),
     Record(Arm.LORA, Figure.FROM_HOST_ADDS, 1, 1, 512, 1, 1.5),
 ]
@@ -97,7 +97,7 @@ def test_every_goal_is_worked_out_of_what_was_measured() -> None:
         *(("decode attention / bandwidth", case, "**80 %**", "yes") for case in ATTENTION_CASES),
         ("LoRA adds to prefill", "1 x 2048 tokens, D 1", "**5 %**", "yes"),
         ("host time of a step", "B 64, D 64, profiled", "**0.125 ms**", "stretch"),
-        ("GPU waits for the host in a step", "B 64, D 64, profiled", "**40 µs**", "yes"),
+        ("GPU waits for the host in a step", "B 64, D 64, profiled, p50", "**40 µs**", "yes"),
         ("cold adapter adds / its copy alone", "prompt of 512", "**0.75**", "no"),
     ]
 
@@ -135,7 +135,7 @@ def test_large_batches_have_a_goal_for_the_hosts_time_alone() -> None:
     where = {(row[0], row[1], row[2]) for row in rows(goals_table(results(), Work())) if "256" in row[1]}
     assert where == {
         ("host time of a step", "B 256, D 64, profiled", "≤ 1.2 ms"),
-        ("GPU waits for the host in a step", "B 256, D 64, profiled", "≤ 60 µs"),
+        ("GPU waits for the host in a step", "B 256, D 64, profiled, p50", "≤ 60 µs"),
         ("decode attention / bandwidth", "decode 64 x 256 .. 8192", "≥ 75 %"),
     }
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu.record import Arm, Figure, Record, keep
+from gpu.record import Arm, Figure, LeftOut, Record, keep, spread
 from gpu.results import NotMeasured, Results
 
 STEP = Record(Arm.LORA, Figure.DECODE_STEP, 64, 8, 128, 128, 4.5)
@@ -31,3 +31,19 @@ def test_what_was_measured_before_a_failure_is_kept_and_found(tmp_path: Path) ->
 def test_every_record_is_printed_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
     keep([STEP], None)
     assert capsys.readouterr().out.split() == "lora B64 D8 r16 128 in 128 out decode step ms 4.500".split()
+
+
+def test_what_was_left_out_and_the_seed_stand_beside_the_results(tmp_path: Path) -> None:
+    keep([STEP, LeftOut("r64", "no memory")], tmp_path / "results.json", seed=3)
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content["seed"] == 3
+    assert content["left_out"] == [{"what": "r64", "why": "no memory"}]
+    assert len(content["results"]) == 1
+
+
+def test_repeats_are_told_by_their_median_and_deciles() -> None:
+    about = (1, 0, 16, 1)
+    record = spread(Arm.LORA, Figure.PREFILL, about, [float(value) for value in range(10, -1, -1)])
+    assert (record.value, record.p10, record.p90, record.repeats) == (5.0, 1.0, 9.0, 11)
+    single = spread(Arm.LORA, Figure.PREFILL, about, [2.0])
+    assert (single.value, single.p10, single.p90, single.repeats) == (2.0, None, None, 1)

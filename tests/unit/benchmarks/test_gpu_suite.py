@@ -1,9 +1,14 @@
 """What of the GPU suite can be shown without a GPU: its bookkeeping."""
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gpu_suite
-from gpu_suite import Outcome, Part, read_outcomes, run_part, write_outcomes
+import pytest
+from gpu_suite import GRACE_S, TOTAL_S, Outcome, Part, read_outcomes, run_part, write_outcomes
 
 SUITE = Path(gpu_suite.__file__)
 
@@ -79,3 +84,116 @@ def test_the_most_that_parts_may_take_leaves_time_for_all_that_a_goal_is_about()
         if each.name == "paged_decode":
             break
     assert seconds <= gpu_suite.TOTAL_S < 9 * 60
+
+
+def test_what_the_goals_need_is_measured_before_the_other_kernels():
+    names = [part.name for part in gpu_suite.parts() if part.kind == "kernels"]
+    assert names[:4] == ["paged_decode", "lora_shrink", "lora_expand", "lora_linear"]
+
+
+class Suite:
+    """Runs `main` of the suite; each part takes the time that it is let, and comes to what `outcomes` says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now = 0.0
+        self.share = 1.0
+        """Of the time that a part is let."""
+        self.outcomes: dict[str, tuple[int, dict[str, Any]]] = {}
+        """(exit code, content); else 0 and no content."""
+        self.ran: list[str] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def run_part(self, part: Part, budget_s: int) -> Outcome:
+        self.ran.append(part.name)
+        self.now += self.share * (budget_s + GRACE_S)
+        exit_code, content = self.outcomes.get(part.name, (0, {}))
+        return Outcome(part.name, exit_code, 1.0, "done", content)
+
+    def exit_code(self, *arguments: str) -> int:
+        self.now, self.ran = 0.0, []
+        sys.argv = ["gpu_suite.py", "--out", str(self.path), "--commit", "abc", *arguments]
+        with pytest.raises(SystemExit) as exit_info:
+            gpu_suite.main()
+        return int(exit_info.value.code or 0)
+
+    def content(self) -> dict[str, Any]:
+        return json.loads(self.path.read_text())
+
+    def table(self) -> str:
+        return self.path.with_suffix(".md").read_text()
+
+
+@pytest.fixture
+def suite(tmp_path, monkeypatch):
+    suite = Suite(tmp_path / "gpu.json")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(gpu_suite, "time", suite)
+    monkeypatch.setattr(gpu_suite, "run_part", suite.run_part)
+    monkeypatch.setattr(gpu_suite, "machine", lambda: {"gpu": "a GPU"})
+    monkeypatch.setattr(gpu_suite, "torch", SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True)))
+    return suite
+
+
+NAMES = [part.name for part in gpu_suite.parts()]
+
+
+def test_a_run_that_came_to_all_names_nothing_and_exits_with_0(suite, capsys):
+    suite.share = 0.3
+    assert suite.exit_code() == 0
+    assert suite.ran == NAMES
+    assert suite.content()["not_run"] == []
+    assert "Not run" not in suite.table()
+    assert "cut short" not in suite.table()
+    assert "incomplete" not in capsys.readouterr().out
+
+
+def test_parts_that_no_time_is_left_for_are_named_everywhere_and_the_run_is_incomplete(suite, capsys):
+    assert suite.exit_code() == gpu_suite.INCOMPLETE == 3
+    assert suite.now <= TOTAL_S
+    assert "paged_decode" in suite.ran
+    left_out = NAMES[len(suite.ran) :]
+    assert "sampling" in left_out
+    assert suite.content()["not_run"] == left_out
+    assert f"Not run: {', '.join(f'`{name}`' for name in left_out)}.\n" in suite.table()
+    output = capsys.readouterr().out
+    assert output.endswith(f"incomplete, no time was left for: {', '.join(left_out)}\n")
+    assert [f"== {name}: left out" in output for name in NAMES] == [name in left_out for name in NAMES]
+
+
+def test_a_later_run_of_what_was_left_out_completes_the_file(suite):
+    suite.exit_code()
+    left_out = suite.content()["not_run"]
+    suite.share = 0.1
+    assert suite.exit_code("--only", "kernels") == 0
+    assert {*left_out} < {*suite.ran}
+    assert suite.content()["not_run"] == []
+    assert "Not run" not in suite.table()
+
+
+def test_parts_that_nobody_asked_for_are_named_but_do_not_make_a_run_incomplete(suite):
+    assert suite.exit_code("--only", "engine") == 0
+    assert suite.content()["not_run"] == [name for name in NAMES if name != "engine"]
+
+
+def test_without_time_for_any_part_nothing_is_written(suite, capsys):
+    assert suite.exit_code("--total-s", "10") == 3
+    assert not suite.path.exists()
+    assert "written to" not in capsys.readouterr().out
+
+
+def test_cases_that_a_part_left_out_are_named_and_make_the_run_incomplete(suite):
+    suite.share = 0.1
+    suite.outcomes["lora_shrink"] = 0, {"results": [], "not_run": ["T1 N64, triton", "T1 N64, torch"]}
+    assert suite.exit_code() == 3
+    assert "`lora_shrink` was cut short, without: `T1 N64, triton`, `T1 N64, torch`.\n" in suite.table()
+
+
+@pytest.mark.parametrize("code", [-1, 1, 5])
+def test_a_part_that_failed_or_was_killed_counts_for_more_than_what_was_left_out(suite, code):
+    suite.outcomes["engine"] = code, {}
+    assert suite.exit_code() == gpu_suite.FAILED == 1
+    assert suite.content()["not_run"]
+    assert ("`engine` was cut short.\n" in suite.table()) == (code == -1)

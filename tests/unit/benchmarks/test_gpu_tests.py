@@ -1,3 +1,4 @@
+import ast
 import json
 import os
 import subprocess
@@ -37,6 +38,25 @@ MISSING = (
 )
 
 
+def marked_outside(root: Path) -> list[str]:
+    """Files that name the mark `gpu` and that `gpu_tests.py` does not run, read rather than collected: some set it
+    only where there is a GPU. A conftest.py marks what lies beside it.
+    """
+    run = {*gpu_tests.files_to_test(root)} | {f"{folder}/conftest.py" for folder in gpu_tests.FOLDERS}
+    files = {str(path.relative_to(root)): path.read_text() for path in (root / "tests").rglob("*.py")}
+    return sorted(file for file, code in files.items() if file not in run and names_the_mark(code))
+
+
+def names_the_mark(code: str) -> bool:
+    """`mark.gpu`, however `mark` is reached; `add_marker("gpu")` too."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and node.attr == "gpu" and ast.unparse(node.value).endswith("mark"):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node).endswith(".add_marker('gpu')"):
+            return True
+    return False
+
+
 @pytest.fixture
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For processes: none of what a machine with a GPU need not have."""
@@ -72,6 +92,31 @@ def test_every_file_has_its_result_whatever_the_others_come_to(
 def test_no_file_is_started_once_the_time_is_over(tmp_path: Path) -> None:
     (tmp_path / "test_passing.py").write_text(FILES["test_passing.py"])
     assert gpu_tests.run_files(["test_passing.py"], None, time.monotonic() - 1, tmp_path) == []
+
+
+def test_no_test_for_a_gpu_lies_where_none_is_run() -> None:
+    assert marked_outside(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("tests/unit/test_marked.py", FILES["test_passing.py"]),
+        ("tests/unit/test_sometimes.py", "import pytest\nMARKS = [pytest.mark.gpu] if HAS_GPU else []\n"),
+        ("tests/unit/test_param.py", "from pytest import mark, param\nCASE = param(1, marks=mark.gpu)\n"),
+        ("tests/unit/conftest.py", "def pytest_collection_modifyitems(items):\n    items[0].add_marker('gpu')\n"),
+        ("tests/kernels/deeper/test_marked.py", FILES["test_passing.py"]),
+        ("tests/kernels/marked_test.py", FILES["test_passing.py"]),
+    ],
+)
+def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_path: Path) -> None:
+    run = ("tests/kernels/test_marked.py", "tests/inference/test_marked.py", "tests/kernels/conftest.py")
+    for name in (file, *run):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(code if name == file else FILES["test_passing.py"])
+    (tmp_path / "tests/unit").mkdir(exist_ok=True)
+    (tmp_path / "tests/unit/test_of_the_cpu.py").write_text(FILES["test_of_the_cpu.py"])
+    assert marked_outside(tmp_path) == [file]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run them")
