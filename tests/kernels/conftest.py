@@ -3,6 +3,7 @@ import importlib.util
 import os
 import platform
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -109,9 +110,15 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 @pytest.fixture(params=["amx", "no-amx"] if HAS_AMX else ["no-amx"])
 def amx(request: pytest.FixtureRequest, cpu_library: CpuLibrary) -> Iterator[None]:
     """`cpu_library` with AMX and as it is where the system does not allow AMX."""
-    cpu_library.functions.amx_enable(request.param == "amx")
+    with _amx(cpu_library, enabled=request.param == "amx"):
+        yield
+
+
+@contextmanager
+def _amx(library: CpuLibrary, *, enabled: bool) -> Iterator[None]:
+    library.functions.amx_enable(enabled)
     yield
-    cpu_library.functions.amx_enable(cpu_library.has_amx)
+    library.functions.amx_enable(library.has_amx)
 
 
 IMPLEMENTATIONS = ["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow), "triton"]
@@ -122,9 +129,8 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each implementation in turn: one contract suite for all."""
     if request.param == "cpu-no-amx":
         library: CpuLibrary = request.getfixturevalue("cpu_library")
-        library.functions.amx_enable(0)
-        yield CpuBackend(library)
-        library.functions.amx_enable(library.has_amx)
+        with _amx(library, enabled=False):
+            yield CpuBackend(library)
         return
     yield _backend(request)
 
