@@ -48,6 +48,8 @@ SHAPES = [
     pytest.param([5, 40, 130, 1], [1, 33, 2, 1], 6, 2, 40, 16, id="mixed"),
     pytest.param([70, 3], [70, 3], 4, 4, 64, 16, id="prefill"),
     pytest.param([65, 64, 63, 128], [1, 1, 1, 1], 8, 1, 128, 32, id="decode-mqa"),
+    pytest.param([65, 64, 30, 128, 3], [1, 1, 2, 1, 1], 6, 2, 64, 16, id="decode-gqa"),
+    pytest.param([90, 20, 4], [1, 3, 4], 2, 2, 96, 32, id="decode-mha"),
     pytest.param([90], [7], 3, 3, 33, 7, id="odd"),
 ]
 
@@ -87,8 +89,9 @@ def test_scores_beyond_the_range_of_exp(backend, device, dtype, assert_close):
     assert_close(run(backend, inputs, scaling=40.0), expected_output(inputs, 40.0))
 
 
-def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend, device):
-    inputs = make_attention_inputs([200, 77], [1, 30], 4, 2, 32, device=device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_nothing_leaks_from_beyond_the_context_or_before_the_window(backend, device, dtype):
+    inputs = make_attention_inputs([200, 77], [1, 30], 4, 2, 32, dtype=dtype, device=device)
     clean = run(backend, inputs, scaling=0.2, sliding_window=16)
     table = inputs.batch.block_table
     for sequence, first_visible in ((0, 200 - 16), (1, 77 - 30 + 1 - 16)):
@@ -113,10 +116,11 @@ def test_no_rows_at_all(backend, device):
 
 @pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 40), (6, 2, 64), (2, 2, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype, options):
+def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype, heads, kv_heads, head_dim, options):
     backend, context = CpuBackend(cpu_library), 700
-    inputs = make_attention_inputs([context, 30], [context, 1], 6, 2, 40, dtype=dtype)
+    inputs = make_attention_inputs([context, 30], [context, 1], heads, kv_heads, head_dim, dtype=dtype)
     whole = run(backend, inputs, scaling=0.2, **options)[1:]
     q = inputs.q[1:]
     threads = torch.get_num_threads()

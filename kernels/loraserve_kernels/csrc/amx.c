@@ -29,20 +29,38 @@ static bool cpu_has_amx(void)
 /* Linux keeps the tiles' 8 KB of a thread only for processes that have asked. */
 static bool system_allows_amx(void) { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
 
+struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+
+AMX_FUNCTION static void load_shapes(const struct tile_shapes *shapes)
+{
+    __asm__ volatile("" : : "r"(shapes) : "memory"); /* GCC believes that 8 bytes of it are read */
+    _tile_loadconfig(shapes);
+}
+
 /* Tiles 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 weights. */
 AMX_FUNCTION void amx_begin(int num_rows)
 {
-    struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } shapes = {.palette = 1};
+    struct tile_shapes shapes = {.palette = 1};
     for (int tile = 0; tile < 8; tile++) {
         shapes.row_bytes[tile] = LINE_BYTES;
         shapes.rows[tile] = (uint8_t)(tile < 6 ? num_rows : AMX_ROWS);
     }
-    __asm__ volatile("" : : "r"(&shapes) : "memory"); /* GCC believes that 8 bytes of it are read */
-    _tile_loadconfig(&shapes);
+    load_shapes(&shapes);
+}
+
+/* Tiles 0 to 3 are sums of 16 keys each, 4 and 5 keys, 6 queries. */
+AMX_FUNCTION void amx_begin_scores(void)
+{
+    struct tile_shapes shapes = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) {
+        shapes.row_bytes[tile] = tile == 4 || tile == 5 ? LINE_BYTES : 4 * AMX_QUERIES;
+        shapes.rows[tile] = AMX_ROWS;
+    }
+    load_shapes(&shapes);
 }
 
 AMX_FUNCTION void amx_end(void) { _tile_release(); }
@@ -133,6 +151,36 @@ AMX_FUNCTION void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile
     EACH_SUM(_tile_stored)
 }
 
+#define SCORE_GROUP(group, tile)                                                                                      \
+    if ((group) < num_groups) {                                                                                       \
+        _tile_loadd(tile, (const uint32_t *)groups[group] + word, 4 * words);                                         \
+        _tile_dpbf16ps(group, tile, 6);                                                                               \
+    }
+
+#define STORE_GROUP(group)                                                                                            \
+    if ((group) < num_groups)                                                                                         \
+        _tile_stored(group, scores + (group) * AMX_ROWS * AMX_QUERIES, 4 * AMX_QUERIES);
+
+AMX_FUNCTION void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries,
+                                 int64_t words)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t word = 0; word < words; word += AMX_WORDS) {
+        _tile_loadd(6, queries + word * AMX_QUERIES, 4 * AMX_QUERIES);
+        SCORE_GROUP(0, 4)
+        SCORE_GROUP(1, 5)
+        SCORE_GROUP(2, 4)
+        SCORE_GROUP(3, 5)
+    }
+    STORE_GROUP(0)
+    STORE_GROUP(1)
+    STORE_GROUP(2)
+    STORE_GROUP(3)
+}
+
 #define MULTIPLY_COLUMNS(sum, tile)                                                                                   \
     _tile_loadd(tile, b + word * b_stride + column + (sum) * LANES, 4 * b_stride);                                    \
     _tile_dpbf16ps(sum, 4, tile);
@@ -192,6 +240,11 @@ void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64
                        int panels)
 {
     (void)sums, (void)x, (void)weight, (void)panel_bytes, (void)words, (void)panels;
+}
+void amx_begin_scores(void) {}
+void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words)
+{
+    (void)scores, (void)groups, (void)num_groups, (void)queries, (void)words;
 }
 void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,
               int64_t rows, int64_t columns, int64_t words)

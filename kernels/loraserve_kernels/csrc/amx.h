@@ -35,6 +35,15 @@ struct amx_ahead {
 void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
                        int64_t words, bool add, struct amx_ahead ahead);
 
+#define AMX_QUERIES 4
+
+/* Sets this thread's tiles up for amx_score_keys, until amx_end. */
+void amx_begin_scores(void);
+
+/* scores [groups * 16, AMX_QUERIES] float32 = keys times queries, for at most 4 groups of 16 keys, each dense: [16, 2 * words]
+ * bfloat16. queries: [words, AMX_QUERIES] pairs of bfloat16. The sums are those of amx_gemm. */
+void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words);
+
 /* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Sets tiles
  * up itself, for amx_end to release. */
 void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, const float *b, int64_t b_stride,

@@ -9,51 +9,15 @@
  * and long contexts the spans of decode tiles run in parallel, else one after the other: the same
  * arithmetic, so a row's result depends neither on the batch nor on the number of threads.
  */
-#include <math.h>
-
 #include "amx.h"
+#include "attention_tile.h"
+#include "decode_attention.h"
 #include "gemm.h"
-#include "paged_attention.h"
 
-#define TILE_QUERIES 64
-#define KEYS 64
-#define SPAN 512
 #define FEW_QUERIES 4
 #define SPLIT_QUERIES 16 /* tiles of at most so many query vectors may run their spans in parallel ... */
 #define ENOUGH_TILES 4   /* ... when there are fewer tiles than this per thread */
 #define PARALLEL_WORK 65536 /* query vectors * keys * head_dim; below this one thread is faster */
-
-struct attention_item {
-    int32_t sequence, first_row, rows, kv_head; /* first_row within the sequence */
-    int32_t first_key, end_key;
-    int32_t part; /* partial result of this span (a merge item: of its first span), -1 = the item does the whole tile */
-};
-
-/* Softmax state of the query vectors of a tile: O = output / total once complete. */
-struct state {
-    float *maximum; /* [queries] */
-    float *total;   /* [queries] */
-    float *output;  /* [queries, padded_dim] */
-};
-
-struct workspace {
-    float *keys;        /* words [padded_dim, KEYS], see words_of */
-    float *values;      /* [KEYS, padded_dim] */
-    float *queries;     /* words [queries, padded_dim] */
-    float *scores;      /* [queries, KEYS] */
-    float *lane_totals; /* [queries, LANES] */
-    struct state span, sum;
-};
-
-/* Whole words of two bfloat16 per lane, see load_keys. */
-INLINE int64_t padded_dim(const struct attention *p) { return (p->head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
-
-INLINE int64_t group_size(const struct attention *p) { return p->num_heads / p->num_kv_heads; }
-
-/* Query rows of a tile; one row's group may exceed TILE_QUERIES. */
-INLINE int64_t tile_rows(const struct attention *p) { return MAX(1, TILE_QUERIES / group_size(p)); }
-
-INLINE int64_t tile_queries(const struct attention *p) { return tile_rows(p) * group_size(p); }
 
 /* Sizes are rounded up to whole cache lines so that threads do not share one. */
 static size_t state_floats(const struct attention *p, int64_t queries)
@@ -85,16 +49,6 @@ static struct workspace workspace_at(const struct attention *p, float *memory)
     w.span = state_at(w.lane_totals + queries * LANES, queries);
     w.sum = state_at(w.span.maximum + state_floats(p, queries), queries);
     return w;
-}
-
-INLINE int64_t position_of(const struct attention *p, int64_t sequence, int64_t row)
-{
-    return p->context_lens[sequence] - p->num_rows[sequence] + row;
-}
-
-INLINE int64_t first_visible(const struct attention *p, int64_t position)
-{
-    return p->sliding_window ? MAX(0, position - p->sliding_window + 1) : 0;
 }
 
 /* Element offsets into the caches of the rows of keys base .. base + KEYS. Outside first .. end, where scores are
@@ -412,7 +366,9 @@ static void finish(const struct attention *p, const struct attention_item *item,
 static void attend_span_item(const struct attention *p, const struct attention_item *item,
                              const struct attention_item *following, struct workspace *w, enum dtype dtype)
 {
-    if (dtype == BFLOAT16)
+    if (is_decode(p, item->rows, dtype))
+        attend_decode_span(p, item, following, w);
+    else if (dtype == BFLOAT16)
         attend_span(p, item, following, w, BFLOAT16);
     else
         attend_span(p, item, following, w, FLOAT32);
@@ -423,7 +379,9 @@ static void attend(const struct attention *p, struct attention_item item, const 
                    struct workspace w, float *parts, enum dtype dtype)
 {
     const int64_t queries = item.rows * group_size(p), end_key = item.end_key;
-    if (dtype == BFLOAT16)
+    if (is_decode(p, item.rows, dtype))
+        load_decode_queries(p, &item, w.queries);
+    else if (dtype == BFLOAT16)
         load_queries(p, &item, w.queries, BFLOAT16);
     else
         load_queries(p, &item, w.queries, FLOAT32);
