@@ -77,15 +77,15 @@ INLINE void prefetch_tile(const char *tile)
     _tile_loadd(tile, weight + (panel) * panel_bytes + word * LINE_BYTES, LINE_BYTES);                                \
     _tile_dpbf16ps(panel, 4, tile);
 
-AMX_FUNCTION static void multiply_tile_by_4(float *sums, const uint32_t *x, const char *weight, int64_t panel_bytes,
-                                            int64_t words)
+AMX_FUNCTION static void multiply_tile_by_4(float *sums, struct amx_rows rows, const char *weight,
+                                            int64_t panel_bytes, int64_t words)
 {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t word = 0; word < words; word += AMX_WORDS) {
-        _tile_loadd(4, x + word * AMX_ROWS, LINE_BYTES);
+    for (int64_t word = 0; word < words; word += AMX_WORDS, rows.x += rows.step) {
+        _tile_loadd(4, rows.x, rows.stride);
         MULTIPLY_PANEL(0, 6, PREFETCH_BYTES / 4)
         MULTIPLY_PANEL(1, 7, PREFETCH_BYTES / 4)
         MULTIPLY_PANEL(2, 6, PREFETCH_BYTES / 4)
@@ -97,24 +97,24 @@ AMX_FUNCTION static void multiply_tile_by_4(float *sums, const uint32_t *x, cons
     _tile_stored(3, sums + 3 * LANES, 4 * LINE_BYTES);
 }
 
-AMX_FUNCTION static void multiply_tile_by_1(float *sums, const uint32_t *x, const char *weight, int64_t words)
+AMX_FUNCTION static void multiply_tile_by_1(float *sums, struct amx_rows rows, const char *weight, int64_t words)
 {
     const int64_t panel_bytes = 0;
     _tile_zero(0);
-    for (int64_t word = 0; word < words; word += AMX_WORDS) {
-        _tile_loadd(4, x + word * AMX_ROWS, LINE_BYTES);
+    for (int64_t word = 0; word < words; word += AMX_WORDS, rows.x += rows.step) {
+        _tile_loadd(4, rows.x, rows.stride);
         MULTIPLY_PANEL(0, 6, PREFETCH_BYTES)
     }
     _tile_stored(0, sums, LINE_BYTES);
 }
 
-void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64_t panel_bytes, int64_t words,
+void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels)
 {
     if (panels == 4)
-        multiply_tile_by_4(sums, x, weight, panel_bytes, words);
+        multiply_tile_by_4(sums, rows, weight, panel_bytes, words);
     else
-        multiply_tile_by_1(sums, x, weight, words);
+        multiply_tile_by_1(sums, rows, weight, words);
 }
 
 /* Tiles 0 to 3 from or to sums [2, 16, 32]. */
@@ -124,9 +124,17 @@ void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64
     function(2, sums + 2 * AMX_TILE_WORDS, 2 * LINE_BYTES);                                                           \
     function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);
 
-AMX_FUNCTION void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight,
-                                    int64_t panel_bytes, int64_t words, bool add, struct amx_ahead ahead)
+/* NOTE: between tiles, where it takes the place of nothing; a fourth line for four products costs as much as three. */
+#define ASK_FOR_LINE                                                                                                  \
+    if (next < end) {                                                                                                 \
+        __builtin_prefetch(next, 0, 2);                                                                               \
+        next += LINE_BYTES;                                                                                           \
+    }
+
+AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes,
+                                    int64_t words, bool add, struct amx_ahead *ahead)
 {
+    const char *next = ahead->next, *const end = ahead->end, *first = rows[0].x, *second = rows[1].x;
     if (add) {
         EACH_SUM(_tile_loadd)
     } else {
@@ -135,20 +143,22 @@ AMX_FUNCTION void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t word = 0; word < words; word += AMX_WORDS) {
-        const char *tile = weight + word * LINE_BYTES, *next = ahead.weight + word * LINE_BYTES;
-        for (int line = ahead.first; line < ahead.end; line++)
-            __builtin_prefetch(next + line / AMX_ROWS * panel_bytes + line % AMX_ROWS * LINE_BYTES, 0, 2);
+    for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step, second += rows[1].step) {
+        const char *tile = weight + word * LINE_BYTES;
         _tile_loadd(6, tile, LINE_BYTES);
-        _tile_loadd(4, x + word * AMX_ROWS, LINE_BYTES);
+        ASK_FOR_LINE
+        _tile_loadd(4, first, rows[0].stride);
         _tile_dpbf16ps(0, 4, 6);
+        ASK_FOR_LINE
         _tile_loadd(7, tile + panel_bytes, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, x + tile_words + word * AMX_ROWS, LINE_BYTES);
+        ASK_FOR_LINE
+        _tile_loadd(5, second, rows[1].stride);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
     EACH_SUM(_tile_stored)
+    ahead->next = next;
 }
 
 #define SCORE_GROUP(group, tile)                                                                                      \
@@ -236,10 +246,10 @@ static bool cpu_has_amx(void) { return false; }
 static bool system_allows_amx(void) { return false; }
 void amx_begin(int num_rows) { (void)num_rows; }
 void amx_end(void) {}
-void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64_t panel_bytes, int64_t words,
+void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels)
 {
-    (void)sums, (void)x, (void)weight, (void)panel_bytes, (void)words, (void)panels;
+    (void)sums, (void)rows, (void)weight, (void)panel_bytes, (void)words, (void)panels;
 }
 void amx_begin_scores(void) {}
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words)
@@ -251,10 +261,10 @@ void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, cons
 {
     (void)c, (void)c_stride, (void)a, (void)a_stride, (void)b, (void)b_stride, (void)rows, (void)columns, (void)words;
 }
-void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
-                       int64_t words, bool add, struct amx_ahead ahead)
+void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes, int64_t words,
+                       bool add, struct amx_ahead *ahead)
 {
-    (void)sums, (void)x, (void)tile_words, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;
+    (void)sums, (void)rows, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;
 }
 
 #endif

@@ -19,21 +19,25 @@ bool amx_is_on(void);
 void amx_begin(int num_rows);
 void amx_end(void);
 
-/* sums [rows, panels * 16] = one tile of x times `panels` (4 or 1) panels of weights, which lie panel_bytes apart.
- * x: [words / 16, rows of AMX_ROWS, 16], a panel: [words, 16]; words is a multiple of 16. */
-void amx_multiply_tile(float *sums, const uint32_t *x, const char *weight, int64_t panel_bytes, int64_t words,
-                       int panels);
-
-/* Weights to ask for while others are multiplied: lines [first, end) of 64 bytes of each of two tiles side by side, for
- * every 16 words. Two tiles have 2 * AMX_ROWS lines. */
-struct amx_ahead {
-    const char *weight; /* as in amx_multiply_pair */
-    int first, end;
+/* The rows of x of one tile: `stride` bytes between rows, `step` bytes between one row's 16 words and the next. */
+struct amx_rows {
+    const char *x;
+    int64_t stride, step;
 };
 
-/* As amx_multiply_tile for two tiles of 16 rows, tile_words apart, and two panels; sums [2, 16, 32], added to if `add`. */
-void amx_multiply_pair(float *sums, const uint32_t *x, int64_t tile_words, const char *weight, int64_t panel_bytes,
-                       int64_t words, bool add, struct amx_ahead ahead);
+/* sums [rows, panels * 16] = one tile of x times `panels` (4 or 1) panels of weights, which lie panel_bytes apart. A panel
+ * is [words, 16]; words is a multiple of 16. */
+void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
+                       int panels);
+
+/* Memory to ask for while other is multiplied: as much of it as costs little; what is left stays. */
+struct amx_ahead {
+    const char *next, *end; /* whole lines of 64 bytes */
+};
+
+/* As amx_multiply_tile for two tiles of 16 rows and two panels; sums [2, 16, 32], added to if `add`. */
+void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes, int64_t words,
+                       bool add, struct amx_ahead *ahead);
 
 #define AMX_QUERIES 4
 

@@ -3,8 +3,8 @@
  * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
  * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
  * result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are tiles of AMX
- * one after the other, x is packed as [16 words][row][word], and the chain is of sums of 16 words: another order, as
- * independent of rows and tiles.
+ * one after the other, x is packed as [16 words][row][word] or read where it is, and the chain is of sums of 16 words:
+ * another order, as independent of rows and tiles.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
@@ -31,6 +31,8 @@ INLINE int64_t words_of(int64_t depth, const enum dtype dtype)
     return dtype == BFLOAT16 ? (depth + 2 * AMX_WORDS - 1) / (2 * AMX_WORDS) * AMX_WORDS : depth;
 }
 
+INLINE int64_t num_panels_of(const struct packed_linear *linear) { return (linear->num_outputs + LANES - 1) / LANES; }
+
 INLINE int64_t num_tiles_of(int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
 
 static void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
@@ -54,29 +56,22 @@ static void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t n
     }
 }
 
-/* x for AMX; rows past num_rows stay as they are, for their sums are not stored. */
-static void pack_amx_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
+/* A tile of x for AMX. Rows past num_rows stay as they are, for their sums are not stored. */
+static void pack_amx_tile(char *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
 {
-    const int64_t words = words_of(depth, BFLOAT16), row_bytes = depth * (int64_t)size_of(BFLOAT16);
-    for (int64_t word = 0; word < words; word += AMX_WORDS)
-        for (int64_t row = 0; row < num_rows; row++) {
-            const char *source = (const char *)at(x, row * x_stride, BFLOAT16) + 4 * word;
+    const int64_t row_bytes = depth * (int64_t)size_of(BFLOAT16), line_bytes = (int64_t)sizeof(vf);
+    for (int64_t row = 0; row < num_rows; row++) {
+        const char *source = at(x, row * x_stride, BFLOAT16);
+        char *target = tile + row * line_bytes;
+        int64_t byte = 0;
+        for (; byte + line_bytes <= row_bytes; byte += line_bytes)
+            memcpy(target + byte * AMX_ROWS, source + byte, sizeof(vf));
+        if (byte < row_bytes) {
             vf line = {0};
-            if (4 * (word + AMX_WORDS) <= row_bytes)
-                memcpy(&line, source, sizeof line);
-            else
-                memcpy(&line, source, (size_t)(row_bytes - 4 * word));
-            memcpy(tile + word * AMX_ROWS + row * AMX_WORDS, &line, sizeof line);
+            memcpy(&line, source + byte, (size_t)(row_bytes - byte));
+            memcpy(target + byte * AMX_ROWS, &line, sizeof line);
         }
-}
-
-static void pack_rows(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
-                      enum dtype dtype, bool is_amx)
-{
-    if (is_amx)
-        pack_amx_tile(tile, x, x_stride, num_rows, depth);
-    else
-        pack_tile(tile, x, x_stride, num_rows, depth, dtype);
+    }
 }
 
 enum source { MEMORY, CACHE }; /* where the panels come from */
@@ -211,67 +206,78 @@ INLINE void many_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_
 #undef TILES
 }
 
-/* Pairs of tiles of AMX times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs, while
- * the next stretch is asked for: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. */
-static void amx_pairs(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
-                      int64_t panel)
+/* x for AMX: tiles of rows, tile_bytes apart. */
+struct amx_input {
+    struct amx_rows first;
+    int64_t tile_bytes;
+};
+
+INLINE struct amx_rows tile_of(const struct amx_input *input, int64_t row)
+{
+    struct amx_rows rows = input->first;
+    rows.x += row / AMX_ROWS * input->tile_bytes;
+    return rows;
+}
+
+/* Pairs of tiles of AMX times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs: on two
+ * cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for meanwhile if `ask`. */
+static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
+                      const struct packed_linear *linear, int64_t panel, bool ask)
 {
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
-    const int64_t num_pairs = (num_rows + 2 * AMX_ROWS - 1) / (2 * AMX_ROWS);
     const char *weight = (const char *)linear->weight + panel * panel_bytes;
+    struct amx_ahead ahead = {weight + 2 * panel_bytes, weight + (ask ? 4 : 2) * panel_bytes};
     float sums[ITEM_TILES / 2][2 * AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
-    for (int64_t word = 0; word < words; word += AMX_STRETCH) {
-        const int64_t end = MIN(words, word + AMX_STRETCH);
-        const char *next = end < words ? weight + end * (int64_t)sizeof(vf) : weight + 2 * panel_bytes;
-        for (int64_t pair = 0; pair < num_pairs; pair++) {
-            const struct amx_ahead ahead = {next, (int)(2 * AMX_ROWS * pair / num_pairs),
-                                            (int)(2 * AMX_ROWS * (pair + 1) / num_pairs)};
-            amx_multiply_pair(sums[pair], x + 2 * AMX_ROWS * pair * words + AMX_ROWS * word, AMX_ROWS * words,
-                              weight + word * (int64_t)sizeof(vf), panel_bytes, end - word, word > 0, ahead);
+    for (int64_t word = 0; word < words; word += AMX_STRETCH)
+        for (int64_t row = 0; row < num_rows; row += 2 * AMX_ROWS) {
+            float *pair = sums[row / (2 * AMX_ROWS)];
+            struct amx_rows rows[2] = {tile_of(input, row), tile_of(input, row + AMX_ROWS)};
+            rows[0].x += word / AMX_WORDS * rows[0].step;
+            rows[1].x += word / AMX_WORDS * rows[1].step;
+            amx_multiply_pair(pair, rows, weight + word * (int64_t)sizeof(vf), panel_bytes, MIN(words - word, AMX_STRETCH),
+                              word > 0, &ahead);
+            if (word + AMX_STRETCH >= words)
+                store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, pair, linear, panel,
+                           MIN(2 * AMX_ROWS, num_rows - row), 2, BFLOAT16);
         }
-    }
-    for (int64_t pair = 0; pair < num_pairs; pair++)
-        store_sums((void *)at(y, 2 * AMX_ROWS * pair * y_stride, BFLOAT16), y_stride, sums[pair], linear, panel,
-                   MIN(2 * AMX_ROWS, num_rows - 2 * AMX_ROWS * pair), 2, BFLOAT16);
+    for (; ahead.next < ahead.end; ahead.next += 64)
+        __builtin_prefetch(ahead.next, 0, 2);
 }
 
 /* One tile of AMX at a time times all panels. */
-static void amx_tiles(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
-                      int64_t panel, int64_t end)
+static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, int64_t first, int64_t end,
+                      const struct packed_linear *linear, int64_t panel, int64_t panel_end)
 {
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
     float sums[4 * AMX_TILE_WORDS] __attribute__((aligned(64)));
-    for (int panels; panel < end; panel += panels) {
-        panels = end - panel >= 4 ? 4 : 1;
-        for (int64_t row = 0; row < num_rows; row += AMX_ROWS) {
-            amx_multiply_tile(sums, x + row * words, (const char *)linear->weight + panel * panel_bytes, panel_bytes,
+    for (int panels; panel < panel_end; panel += panels) {
+        panels = panel_end - panel >= 4 ? 4 : 1;
+        for (int64_t row = first; row < end; row += AMX_ROWS) {
+            amx_multiply_tile(sums, tile_of(input, row), (const char *)linear->weight + panel * panel_bytes, panel_bytes,
                               words, panels);
-            store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, sums, linear, panel,
-                       MIN(AMX_ROWS, num_rows - row), panels, BFLOAT16);
+            store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, sums, linear, panel, MIN(AMX_ROWS, end - row),
+                       panels, BFLOAT16);
         }
     }
 }
 
 /* Any number of rows with AMX: what pairs of tiles and panels leave over is done tile by tile. */
-static void amx_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows, const struct packed_linear *linear,
-                     int64_t panel, int64_t end)
+static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
+                     const struct packed_linear *linear, int64_t panel, int64_t panel_end)
 {
     const int64_t num_pairs = num_tiles_of(num_rows) / 2; /* NOTE: one pair is slower than its two tiles */
     const int64_t paired_rows = num_pairs > 1 ? MIN(num_rows, 2 * num_pairs * AMX_ROWS) : 0;
-    const int64_t paired_end = panel + (end - panel) / 2 * 2;
-    for (int64_t first = panel; paired_rows > 0 && first < paired_end; first += 2)
-        amx_pairs(y, y_stride, x, paired_rows, linear, first);
-    amx_tiles(y, y_stride, x, paired_rows, linear, paired_end, end);
-    amx_tiles((void *)at(y, paired_rows * y_stride, BFLOAT16), y_stride,
-              x + paired_rows * words_of(linear->depth, BFLOAT16), num_rows - paired_rows, linear, panel, end);
+    const int64_t paired_end = panel + (panel_end - panel) / 2 * 2;
+    for (int64_t i = panel; paired_rows > 0 && i < paired_end; i += 2)
+        amx_pairs(y, y_stride, input, paired_rows, linear, i, i + 4 <= num_panels_of(linear));
+    amx_tiles(y, y_stride, input, 0, paired_rows, linear, paired_end, panel_end);
+    amx_tiles(y, y_stride, input, paired_rows, num_rows, linear, panel, panel_end);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
 {
-    if (dtype == BFLOAT16 && amx_is_on())
-        amx_rows(y, y_stride, x, num_rows, linear, panel, end);
-    else if (dtype == BFLOAT16 && num_rows <= TILE_ROWS)
+    if (dtype == BFLOAT16 && num_rows <= TILE_ROWS)
         few_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
     else if (dtype == BFLOAT16)
         many_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
@@ -287,36 +293,74 @@ size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int 
     return (size_t)(num_tiles * words_of(linear->depth, dtype) * TILE_ROWS) * sizeof(uint32_t);
 }
 
+/* What the threads share out: items of up to ITEM_TILES tiles of rows and ITEM_PANELS panels. */
+struct linear_item {
+    int64_t row, row_end, panel, panel_end;
+};
+
+static bool take_item(const struct team *team, struct share *shares, const struct packed_linear *linear,
+                      int64_t num_rows, struct linear_item *item)
+{
+    const int64_t num_panels = num_panels_of(linear);
+    const int64_t row_items = (num_tiles_of(num_rows) + ITEM_TILES - 1) / ITEM_TILES;
+    const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
+    int64_t i;
+    if (!take(team, shares, row_items * panel_items, &i))
+        return false;
+    item->row = i % row_items * ITEM_TILES * TILE_ROWS;
+    item->row_end = MIN(num_rows, item->row + ITEM_TILES * TILE_ROWS);
+    item->panel = i / row_items * ITEM_PANELS;
+    item->panel_end = MIN(num_panels, item->panel + ITEM_PANELS);
+    return true;
+}
+
+/* linear_stage with AMX. One tile of whole words is read where it is; several are read too often for that. */
+static void amx_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
+                      int64_t x_stride, int64_t num_rows, char *scratch, struct share *packing, struct share *computing)
+{
+    const int64_t tile_bytes = words_of(linear->depth, BFLOAT16) * AMX_ROWS * (int64_t)sizeof(uint32_t);
+    const int64_t line_bytes = (int64_t)sizeof(vf);
+    struct amx_input input = {{scratch, line_bytes, AMX_ROWS * line_bytes}, tile_bytes};
+    if (num_rows <= AMX_ROWS && linear->depth % (2 * AMX_WORDS) == 0) {
+        input.first = (struct amx_rows){x, x_stride * (int64_t)size_of(BFLOAT16), line_bytes};
+    } else {
+        for (int64_t i; take(team, packing, num_tiles_of(num_rows), &i);)
+            pack_amx_tile(scratch + i * tile_bytes, at(x, i * AMX_ROWS * x_stride, BFLOAT16), x_stride,
+                          MIN(AMX_ROWS, num_rows - i * AMX_ROWS), linear->depth);
+#pragma omp barrier
+    }
+    amx_begin((int)MIN(AMX_ROWS, num_rows));
+    for (struct linear_item item; take_item(team, computing, linear, num_rows, &item);) {
+        struct amx_input part = input;
+        part.first = tile_of(&input, item.row);
+        amx_item((void *)at(y, item.row * y_stride, BFLOAT16), y_stride, &part, item.row_end - item.row, linear, item.panel,
+                 item.panel_end);
+    }
+    amx_end();
+}
+
 void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype)
 {
     struct share *packing = start_work(team), *computing = start_work(team);
-    const int64_t tile_words = words_of(linear->depth, dtype) * TILE_ROWS, num_tiles = num_tiles_of(num_rows);
-    const int64_t num_panels = (linear->num_outputs + LANES - 1) / LANES;
-    const bool is_amx = dtype == BFLOAT16 && num_rows > 0 && amx_is_on();
+    if (dtype == BFLOAT16 && num_rows > 0 && amx_is_on()) {
+        amx_stage(team, linear, y, y_stride, x, x_stride, num_rows, scratch, packing, computing);
+        return;
+    }
+    const int64_t tile_words = words_of(linear->depth, dtype) * TILE_ROWS;
     uint32_t *tiles = scratch;
-    int64_t i;
     if (num_rows <= TILE_ROWS) {
         tiles += team->thread * tile_words; /* each thread packs its own copy: cheaper than a barrier */
-        pack_rows(tiles, x, x_stride, num_rows, linear->depth, dtype, is_amx);
+        pack_tile(tiles, x, x_stride, num_rows, linear->depth, dtype);
     } else {
-        while (take(team, packing, num_tiles, &i))
-            pack_rows(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
-                      MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype, is_amx);
+        for (int64_t i; take(team, packing, num_tiles_of(num_rows), &i);)
+            pack_tile(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
+                      MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype);
 #pragma omp barrier
     }
-    if (is_amx)
-        amx_begin((int)MIN(AMX_ROWS, num_rows));
-    const int64_t row_items = (num_tiles + ITEM_TILES - 1) / ITEM_TILES;
-    const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
-    while (take(team, computing, row_items * panel_items, &i)) {
-        const int64_t panel = i / row_items * ITEM_PANELS, tile = i % row_items * ITEM_TILES, row = tile * TILE_ROWS;
-        compute_item((void *)at(y, row * y_stride, dtype), y_stride, tiles + tile * tile_words,
-                     MIN(ITEM_TILES * TILE_ROWS, num_rows - row), linear, panel, MIN(num_panels, panel + ITEM_PANELS),
-                     dtype);
-    }
-    if (is_amx)
-        amx_end();
+    for (struct linear_item item; take_item(team, computing, linear, num_rows, &item);)
+        compute_item((void *)at(y, item.row * y_stride, dtype), y_stride, tiles + item.row / TILE_ROWS * tile_words,
+                     item.row_end - item.row, linear, item.panel, item.panel_end, dtype);
 }
 
 /* Bytes of the packed weight; 0 where this library has no fast kernel for the dtype. */
