@@ -77,7 +77,8 @@ class Sampler:
             return Sampled.collect(self._device.queue(logits, rows))
         if all(row.takes_argmax for row in rows):
             best_ids, are_finite = self._argmax(logits, self.vocab_size)
-            return Sampled(best_ids, [None] * len(rows), are_finite)
+            if not any(row.bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
+                return Sampled(best_ids, [None] * len(rows), are_finite)
         return self._sample_in_passes(logits, rows)
 
     def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:

@@ -297,6 +297,20 @@ def test_eos_and_stop_tokens_wait_for_min_tokens(backend):
     assert sample_one(logits, replace(params, ignore_eos=True), output=[1]) == 5
 
 
+def test_min_tokens_edits_nothing_until_a_stop_token_is_the_largest(monkeypatch):
+    logits = torch.tensor([[0.0, 9.0, 8.0, 1.0], [0.0, 1.0, 9.0, 8.0], [0.0, 1.0, 9.0, 8.0]])
+    rows = [make_row(replace(GREEDY, min_tokens=2), output=[1]), make_row(GREEDY), make_row(GREEDY)]
+    opened = []
+    open_rows = sampler_module.open_rows
+    monkeypatch.setattr(sampler_module, "open_rows", lambda *args: opened.append(args) or open_rows(*args))
+
+    assert sample(logits, rows).token_ids == [1, 2, 2]
+    assert not opened
+    rows[1] = make_row(replace(GREEDY, min_tokens=2), output=[1])
+    assert sample(logits, rows).token_ids == [1, 1, 2]
+    assert opened
+
+
 def test_allowed_tokens_and_bias(backend):
     logits = make_logits(1, 200)
     best = int(logits.argmax())
