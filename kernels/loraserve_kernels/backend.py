@@ -1,5 +1,6 @@
 """The one signature every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
@@ -8,7 +9,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 if TYPE_CHECKING:
-    from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
+    from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 
 
 class Linear(Protocol):
@@ -33,6 +34,10 @@ class Backend(Protocol):
 
     def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":
         """The layer fused; None where the backend has only the separate ops. The linears are of this backend."""
+        ...
+
+    def decoder_layers(self, layers: "Sequence[DecoderLayer]") -> "DecoderLayers | None":
+        """Layers that `decoder_layer` gave, as one op; None where that is no faster."""
         ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:

@@ -1,5 +1,6 @@
 """The ops in C on CPU: float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
 
+from collections.abc import Sequence
 from ctypes import addressof, c_int64
 
 import torch
@@ -11,9 +12,9 @@ from loraserve_kernels.backend import Linear
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
 from loraserve_kernels.cpu_calls import DTYPE_CODES, AttentionStruct, RotaryStruct, raise_for
-from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, StepAddresses
+from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -56,6 +57,12 @@ class CpuBackend:
         if not all(isinstance(linear, PackedLinear) for linear in linears):
             return None
         return CpuDecoderLayer(parts, self.library, self._step, ComposedDecoderLayer(parts, self))
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
+        """See `Backend.decoder_layers`."""
+        ours = [layer for layer in layers if isinstance(layer, CpuDecoderLayer)]
+        is_one_op = len(ours) == len(layers) and len({layer.shape for layer in ours}) == 1
+        return CpuDecoderLayers(ours, self.library, self._step) if is_one_op else None
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

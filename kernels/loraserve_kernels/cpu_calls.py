@@ -167,7 +167,7 @@ SIGNATURES = {
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
-    "decoder_layer": [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int],
+    "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],
 }
 
 

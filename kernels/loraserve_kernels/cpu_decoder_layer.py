@@ -1,6 +1,8 @@
-"""A decoder layer as one call of `csrc/decoder_layer.c`."""
+"""Decoder layers as one call of `csrc/decoder_layer.c`."""
 
-from ctypes import addressof
+from collections.abc import Sequence
+from ctypes import addressof, c_void_p
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +34,12 @@ class StepAddresses:
         return addressof(self._struct)
 
 
+class LayerShape(NamedTuple):
+    hidden_size: int
+    head_dim: int
+    dtype: torch.dtype
+
+
 class CpuDecoderLayer:
     """See `DecoderLayer`. All linears are `PackedLinear`s of one library.
 
@@ -46,18 +54,14 @@ class CpuDecoderLayer:
         packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
         assert len(packed) == len(linears), "all linears must be packed"
         _check_sizes(parts, packed)
+        self.composed = composed
+        self.shape = LayerShape(packed[0].in_features, parts.head_dim, packed[0].dtype)
         self._parts = parts
-        self._step = step
-        self._composed = composed
-        self._hidden_size = packed[0].in_features
-        self._dtype = packed[0].dtype
-        self._code = DTYPE_CODES[self._dtype]
-        self._function = library.functions.decoder_layer
         self._struct = DecoderLayerStruct(
             num_kv_heads=parts.num_kv_heads,
             head_dim=parts.head_dim,
             num_heads=parts.num_heads,
-            hidden_size=self._hidden_size,
+            hidden_size=self.shape.hidden_size,
             intermediate_size=parts.intermediate_size,
             sliding_window=parts.sliding_window or 0,
             scaling=parts.scaling,
@@ -70,10 +74,11 @@ class CpuDecoderLayer:
             if norm is not None:
                 setattr(self._struct, f"{name}_norm", norm.weight.data_ptr())
                 setattr(self._struct, f"{name}_eps", norm.eps)
-        self._address = addressof(self._struct)
+        self.address = addressof(self._struct)
         self._caches: tuple[Tensor, Tensor] | None = None
         self._table: AdapterTable | None = None
         self._groups: list[BoundGroup] = []
+        self._alone = CpuDecoderLayers([self], library, step)
 
     def __call__(
         self,
@@ -85,30 +90,21 @@ class CpuDecoderLayer:
         table: AdapterTable | None,
     ) -> Tensor:
         """See `DecoderLayer`. Nothing is changed when an index is out of range."""
-        if table is not None and table.num_biased and batch.segments.has_adapter:
-            return self._composed(x, rotary, k_cache, v_cache, batch, table)
+        return self._alone(x, rotary, [k_cache], [v_cache], batch, table)
+
+    def bind(self, k_cache: Tensor, v_cache: Tensor, table: AdapterTable | None) -> None:
+        """Take the addresses of these for the calls to come."""
         if self._caches is None or self._caches[0] is not k_cache or self._caches[1] is not v_cache:
             self._bind_caches(k_cache, v_cache)
         if table is not None and not self._is_bound_to(table):
             self._bind_table(table)
-        require_rows("x", x, self._hidden_size)
-        require_dense("x", x, self._dtype)
-        if x.shape[0] != batch.slot_mapping.shape[0]:
-            raise mismatch("x", f"{x.shape[0]} rows", f"{batch.slot_mapping.shape[0]}, as the batch")
-        if rotary is not None and rotary[0].shape[-1] > self._parts.head_dim:
-            raise mismatch("cos", list(rotary[0].shape), f"a rotary_dim of at most {self._parts.head_dim}")
-        out = torch.empty_like(x)
-        step = self._step.address(batch, rotary, self._dtype, lora=table is not None and batch.segments.has_adapter)
-        status = self._function(self._address, step, x.data_ptr(), out.data_ptr(), self._code, torch.get_num_threads())
-        raise_for(status)
-        return out
 
     def _is_bound_to(self, table: AdapterTable) -> bool:
         return self._table is table and self._groups[0].is_for(self._parts.lora_groups[0], table)
 
     def _bind_caches(self, k_cache: Tensor, v_cache: Tensor) -> None:
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            require_dense(name, cache, self._dtype)
+            require_dense(name, cache, self.shape.dtype)
             if cache.dim() != 4 or cache.shape[1] != self._parts.num_kv_heads or cache.shape[3] != self._parts.head_dim:
                 expected = f"[num_blocks, {self._parts.num_kv_heads}, block_size, {self._parts.head_dim}]"
                 raise mismatch(name, list(cache.shape), expected)
@@ -125,6 +121,57 @@ class CpuDecoderLayer:
             self._struct.groups[i] = group.group_address
             self._struct.tables[i] = group.table_address
         self._table = table
+
+
+class CpuDecoderLayers:
+    """See `DecoderLayers`. All layers have one shape.
+
+    Decode of 16 rows, 12 layers of hidden size 768, two Xeon cores: the calls of single layers took 0.4 ms of a step.
+    """
+
+    def __init__(self, layers: Sequence[CpuDecoderLayer], library: CpuLibrary, step: StepAddresses) -> None:
+        self._layers = list(layers)
+        self._step = step
+        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
+        self._function = library.functions.decoder_layers
+        self._shape = layers[0].shape
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """See `DecoderLayers`. Nothing is changed when an index is out of range."""
+        if table is not None and table.num_biased and batch.segments.has_adapter:
+            for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
+                x = layer.composed(x, rotary, k_cache, v_cache, batch, table)
+            return x
+        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
+            layer.bind(k_cache, v_cache, table)
+        shape = self._shape
+        require_rows("x", x, shape.hidden_size)
+        require_dense("x", x, shape.dtype)
+        if x.shape[0] != batch.slot_mapping.shape[0]:
+            raise mismatch("x", f"{x.shape[0]} rows", f"{batch.slot_mapping.shape[0]}, as the batch")
+        if rotary is not None and rotary[0].shape[-1] > shape.head_dim:
+            raise mismatch("cos", list(rotary[0].shape), f"a rotary_dim of at most {shape.head_dim}")
+        out = torch.empty_like(x)
+        step = self._step.address(batch, rotary, shape.dtype, lora=table is not None and batch.segments.has_adapter)
+        status = self._function(
+            self._addresses,
+            len(self._layers),
+            step,
+            x.data_ptr(),
+            out.data_ptr(),
+            DTYPE_CODES[shape.dtype],
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return out
 
 
 def _check_sizes(parts: DecoderLayerParts, packed: list[PackedLinear]) -> None:

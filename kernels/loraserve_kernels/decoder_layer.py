@@ -1,5 +1,6 @@
 """A whole decoder layer of the Llama-like families: pre-norm attention and a gated MLP, each added to its input."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,6 +55,22 @@ class DecoderLayer(Protocol):
 
         rotary: (cos, sin) as for `rotary_kv_write`, or [1, T, rotary_dim].
         """
+        ...
+
+
+class DecoderLayers(Protocol):
+    """Several layers, one after the other."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """As `DecoderLayer`; the caches are aligned with the layers."""
         ...
 
 

@@ -1,11 +1,13 @@
 """Every op in plain torch with float32 arithmetic, on any device and in any floating dtype."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.backend import Linear
-from loraserve_kernels.decoder_layer import DecoderLayerParts
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -33,6 +35,9 @@ class ReferenceBackend:
 
     def decoder_layer(self, parts: DecoderLayerParts) -> None:
         """None: the ops of their own are the reference."""
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
+        """See `Backend.decoder_layers`."""
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

@@ -1,5 +1,7 @@
 """The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, which is for tests."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
@@ -46,6 +48,9 @@ class TritonBackend:
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer:
         """See `Backend.decoder_layer`."""
         return ComposedDecoderLayer(parts, self)
+
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
+        """See `Backend.decoder_layers`. A captured step has no calls to save."""
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`. A bias is added before the only rounding, also where `table.num_biased` is 0."""

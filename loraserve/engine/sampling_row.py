@@ -100,7 +100,7 @@ class SamplingRow:
     needs_outputs: bool = field(init=False)
     """Else `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
-    """Whatever the outputs are, the row's token is its largest logit unless that is banned; nothing else is asked for."""
+    """Whatever the outputs are, the token is its largest logit, unless that is banned, and no more is asked for."""
     stop_token_ids: frozenset[int] = field(init=False)
     """Banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
 

@@ -9,7 +9,7 @@ from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from loraserve.models.fused_layer import FusedDecoderLayer
+from loraserve.models.fused_layer import FusedDecoderLayer, FusedLayers
 from loraserve.models.linears import GroupMember
 from loraserve.models.module_swaps import FusedRmsNorm
 
@@ -48,15 +48,14 @@ class DirectForward:
     ) -> None:
         self._embedding = embedding
         self._rotary = rotary
-        self._layers = list(layers)
+        self._layers = FusedLayers(layers)
         self._norm = norm
         self._head = head
 
     def __call__(self, batch: StepBatch) -> Tensor:
         rows = self._embedding(batch.token_ids)
         rotary = self._rotary(rows, batch.positions[None])
-        for layer in self._layers:
-            rows = layer.compute(rows, rotary)
+        rows = self._layers.compute(rows, rotary)
         if len(batch.sampled_rows) < len(rows):
             rows = rows.index_select(0, batch.sampled_rows)
         return self._head(self._norm.compute(rows))

@@ -24,9 +24,9 @@ class FusedDecoderLayer(nn.Module):
     def __init__(self, layer: DecoderLayer, attention: AttentionLayer, has_rotary: bool, last_group: int) -> None:
         """last_group: index of its last linear group."""
         super().__init__()
-        self._layer = layer
-        self._attention = attention
-        self._has_rotary = has_rotary
+        self.op = layer
+        self.attention = attention
+        self.has_rotary = has_rotary
         self._last_group = last_group
 
     def forward(
@@ -38,16 +38,44 @@ class FusedDecoderLayer(nn.Module):
 
     def compute(self, rows: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
         """rows: [T, hidden_size], T > 0 → the same shape."""
-        context, index = self._attention.context, self._attention.index
-        rotary = position_embeddings if self._has_rotary else None
-        assert rotary is not None or not self._has_rotary
+        context, index = self.attention.context, self.attention.index
+        rotary = position_embeddings if self.has_rotary else None
+        assert rotary is not None or not self.has_rotary
         if context.arrivals is not None:
             context.arrivals.before_group(self._last_group)
-        return self._layer(
+        return self.op(
             rows,
             rotary,
             context.k_caches[index],
             context.v_caches[index],
+            context.current_batch(),
+            context.adapter_table,
+        )
+
+
+class FusedLayers:
+    """Layers one after the other, as one op where the backend has it."""
+
+    def __init__(self, layers: Sequence[FusedDecoderLayer]) -> None:
+        self._layers = list(layers)
+        self._context = layers[0].attention.context
+        self._indices = [layer.attention.index for layer in layers]
+        self._op = None
+        if len({layer.has_rotary for layer in layers}) == 1:
+            self._op = self._context.backend.decoder_layers([layer.op for layer in layers])
+
+    def compute(self, rows: Tensor, position_embeddings: tuple[Tensor, Tensor] | None) -> Tensor:
+        """As `FusedDecoderLayer.compute`."""
+        context = self._context
+        if self._op is None or context.arrivals is not None:
+            for layer in self._layers:
+                rows = layer.compute(rows, position_embeddings)
+            return rows
+        return self._op(
+            rows,
+            position_embeddings if self._layers[0].has_rotary else None,
+            [context.k_caches[index] for index in self._indices],
+            [context.v_caches[index] for index in self._indices],
             context.current_batch(),
             context.adapter_table,
         )

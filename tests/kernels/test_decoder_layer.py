@@ -49,7 +49,14 @@ def random(*shape: int, dtype: torch.dtype, seed: int, scale: float = 1.0) -> Te
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
-def make_parts(backend: CpuBackend, dtype: torch.dtype, *, head_norms: bool = False, bias: bool = False):
+def make_parts(
+    backend: CpuBackend,
+    dtype: torch.dtype,
+    *,
+    head_norms: bool = False,
+    bias: bool = False,
+    intermediate: int = INTERMEDIATE,
+):
     def linear(in_features: int, out_features: int, seed: int) -> Linear:
         weight = random(out_features, in_features, dtype=dtype, seed=seed, scale=in_features**-0.5)
         return backend.linear(
@@ -62,8 +69,8 @@ def make_parts(backend: CpuBackend, dtype: torch.dtype, *, head_norms: bool = Fa
     return DecoderLayerParts(
         qkv=linear(HIDDEN, QKV, 1),
         output=linear(HEADS * HEAD_DIM, HIDDEN, 2),
-        gate_up=linear(HIDDEN, 2 * INTERMEDIATE, 3),
-        down=linear(INTERMEDIATE, HIDDEN, 4),
+        gate_up=linear(HIDDEN, 2 * intermediate, 3),
+        down=linear(intermediate, HIDDEN, 4),
         lora_groups=GROUPS,
         input_norm=norm(HIDDEN, 5),
         mlp_norm=norm(HIDDEN, 6),
@@ -72,7 +79,7 @@ def make_parts(backend: CpuBackend, dtype: torch.dtype, *, head_norms: bool = Fa
         num_heads=HEADS,
         num_kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
-        intermediate_size=INTERMEDIATE,
+        intermediate_size=intermediate,
         scaling=HEAD_DIM**-0.5,
         sliding_window=None,
         softcap=None,
@@ -161,6 +168,50 @@ def test_gives_them_for_every_part_a_family_may_have(cpu, dtype, variant):
     case = make_case("mixed", dtype, with_rotary=variant != "no rotary")
     for found, expected in zip(case.run(fused(cpu, parts)), case.run(ComposedDecoderLayer(parts, cpu)), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
+def test_layers_as_one_op_give_the_bits_of_one_after_the_other(cpu, dtype, name, with_adapters):
+    """Layers of different parts."""
+    plain = make_parts(cpu, dtype)
+    parts = [plain, make_parts(cpu, dtype, head_norms=True, bias=True), replace(plain, sliding_window=20), plain]
+    if not with_adapters:
+        parts.insert(1, make_parts(cpu, dtype, intermediate=5 * INTERMEDIATE))
+    layers = [fused(cpu, part) for part in parts]
+    together = cpu.decoder_layers(layers)
+    assert together is not None
+    case = make_case(name, dtype, with_adapters=with_adapters)
+    one_by_one, at_once = [
+        [(case.k_cache.clone(), case.v_cache.clone()) for _ in layers] for _ in ("one by one", "at once")
+    ]
+    rows = case.x
+    for layer, (k_cache, v_cache) in zip(layers, one_by_one, strict=True):
+        rows = layer(rows, case.rotary, k_cache, v_cache, case.batch, case.table)
+
+    k_caches, v_caches = zip(*at_once, strict=True)
+    for _ in range(2):  # into the same slots: no state is left from the first time
+        assert torch.equal(together(case.x, case.rotary, k_caches, v_caches, case.batch, case.table), rows)
+    for found, expected in zip(at_once, one_by_one, strict=True):
+        for cache, expected_cache in zip(found, expected, strict=True):
+            assert torch.equal(cache.nan_to_num(), expected_cache.nan_to_num())
+
+
+def test_no_layer_of_several_changes_anything_when_an_index_is_out_of_range(cpu, dtype):
+    case = make_case("decode", dtype)
+    assert case.table is not None
+    layers = cpu.decoder_layers([fused(cpu, make_parts(cpu, dtype)), fused(cpu, make_parts(cpu, dtype))])
+    assert layers is not None
+    whole, short = case.k_cache.clone(), case.k_cache[:1].clone()
+    with pytest.raises(ValueError, match=r"block|slot"):
+        layers(case.x, case.rotary, (whole, short), (whole.clone(), short.clone()), case.batch, case.table)
+    assert torch.equal(whole.nan_to_num(), case.k_cache.nan_to_num())
+
+
+def test_layers_of_other_backends_or_shapes_are_not_one_op(cpu):
+    layer = fused(cpu, make_parts(cpu, torch.float32))
+    assert cpu.decoder_layers([layer, fused(cpu, make_parts(cpu, torch.bfloat16))]) is None
+    assert cpu.decoder_layers([layer, ComposedDecoderLayer(make_parts(cpu, torch.float32), cpu)]) is None
 
 
 def test_a_rows_bits_do_not_depend_on_the_batch(cpu, dtype):
