@@ -117,12 +117,14 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         multiply_tile_by_1(sums, rows, weight, words);
 }
 
-/* Tiles 0 to 3 from or to sums [2, 16, 32]. */
+/* Tiles 0 to 3 from or to sums [2, 16, 32]; of one tile of rows the first two. */
 #define EACH_SUM(function)                                                                                            \
     function(0, sums, 2 * LINE_BYTES);                                                                                \
     function(1, sums + LANES, 2 * LINE_BYTES);                                                                        \
-    function(2, sums + 2 * AMX_TILE_WORDS, 2 * LINE_BYTES);                                                           \
-    function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);
+    if (is_pair) {                                                                                                    \
+        function(2, sums + 2 * AMX_TILE_WORDS, 2 * LINE_BYTES);                                                       \
+        function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);                                               \
+    }
 
 /* NOTE: between tiles, where it takes the place of nothing; a fourth line for four products costs as much as three. */
 #define ASK_FOR_LINE                                                                                                  \
@@ -131,10 +133,11 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         next += LINE_BYTES;                                                                                           \
     }
 
-AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes,
-                                    int64_t words, bool add, struct amx_ahead *ahead)
+AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
+                                         const char *weight, int64_t panel_bytes, int64_t words, bool add,
+                                         struct amx_ahead *ahead)
 {
-    const char *next = ahead->next, *const end = ahead->end, *first = rows[0].x, *second = rows[1].x;
+    const char *next = ahead->next, *const end = ahead->end, *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
     if (add) {
         EACH_SUM(_tile_loadd)
     } else {
@@ -143,7 +146,7 @@ AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, co
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step, second += rows[1].step) {
+    for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step) {
         const char *tile = weight + word * LINE_BYTES;
         _tile_loadd(6, tile, LINE_BYTES);
         ASK_FOR_LINE
@@ -152,13 +155,25 @@ AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, co
         ASK_FOR_LINE
         _tile_loadd(7, tile + panel_bytes, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
-        ASK_FOR_LINE
-        _tile_loadd(5, second, rows[1].stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (is_pair) {
+            ASK_FOR_LINE
+            _tile_loadd(5, second, rows[1].stride);
+            second += rows[1].step;
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
     }
     EACH_SUM(_tile_stored)
     ahead->next = next;
+}
+
+AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
+                                    int64_t panel_bytes, int64_t words, bool add, struct amx_ahead *ahead)
+{
+    if (num_tiles == 2)
+        multiply_panels(sums, rows, true, weight, panel_bytes, words, add, ahead);
+    else
+        multiply_panels(sums, rows, false, weight, panel_bytes, words, add, ahead);
 }
 
 #define SCORE_GROUP(group, tile)                                                                                      \
@@ -261,10 +276,10 @@ void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, cons
 {
     (void)c, (void)c_stride, (void)a, (void)a_stride, (void)b, (void)b_stride, (void)rows, (void)columns, (void)words;
 }
-void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes, int64_t words,
-                       bool add, struct amx_ahead *ahead)
+void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
+                       int64_t words, bool add, struct amx_ahead *ahead)
 {
-    (void)sums, (void)rows, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;
+    (void)sums, (void)rows, (void)num_tiles, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;
 }
 
 #endif

@@ -35,9 +35,10 @@ struct amx_ahead {
     const char *next, *end; /* whole lines of 64 bytes */
 };
 
-/* As amx_multiply_tile for two tiles of 16 rows and two panels; sums [2, 16, 32], added to if `add`. */
-void amx_multiply_pair(float *sums, const struct amx_rows *rows, const char *weight, int64_t panel_bytes, int64_t words,
-                       bool add, struct amx_ahead *ahead);
+/* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32], added to if
+ * `add`. */
+void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
+                       int64_t words, bool add, struct amx_ahead *ahead);
 
 #define AMX_QUERIES 4
 

@@ -21,6 +21,7 @@
 #define PREFETCH_BYTES 8192
 #define ITEM_PANELS 4 /* panels of one item */
 #define ITEM_TILES 16 /* tiles of rows of one item */
+#define FEW_AMX_ROWS 32 /* one pair of tiles is slower than its two tiles */
 #define AMX_STRETCH (8 * AMX_WORDS) /* words of depth whose weights stay in L1 */
 
 #if LANES == 16
@@ -219,7 +220,7 @@ INLINE struct amx_rows tile_of(const struct amx_input *input, int64_t row)
     return rows;
 }
 
-/* Pairs of tiles of AMX times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs: on two
+/* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs: on two
  * cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for meanwhile if `ask`. */
 static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
                       const struct packed_linear *linear, int64_t panel, bool ask)
@@ -234,8 +235,8 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
             struct amx_rows rows[2] = {tile_of(input, row), tile_of(input, row + AMX_ROWS)};
             rows[0].x += word / AMX_WORDS * rows[0].step;
             rows[1].x += word / AMX_WORDS * rows[1].step;
-            amx_multiply_pair(pair, rows, weight + word * (int64_t)sizeof(vf), panel_bytes, MIN(words - word, AMX_STRETCH),
-                              word > 0, &ahead);
+            amx_multiply_pair(pair, rows, num_rows - row > AMX_ROWS ? 2 : 1, weight + word * (int64_t)sizeof(vf),
+                              panel_bytes, MIN(words - word, AMX_STRETCH), word > 0, &ahead);
             if (word + AMX_STRETCH >= words)
                 store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, pair, linear, panel,
                            MIN(2 * AMX_ROWS, num_rows - row), 2, BFLOAT16);
@@ -261,17 +262,14 @@ static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, 
     }
 }
 
-/* Any number of rows with AMX: what pairs of tiles and panels leave over is done tile by tile. */
+/* Any number of rows with AMX. */
 static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
                      const struct packed_linear *linear, int64_t panel, int64_t panel_end)
 {
-    const int64_t num_pairs = num_tiles_of(num_rows) / 2; /* NOTE: one pair is slower than its two tiles */
-    const int64_t paired_rows = num_pairs > 1 ? MIN(num_rows, 2 * num_pairs * AMX_ROWS) : 0;
-    const int64_t paired_end = panel + (panel_end - panel) / 2 * 2;
-    for (int64_t i = panel; paired_rows > 0 && i < paired_end; i += 2)
-        amx_pairs(y, y_stride, input, paired_rows, linear, i, i + 4 <= num_panels_of(linear));
-    amx_tiles(y, y_stride, input, 0, paired_rows, linear, paired_end, panel_end);
-    amx_tiles(y, y_stride, input, paired_rows, num_rows, linear, panel, panel_end);
+    if (num_rows > FEW_AMX_ROWS)
+        for (; panel + 2 <= panel_end; panel += 2)
+            amx_pairs(y, y_stride, input, num_rows, linear, panel, panel + 4 <= num_panels_of(linear));
+    amx_tiles(y, y_stride, input, 0, num_rows, linear, panel, panel_end);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
