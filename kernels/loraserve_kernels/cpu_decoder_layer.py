@@ -126,7 +126,7 @@ class CpuDecoderLayer:
 class CpuDecoderLayers:
     """See `DecoderLayers`. All layers have one shape.
 
-    Decode of 16 rows, 12 layers of hidden size 768, two Xeon cores: the calls of single layers took 0.4 ms of a step.
+    Decode of 16 rows, 12 layers of hidden size 768, two Xeon cores: 10.2 ms a step with a call for each layer, 10.0 so.
     """
 
     def __init__(self, layers: Sequence[CpuDecoderLayer], library: CpuLibrary, step: StepAddresses) -> None:

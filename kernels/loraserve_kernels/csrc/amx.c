@@ -126,7 +126,7 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);                                               \
     }
 
-/* NOTE: between tiles, where it takes the place of nothing; a fourth line for four products costs as much as three. */
+/* NOTE: spread between the tiles; a fourth line for every four products costs as much as the first three together. */
 #define ASK_FOR_LINE                                                                                                  \
     if (next < end) {                                                                                                 \
         __builtin_prefetch(next, 0, 2);                                                                               \
@@ -167,7 +167,7 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
     ahead->next = next;
 }
 
-AMX_FUNCTION void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
+AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
                                     int64_t panel_bytes, int64_t words, bool add, struct amx_ahead *ahead)
 {
     if (num_tiles == 2)
@@ -276,7 +276,7 @@ void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, cons
 {
     (void)c, (void)c_stride, (void)a, (void)a_stride, (void)b, (void)b_stride, (void)rows, (void)columns, (void)words;
 }
-void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
+void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
                        int64_t words, bool add, struct amx_ahead *ahead)
 {
     (void)sums, (void)rows, (void)num_tiles, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;

@@ -30,23 +30,23 @@ struct amx_rows {
 void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels);
 
-/* Memory to ask for while other is multiplied: as much of it as costs little; what is left stays. */
+/* Memory to ask for while other memory is multiplied. As much is asked for as costs little, and `next` moves behind it. */
 struct amx_ahead {
     const char *next, *end; /* whole lines of 64 bytes */
 };
 
 /* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32], added to if
  * `add`. */
-void amx_multiply_pair(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
+void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
                        int64_t words, bool add, struct amx_ahead *ahead);
 
-#define AMX_QUERIES 4
+#define AMX_QUERIES 4 /* query vectors that amx_score_keys takes at a time */
 
 /* Sets this thread's tiles up for amx_score_keys, until amx_end. */
 void amx_begin_scores(void);
 
-/* scores [groups * 16, AMX_QUERIES] float32 = keys times queries, for at most 4 groups of 16 keys, each dense: [16, 2 * words]
- * bfloat16. queries: [words, AMX_QUERIES] pairs of bfloat16. The sums are those of amx_gemm. */
+/* scores [groups * 16, AMX_QUERIES] float32 = keys times queries, for at most 4 groups of 16 keys, each of them dense
+ * bfloat16 [16, 2 * words]. queries: [words, AMX_QUERIES] pairs of bfloat16. The sums are those of amx_gemm. */
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words);
 
 /* c [rows, columns] float32 = a [rows, words] times b [words, columns]; columns and words are multiples of 16. Sets tiles

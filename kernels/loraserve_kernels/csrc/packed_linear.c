@@ -220,8 +220,9 @@ INLINE struct amx_rows tile_of(const struct amx_input *input, int64_t row)
     return rows;
 }
 
-/* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1 for all pairs: on two
- * cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for meanwhile if `ask`. */
+/* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
+ * for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for
+ * meanwhile if `ask`. */
 static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
                       const struct packed_linear *linear, int64_t panel, bool ask)
 {
@@ -235,7 +236,7 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
             struct amx_rows rows[2] = {tile_of(input, row), tile_of(input, row + AMX_ROWS)};
             rows[0].x += word / AMX_WORDS * rows[0].step;
             rows[1].x += word / AMX_WORDS * rows[1].step;
-            amx_multiply_pair(pair, rows, num_rows - row > AMX_ROWS ? 2 : 1, weight + word * (int64_t)sizeof(vf),
+            amx_multiply_panels(pair, rows, num_rows - row > AMX_ROWS ? 2 : 1, weight + word * (int64_t)sizeof(vf),
                               panel_bytes, MIN(words - word, AMX_STRETCH), word > 0, &ahead);
             if (word + AMX_STRETCH >= words)
                 store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, pair, linear, panel,
@@ -246,18 +247,18 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
 }
 
 /* One tile of AMX at a time times all panels. */
-static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, int64_t first, int64_t end,
+static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, int64_t num_rows,
                       const struct packed_linear *linear, int64_t panel, int64_t panel_end)
 {
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
     float sums[4 * AMX_TILE_WORDS] __attribute__((aligned(64)));
     for (int panels; panel < panel_end; panel += panels) {
         panels = panel_end - panel >= 4 ? 4 : 1;
-        for (int64_t row = first; row < end; row += AMX_ROWS) {
+        for (int64_t row = 0; row < num_rows; row += AMX_ROWS) {
             amx_multiply_tile(sums, tile_of(input, row), (const char *)linear->weight + panel * panel_bytes, panel_bytes,
                               words, panels);
-            store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, sums, linear, panel, MIN(AMX_ROWS, end - row),
-                       panels, BFLOAT16);
+            store_sums((void *)at(y, row * y_stride, BFLOAT16), y_stride, sums, linear, panel,
+                       MIN(AMX_ROWS, num_rows - row), panels, BFLOAT16);
         }
     }
 }
@@ -269,7 +270,7 @@ static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, i
     if (num_rows > FEW_AMX_ROWS)
         for (; panel + 2 <= panel_end; panel += 2)
             amx_pairs(y, y_stride, input, num_rows, linear, panel, panel + 4 <= num_panels_of(linear));
-    amx_tiles(y, y_stride, input, 0, num_rows, linear, panel, panel_end);
+    amx_tiles(y, y_stride, input, num_rows, linear, panel, panel_end);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,

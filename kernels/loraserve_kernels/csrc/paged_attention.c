@@ -3,7 +3,8 @@
  * A work item is (sequence, tile of query rows, kv head). All query heads of the kv head and all rows of the tile form
  * up to TILE_QUERIES query vectors, so K and V are read and widened once for all of them. Keys are taken KEYS at a time,
  * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Keys no row of the tile
- * may see are never read, so whatever lies in unused cache slots cannot leak.
+ * may see are never read, so whatever lies in unused cache slots cannot leak. Tiles of few query vectors are attended to
+ * by decode_attention.c where the CPU has AMX.
  *
  * The context is cut into spans of SPAN keys whose partial results are merged in order. When there are few items
  * and long contexts the spans of decode tiles run in parallel, else one after the other: the same
