@@ -45,7 +45,7 @@ class DeviceLogitEdits:
 
     def _list(self, row: SamplingRow) -> ListedTokens:
         params = row.params
-        banned = tuple(row.stop_token_ids) if row.is_below_min_tokens else ()
+        banned = tuple(row.all_stop_token_ids) if row.is_below_min_tokens else ()
         return list_tokens(RowEdits(params.allowed_token_ids, params.logit_bias, banned), self._vocab_size)
 
 

@@ -77,7 +77,7 @@ def _ban_stops_below_min_tokens(edited: LogitRows, rows: Sequence[SamplingRow]) 
     edits = _Edits(edited.vocab_size)
     for index, row in enumerate(rows):
         if row.is_below_min_tokens:
-            edits.add(index, ids_in_vocab(list(row.stop_token_ids), edited.vocab_size))
+            edits.add(index, ids_in_vocab(list(row.all_stop_token_ids), edited.vocab_size))
     if edits.row_ids:
         indices, token_ids, _ = edits.join()
         edited.put(indices, token_ids, np.full(len(token_ids), -np.inf, dtype=np.float32))

@@ -101,15 +101,15 @@ class SamplingRow:
     """Else `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
     """Whatever the outputs are, the token is its largest logit, unless that is banned, and no more is asked for."""
-    stop_token_ids: frozenset[int] = field(init=False)
-    """Banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
+    all_stop_token_ids: frozenset[int] = field(init=False)
+    """EOS and the request's own; banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
 
     def __post_init__(self) -> None:
         params = self.params
         self.is_greedy = params.temperature < 1e-5
         self.has_penalties = params.has_penalties
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
-        self.stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
+        self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
         has_edits = params.has_penalties or bool(params.allowed_token_ids or params.logit_bias)
         self.takes_argmax = self.is_greedy and not has_edits and params.logprobs is None
 
@@ -122,7 +122,8 @@ class SamplingRow:
         return self.num_output_tokens < self.params.min_tokens
 
     def bans(self, token_id: int) -> bool:
-        return token_id in self.stop_token_ids and self.is_below_min_tokens
+        """Whether the token would end the output below min_tokens."""
+        return token_id in self.all_stop_token_ids and self.is_below_min_tokens
 
     @property
     def has_edits(self) -> bool:
