@@ -78,11 +78,25 @@ def test_packed_tiles_of_any_number_of_rows(cpu_library, assert_close, shape):
     if packed_bytes(weight, cpu_library) == 0:
         pytest.skip("no packed kernel for this dtype on this CPU")
     linear = PackedLinear(weight, bias, cpu_library)
-    x = torch.randn(330, shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    x = torch.randn(700, shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
     whole = linear(x)
     assert_close(whole, x.double() @ weight.double().T + bias.double())
-    for num_rows in (1, 15, 17, 31, 33, 60, 64, 90, 200):
+    for num_rows in (1, 15, 17, 31, 33, 60, 64, 90, 200, 330, 641):
         assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
+
+
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("num_rows", [1, 16, 21, 40])
+@pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
+def test_what_lies_around_the_rows_is_not_seen(cpu_library, shape, num_rows):
+    weight, bias = make_weight(shape, torch.bfloat16)
+    if packed_bytes(weight, cpu_library) == 0:
+        pytest.skip("no packed kernel for this dtype on this CPU")
+    linear = PackedLinear(weight, bias, cpu_library)
+    around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
+    x = around[16 : num_rows + 16, 32 : shape[1] + 32]
+    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+    assert torch.equal(linear(x), linear(x.clone()))
 
 
 def test_the_weight_can_be_freed_after_packing():

@@ -18,6 +18,8 @@ bool amx_is_on(void) { return is_on; }
 #define CPUID_AMX_BF16 (1u << 22)
 #define CPUID_AMX_TILE (1u << 24)
 #define PREFETCH_BYTES 8192
+#define PAGE_BYTES 4096
+#define NUM_PAGES 12 /* asked for at a time */
 #define LINE_BYTES (4 * AMX_WORDS)
 
 static bool cpu_has_amx(void)
@@ -126,18 +128,46 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         function(3, sums + 2 * AMX_TILE_WORDS + LANES, 2 * LINE_BYTES);                                               \
     }
 
-/* NOTE: spread between the tiles; a fourth line for every four products costs as much as the first three together. */
-#define ASK_FOR_LINE                                                                                                  \
-    if (next < end) {                                                                                                 \
-        __builtin_prefetch(next, 0, 2);                                                                               \
-        next += LINE_BYTES;                                                                                           \
-    }
+INLINE void ask_for_pages(struct amx_ahead *ahead, const char *memory)
+{
+    ahead->next = ahead->column = memory;
+    ahead->last_column = MIN(memory + PAGE_BYTES, ahead->end);
+    ahead->pages_end = MIN(memory + NUM_PAGES * PAGE_BYTES, ahead->end);
+}
 
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes)
+{
+    struct amx_ahead ahead = {.end = memory + size_bytes};
+    ask_for_pages(&ahead, memory);
+    return ahead;
+}
+
+INLINE void ask_for_line(struct amx_ahead *ahead)
+{
+    if (ahead->next >= ahead->end)
+        return;
+    __builtin_prefetch(ahead->next, 0, 2);
+    ahead->next += PAGE_BYTES;
+    if (ahead->next < ahead->pages_end)
+        return;
+    ahead->next = ahead->column += LINE_BYTES;
+    if (ahead->column >= ahead->last_column)
+        ask_for_pages(ahead, ahead->pages_end);
+}
+
+void amx_ask_for_rest(struct amx_ahead *ahead)
+{
+    while (ahead->next < ahead->end)
+        ask_for_line(ahead);
+}
+
+/* NOTE: lines are asked for between the tiles; a fourth for every four products costs as much as the first three. */
 AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
                                          const char *weight, int64_t panel_bytes, int64_t words, bool add,
                                          struct amx_ahead *ahead)
 {
-    const char *next = ahead->next, *const end = ahead->end, *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
+    struct amx_ahead asked = *ahead; /* in registers */
+    const char *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
     if (add) {
         EACH_SUM(_tile_loadd)
     } else {
@@ -149,14 +179,14 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
     for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step) {
         const char *tile = weight + word * LINE_BYTES;
         _tile_loadd(6, tile, LINE_BYTES);
-        ASK_FOR_LINE
+        ask_for_line(&asked);
         _tile_loadd(4, first, rows[0].stride);
         _tile_dpbf16ps(0, 4, 6);
-        ASK_FOR_LINE
+        ask_for_line(&asked);
         _tile_loadd(7, tile + panel_bytes, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         if (is_pair) {
-            ASK_FOR_LINE
+            ask_for_line(&asked);
             _tile_loadd(5, second, rows[1].stride);
             second += rows[1].step;
             _tile_dpbf16ps(2, 5, 6);
@@ -164,7 +194,7 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
         }
     }
     EACH_SUM(_tile_stored)
-    ahead->next = next;
+    *ahead = asked;
 }
 
 AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
@@ -266,6 +296,11 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
 {
     (void)sums, (void)rows, (void)weight, (void)panel_bytes, (void)words, (void)panels;
 }
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes)
+{
+    return (struct amx_ahead){memory, memory + size_bytes, memory, memory};
+}
+void amx_ask_for_rest(struct amx_ahead *ahead) { (void)ahead; }
 void amx_begin_scores(void) {}
 void amx_score_keys(float *scores, const void *const *groups, int num_groups, const uint32_t *queries, int64_t words)
 {

@@ -30,10 +30,15 @@ struct amx_rows {
 void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels);
 
-/* Memory to ask for while other memory is multiplied. As much is asked for as costs little, and `next` moves behind it. */
+/* Memory to ask for while other memory is multiplied: of so many pages the first line of each, then the second of each.
+ * Each page is a stream for the hardware to run ahead in. */
 struct amx_ahead {
-    const char *next, *end; /* whole lines of 64 bytes */
+    const char *next, *end;
+    const char *column, *last_column, *pages_end; /* line of the first of these pages that `next` is of; bounds */
 };
+
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes);
+void amx_ask_for_rest(struct amx_ahead *ahead);
 
 /* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32], added to if
  * `add`. */

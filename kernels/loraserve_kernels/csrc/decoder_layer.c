@@ -39,7 +39,7 @@ struct layer_step {
     struct segments segments; /* none: base model only */
 };
 
-/* Everything one layer works with; activations are dense. */
+/* Everything one layer works with; activations are dense but those with a stride of their own. */
 struct run {
     const struct decoder_layer *layer;
     const struct layer_step *step;
@@ -59,6 +59,18 @@ static int64_t qkv_size(const struct decoder_layer *layer)
 {
     return (layer->num_heads + 2 * layer->num_kv_heads) * layer->head_dim;
 }
+
+/* Elements between rows: an odd number of cache lines, so that lines of one column do not evict each other. Two Xeon
+ * cores, weights from memory, all linears of a layer for 190 rows: 965 us with dense rows, 910 so. */
+static int64_t row_stride_of(const struct run *run, int64_t row_size)
+{
+    const int64_t line = 64 / (int64_t)size_of(run->dtype);
+    return ((row_size + line - 1) / line | 1) * line;
+}
+
+static int64_t normed_stride(const struct run *run) { return row_stride_of(run, run->layer->hidden_size); }
+static int64_t gate_up_stride(const struct run *run) { return row_stride_of(run, 2 * run->layer->intermediate_size); }
+static int64_t activated_stride(const struct run *run) { return row_stride_of(run, run->layer->intermediate_size); }
 
 static void set_attention(struct run *run)
 {
@@ -109,12 +121,12 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
         linear_bytes = MAX(linear_bytes,
                            linear_scratch(layer->linears + i, run->step->num_rows, num_threads, run->dtype));
     run->linear_scratch = reserve(memory, &used, linear_bytes);
-    run->normed = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
+    run->normed = reserve(memory, &used, row_bytes * (size_t)normed_stride(run));
     run->qkv = reserve(memory, &used, row_bytes * (size_t)qkv_size(layer));
     run->attended = reserve(memory, &used, row_bytes * (size_t)(layer->num_heads * layer->head_dim));
     run->sum = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
-    run->gate_up = reserve(memory, &used, row_bytes * (size_t)(2 * layer->intermediate_size));
-    run->activated = reserve(memory, &used, row_bytes * (size_t)layer->intermediate_size);
+    run->gate_up = reserve(memory, &used, row_bytes * (size_t)gate_up_stride(run));
+    run->activated = reserve(memory, &used, row_bytes * (size_t)activated_stride(run));
     if (memory)
         set_attention(run);
     void *scratch = reserve(memory, &used, attention_scratch(&run->attention, attention_size, num_threads));
@@ -129,17 +141,17 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
     return used;
 }
 
-/* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. */
-static void linear(struct team *team, const struct run *run, int index, void *y, const void *x)
+/* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. Strides in elements. */
+static void linear(struct team *team, const struct run *run, int index, void *y, int64_t y_stride, const void *x,
+                   int64_t x_stride)
 {
     const struct packed_linear *packed = run->layer->linears + index;
     const struct lora_plan *plan = run->lora_plans + index;
-    linear_stage(team, packed, y, packed->num_outputs, x, packed->depth, run->step->num_rows, run->linear_scratch,
-                 run->dtype);
+    linear_stage(team, packed, y, y_stride, x, x_stride, run->step->num_rows, run->linear_scratch, run->dtype);
     if (run->lora_sizes[index].num_items > 0) {
-        lora_shrink_stage(team, plan, x, packed->depth, run->dtype);
+        lora_shrink_stage(team, plan, x, x_stride, run->dtype);
 #pragma omp barrier
-        lora_expand_stage(team, plan, y, packed->num_outputs, run->dtype);
+        lora_expand_stage(team, plan, y, y_stride, run->dtype);
     }
 #pragma omp barrier
 }
@@ -162,8 +174,9 @@ static void add(const struct run *run, void *y, const void *a, const void *b, in
 
 static void norm(const struct run *run, const void *x, const void *weight, float eps, int64_t row)
 {
-    const int64_t size = run->layer->hidden_size, start = row * size;
-    rms_norm_row((void *)at(run->normed, start, run->dtype), at(x, start, run->dtype), weight, size, eps, run->dtype);
+    const int64_t size = run->layer->hidden_size;
+    rms_norm_row((void *)at(run->normed, row * normed_stride(run), run->dtype), at(x, row * size, run->dtype), weight, size,
+                 eps, run->dtype);
 }
 
 static void norm_heads(const struct run *run, const void *weight, float eps, int64_t row, int64_t first, int64_t count)
@@ -189,9 +202,9 @@ static void place_row(const struct run *run, int64_t row)
 static void activate_row(const struct run *run, int64_t row)
 {
     const int64_t size = run->layer->intermediate_size;
-    const void *gate = at(run->gate_up, row * 2 * size, run->dtype);
-    silu_mul_row((void *)at(run->activated, row * size, run->dtype), gate, at(gate, size, run->dtype), size,
-                 run->dtype);
+    const void *gate = at(run->gate_up, row * gate_up_stride(run), run->dtype);
+    silu_mul_row((void *)at(run->activated, row * activated_stride(run), run->dtype), gate, at(gate, size, run->dtype),
+                 size, run->dtype);
 }
 
 /* NOTE: each loop over shared rows is one piece of work. `out` holds the attention's and the MLP's output in turn. */
@@ -204,26 +217,26 @@ static void compute(struct team *team, const struct run *run)
     while (take(team, shares, num_rows, &row))
         norm(run, run->x, layer->input_norm, layer->input_eps, row);
 #pragma omp barrier
-    linear(team, run, QKV, run->qkv, run->normed);
+    linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run));
     shares = start_work(team);
     while (take(team, shares, num_rows, &row))
         place_row(run, row);
 #pragma omp barrier
     attention_stage(team, &run->attention, &run->attention_plan, run->dtype);
 #pragma omp barrier
-    linear(team, run, OUTPUT, run->out, run->attended);
+    linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim);
     shares = start_work(team);
     while (take(team, shares, num_rows, &row)) {
         add(run, run->sum, run->x, run->out, row);
         norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
     }
 #pragma omp barrier
-    linear(team, run, GATE_UP, run->gate_up, run->normed);
+    linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run));
     shares = start_work(team);
     while (take(team, shares, num_rows, &row))
         activate_row(run, row);
 #pragma omp barrier
-    linear(team, run, DOWN, run->out, run->activated);
+    linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run));
     shares = start_work(team);
     while (take(team, shares, num_rows, &row))
         add(run, run->out, run->sum, run->out, row);
