@@ -11,8 +11,12 @@ from loraserve.engine.engine import Engine
 
 
 def start_engine(model: Path, *, enable_lora: bool) -> Engine:
+    """As it is after a moment without requests."""
     threads = len(os.sched_getaffinity(0))
-    return Engine(EngineConfig(model=str(model), num_threads=threads, enable_lora=enable_lora), lambda *_: None)
+    engine = Engine(EngineConfig(model=str(model), num_threads=threads, enable_lora=enable_lora), lambda *_: None)
+    while engine.use_idle_time():
+        pass
+    return engine
 
 
 def load_adapters(engine: Engine, paths: list[Path], folder: Path) -> dict[str, str]:

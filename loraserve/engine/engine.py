@@ -116,6 +116,13 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
+    def use_idle_time(self) -> bool:
+        """Prepare for work to come, for a few milliseconds at most; False if there is nothing more to prepare now.
+
+        Makes memory ready for KV blocks that were never used.
+        """
+        return self._runner.touch_ahead(self._pool.num_ever_allocated)
+
     # ---- adapters
 
     def load_adapter(self, digest: str, packed_path: str) -> None:

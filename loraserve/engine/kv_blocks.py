@@ -41,6 +41,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._enable_caching = enable_caching
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first, so untouched memory stays untouched
+        self._num_never_allocated = num_blocks  # at the bottom of that stack
         self._num_references = [0] * num_blocks
         self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
@@ -50,6 +51,11 @@ class BlockPool:
     def num_available(self) -> int:
         """Blocks that `allocate` can hand out."""
         return len(self._free) + len(self._evictable)
+
+    @property
+    def num_ever_allocated(self) -> int:
+        """Ids from here on were never handed out; all others were."""
+        return self.num_blocks - self._num_never_allocated
 
     def counts(self) -> BlockCounts:
         free, cached = len(self._free), len(self._evictable)
@@ -68,6 +74,7 @@ class BlockPool:
                 self._forget(block)
             self._num_references[block] = 1
             blocks.append(block)
+        self._num_never_allocated = min(self._num_never_allocated, len(self._free))
         return blocks
 
     def match_prefix(self, hashes: Sequence[BlockHash]) -> list[int]:
@@ -136,6 +143,8 @@ class BlockPool:
         assert not free & cached, "a block is free and cached"
         assert not (free | cached) & referenced, "a block is available and referenced"
         assert len(free) + len(cached) + len(referenced) == self.num_blocks, "blocks were lost"
+        untouched = list(range(self.num_blocks - 1, self.num_ever_allocated - 1, -1))
+        assert self._free[: len(untouched)] == untouched, "blocks that were never handed out are not the last"
         assert all(self._hash_of[block] is None for block in free), "a free block is findable"
         assert all(self._hash_of[block] is not None for block in cached), "a cached block cannot be found"
         assert {self._hash_of[block]: block for block in self._block_of.values()} == self._block_of, "hashes disagree"

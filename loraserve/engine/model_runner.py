@@ -11,11 +11,12 @@ from torch import Tensor
 from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.decode_graphs import DecodeGraphs
+from loraserve.engine.kv_pages import KvPages
 from loraserve.models.causal_model import CausalModel
 
 
 class ModelRunner:
-    """The KV caches are allocated once and touched only as blocks are used."""
+    """The KV caches are allocated once and touched only as blocks are used, or by `touch_ahead` a little before."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class ModelRunner:
         k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
+        self._pages = KvPages(self._caches)
         model.bind(k_caches, v_caches, table)
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
@@ -83,3 +85,7 @@ class ModelRunner:
         with torch.inference_mode():
             for cache in self._caches:
                 cache[list(blocks)] = 0
+
+    def touch_ahead(self, num_used_blocks: int) -> bool:
+        """Use a moment of idle time to touch memory behind the first blocks; False if there is no more to touch now."""
+        return self._pages.touch_next(num_used_blocks)

@@ -45,6 +45,8 @@ class Steppable(Protocol):
 
     def has_work(self) -> bool: ...
 
+    def use_idle_time(self) -> bool: ...
+
     def stats(self) -> EngineStats: ...
 
 
@@ -83,7 +85,7 @@ class EngineLoop:
 
     def run_once(self, idle_timeout_s: float) -> None:
         busy = self._engine.has_work()
-        messages = self._channel.receive(0.0 if busy else idle_timeout_s)
+        messages = self._receive(0.0 if busy else idle_timeout_s)
         for message in messages:
             self._handle(message)
         if self._engine.has_work():
@@ -96,6 +98,17 @@ class EngineLoop:
             self._send_outputs([])
             for digest in unloaded:
                 self._channel.send(AdapterUnloaded(digest))
+
+    def _receive(self, timeout_s: float) -> list[ToEngine]:
+        """Everything that has arrived, waiting up to timeout_s for the first message. The engine uses the wait, in
+        slices; between them a message is looked for."""
+        deadline_s = time.monotonic() + timeout_s
+        messages = self._channel.receive(0.0)
+        while not messages and (left_s := deadline_s - time.monotonic()) > 0:
+            if not self._engine.use_idle_time():
+                return self._channel.receive(left_s)
+            messages = self._channel.receive(0.0)
+        return messages
 
     def _handle(self, message: ToEngine) -> None:
         match message:

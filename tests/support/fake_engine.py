@@ -76,6 +76,9 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self._running)
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def step(self) -> list[SequenceOutput]:
         time.sleep(STEP_S)
         self._step += 1

@@ -62,6 +62,9 @@ class HashRunner:
         self.num_ahead = 0
         """Forwards of batches that were queued behind a step whose tokens were not collected."""
         self.batch_adapters: list[set[str | None]] = []
+        self.can_touch_ahead = False
+        self.num_used_blocks = 0
+        """As `touch_ahead` was told last."""
         self._block_size = block_size
         self._table = table
 
@@ -91,6 +94,10 @@ class HashRunner:
         self.tokens[list(blocks)] = 0
         self.adapters[list(blocks)] = 0
         self.readers[list(blocks)] = None
+
+    def touch_ahead(self, num_used_blocks: int) -> bool:
+        self.num_used_blocks = num_used_blocks
+        return self.can_touch_ahead
 
     def non_finite_blocks(self) -> set[int]:
         return set(np.flatnonzero(np.isnan(self.tokens).any(axis=1)).tolist())

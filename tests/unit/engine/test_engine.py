@@ -75,6 +75,19 @@ def answer(request: EngineRequest, adapter: TinyAdapter | None = None, index: in
     return expected_choice(request, index, BASE if adapter is None else adapter.value)
 
 
+# ---- idle time
+
+
+def test_idle_time_goes_to_memory_behind_the_blocks_used_so_far(engine: Engine, runner: HashRunner) -> None:
+    assert not engine.use_idle_time()
+    assert runner.num_used_blocks == 0
+    engine.add_request(ask(prompt=list(range(1, 13))))
+    run_to_idle(engine)
+    runner.can_touch_ahead = True
+    assert engine.use_idle_time()
+    assert runner.num_used_blocks == 4
+
+
 # ---- tokens
 
 

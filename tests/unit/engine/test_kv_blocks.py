@@ -62,6 +62,21 @@ def test_allocates_all_or_nothing() -> None:
     assert pool.try_allocate(1) is None
 
 
+def test_blocks_never_handed_out_are_the_last_ones_and_come_after_all_free_ones() -> None:
+    pool = BlockPool(5)
+    assert pool.num_ever_allocated == 0
+    blocks = pool.try_allocate(3) or []
+    assert pool.num_ever_allocated == 3
+    pool.release(blocks)
+    assert pool.num_ever_allocated == 3
+    assert sorted(pool.try_allocate(2) or []) == [0, 1]
+    assert pool.num_ever_allocated == 3
+    assert pool.try_allocate(4) is None
+    assert pool.num_ever_allocated == 3
+    assert sorted(pool.try_allocate(2) or []) == [2, 3]
+    assert pool.num_ever_allocated == 4
+
+
 def test_finds_the_longest_known_prefix_and_nothing_behind_a_gap() -> None:
     pool = BlockPool(3)
     blocks = pool.try_allocate(3) or []
@@ -166,6 +181,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
         """Of the blocks that may be found."""
         self.evictable: list[int] = []
         """Least recently used first."""
+        self.ever_allocated: set[int] = set()
 
     @rule(count=st.integers(0, 7))
     def allocate(self, count: int) -> None:
@@ -179,6 +195,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
             for block in blocks:
                 self.contents.pop(block, None)
             self.tables.append(blocks)
+            self.ever_allocated |= set(blocks)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
@@ -227,6 +244,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
     @invariant()
     def no_block_is_lost_or_made_up(self) -> None:
         self.pool.check_invariants(self.tables)
+        assert self.ever_allocated == set(range(self.pool.num_ever_allocated))
         counts = self.pool.counts()
         held = {block for table in self.tables for block in table}
         assert counts == BlockCounts(6 - len(held) - len(self.evictable), len(self.evictable), len(held))

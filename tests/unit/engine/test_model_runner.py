@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel, KVSpec
+from tests.support.memory_pages import can_populate, resident_pages
 
 
 class Model:
@@ -56,6 +57,17 @@ def test_copies_are_as_if_made_one_after_the_other(copies: list[tuple[int, int]]
         runner.copy_blocks(copies)
     assert all(map(torch.equal, model.caches, expected))
     assert launches.num_found <= 2 * len(model.caches) + 4
+
+
+@pytest.mark.skipif(not can_populate(), reason="the system cannot touch pages by request")
+def test_touches_memory_of_every_cache_while_there_is_any_to_touch() -> None:
+    model = Model()
+    num_blocks = (40 << 20) // 1024  # so large that malloc takes new memory for each
+    runner = ModelRunner(cast(CausalModel, model), num_blocks, 16, None, torch.device("cpu"), torch.float32)
+    assert not any(all(resident_pages(cache)) for cache in model.caches)
+    while runner.touch_ahead(0):
+        pass
+    assert all(all(resident_pages(cache)) for cache in model.caches)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, KV_FLOAT8], ids=lambda d: str(d)[6:])

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
@@ -78,3 +80,88 @@ def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
     assert ends(outputs) == [("a", index, FinishReason.ABORT) for index in range(3)] + [
         ("a", index, FinishReason.LENGTH) for index in range(3)
     ]
+
+
+class Prepared(FakeEngine):
+    """Needs some slices of idle time."""
+
+    def __init__(self, num_slices: int, log: list[object]) -> None:
+        super().__init__()
+        self.num_slices = num_slices
+        self._log = log
+
+    def use_idle_time(self) -> bool:
+        if self.num_slices == 0:
+            return False
+        self.num_slices -= 1
+        self._log.append("slice")
+        return True
+
+
+class Line:
+    """A channel with a clock, which sees each coming message at the look of that number."""
+
+    def __init__(self, log: list[object], look_s: float = 0.0) -> None:
+        self.now_s = 100.0
+        self.look_s = look_s
+        self.coming: dict[int, ToEngine] = {}
+        self._log = log
+        self._num_looks = 0
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        self._log.append(timeout_s)
+        self.now_s += self.look_s + timeout_s
+        self._num_looks += 1
+        message = self.coming.pop(self._num_looks, None)
+        return [] if message is None else [message]
+
+    def send(self, message: FromEngine) -> None:
+        self._log.append(message)
+
+
+def idle_loop(
+    monkeypatch: pytest.MonkeyPatch, num_slices: int, look_s: float = 0.0
+) -> tuple[EngineLoop, Prepared, Line, list[object]]:
+    log: list[object] = []
+    engine, line = Prepared(num_slices, log), Line(log, look_s)
+    monkeypatch.setattr("loraserve.serving.engine_loop.time", SimpleNamespace(monotonic=lambda: line.now_s))
+    return EngineLoop(engine, line), engine, line, log
+
+
+def test_an_idle_engine_prepares_itself_between_looks_and_then_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, _, _, log = idle_loop(monkeypatch, num_slices=2)
+    loop.run_once(1.0)
+    assert log[:-1] == [0.0, "slice", 0.0, "slice", 0.0, 1.0]
+    assert isinstance(log[-1], StepOutputs), "a heartbeat, after all of the wait"
+    log.clear()
+    loop.run_once(1.0)
+    assert log[:-1] == [0.0, 1.0]
+
+
+def test_a_message_between_slices_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, engine, line, log = idle_loop(monkeypatch, num_slices=9)
+    line.coming = {2: AddRequests([request("a", max_tokens=2, n=1)])}
+    loop.run_once(1.0)
+    assert log[:3] == [0.0, "slice", 0.0]
+    assert [output.token_ids for entry in log[3:] if isinstance(entry, StepOutputs) for output in entry.outputs] == [
+        [0]
+    ]
+    loop.run_once(1.0)
+    assert engine.num_slices == 8, "none while there is work"
+
+
+def test_a_long_preparation_neither_stops_nor_multiplies_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, _, line, log = idle_loop(monkeypatch, num_slices=1000, look_s=0.125)
+    start_s = line.now_s
+    for _ in range(3):
+        loop.run_once(1.0)
+    assert sum(isinstance(entry, StepOutputs) for entry in log) == 3
+    assert line.now_s - start_s == 3.0
+
+
+def test_shutdown_does_not_wait_for_the_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, engine, line, _ = idle_loop(monkeypatch, num_slices=1000)
+    line.coming = {3: Shutdown()}
+    loop.run()
+    assert engine.num_slices == 998
+    assert line.now_s == 100.0
