@@ -161,14 +161,39 @@ static void soften(float *scores, vf *totals, vf shift, int64_t num_groups)
         }
 }
 
-/* One group's values, and what to ask for meanwhile. */
+/* The next chunk, asked for while this one's values are read: the first line of each of its groups' keys and values, then
+ * the second of each. Several groups at a time are several streams for the hardware to run ahead in. */
+struct asking {
+    const char *k_cache, *v_cache;
+    const struct chunk *next;
+    int64_t line, num_lines; /* of each group */
+    int64_t due, pace;       /* 65,536ths of a line: asked for by now, and more with each key */
+};
+
+static struct asking start_asking(const struct attention *p, const struct chunk *next, int64_t num_keys)
+{
+    struct asking asking = {.k_cache = p->k_cache, .v_cache = p->v_cache, .next = next};
+    asking.num_lines = GROUP * p->head_dim * (int64_t)size_of(BFLOAT16) / 64;
+    asking.pace = (asking.num_lines << 16) / num_keys + 1;
+    return asking;
+}
+
+INLINE void ask_for_lines(struct asking *asking)
+{
+    asking->due += asking->pace;
+    for (; asking->line < MIN(asking->due >> 16, asking->num_lines); asking->line++)
+        for (int64_t i = 0; i < asking->next->num_groups; i++) {
+            const int64_t offset = asking->next->rows[i] * (int64_t)size_of(BFLOAT16) + asking->line * 64;
+            __builtin_prefetch(asking->k_cache + offset, 0, 2);
+            __builtin_prefetch(asking->v_cache + offset, 0, 2);
+        }
+}
+
 struct value_group {
     const char *values;
     int64_t row_bytes, first, end; /* rows that are read */
     const float *probabilities;    /* [GROUP, AMX_QUERIES] */
-    const char *k_cache, *v_cache;
-    const int64_t *asked; /* groups of the next chunk: element offsets of their first rows */
-    int64_t num_asked;
+    struct asking *asking;
 };
 
 /* output += probabilities * values. A word holds an even and an odd element, which are kept apart until the span's end:
@@ -181,13 +206,7 @@ INLINE void add_values(float *output, int64_t dim, const struct value_group *gro
     for (int i = 0; i < queries * vectors; i++)
         sum[i] = load(output, i / vectors * dim + d + i % vectors * LANES, FLOAT32);
     for (int64_t key = 0; key < GROUP; key++) {
-        for (int64_t i = 0; i < group->num_asked; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v += 2) {
-                const int64_t offset = 2 * (group->asked[i] + d + v * LANES) + key * group->row_bytes;
-                __builtin_prefetch(group->k_cache + offset, 0, 2);
-                __builtin_prefetch(group->v_cache + offset, 0, 2);
-            }
+        ask_for_lines(group->asking);
         if (key < group->first || key >= group->end)
             continue;
         vf value[4];
@@ -227,15 +246,15 @@ static void add_chunk(const struct attention *p, float *output, int64_t queries,
 {
     static void (*const add[])(float *, int64_t, const struct value_group *) = {
         NULL, add_values_of_1, add_values_of_2, add_values_of_3, add_values_of_4};
+    const int64_t passes = p->head_dim / (4 * LANES) + p->head_dim % (4 * LANES) / (2 * LANES); /* over each value */
+    struct asking asking = start_asking(p, next, chunk->num_groups * GROUP * passes);
     for (int64_t i = 0; i < chunk->num_groups; i++) {
-        const int64_t first_asked = next->num_groups * i / chunk->num_groups;
         const struct value_group group = {
             .values = at(p->v_cache, chunk->rows[i], BFLOAT16),
             .row_bytes = p->head_dim * (int64_t)size_of(BFLOAT16),
             .first = chunk->first - i * GROUP, .end = chunk->end - i * GROUP,
             .probabilities = probabilities + i * GROUP * AMX_QUERIES,
-            .k_cache = p->k_cache, .v_cache = p->v_cache, .asked = next->rows + first_asked,
-            .num_asked = next->num_groups * (i + 1) / chunk->num_groups - first_asked,
+            .asking = &asking,
         };
         add[queries](output, p->head_dim, &group);
     }
