@@ -10,6 +10,7 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 
 if TYPE_CHECKING:
     from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
+    from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 
 
 class Linear(Protocol):
@@ -38,6 +39,10 @@ class Backend(Protocol):
 
     def decoder_layers(self, layers: "Sequence[DecoderLayer]") -> "DecoderLayers | None":
         """Layers that `decoder_layer` gave, as one op; None where that is no faster."""
+        ...
+
+    def decoder_model(self, parts: "DecoderModelParts") -> "DecoderModel | None":
+        """Everything from token ids to logits as one op; None where that is no faster."""
         ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:

@@ -13,8 +13,10 @@ from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
 from loraserve_kernels.cpu_calls import DTYPE_CODES, AttentionStruct, RotaryStruct, raise_for
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
+from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts, DecoderLayers
+from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -63,6 +65,13 @@ class CpuBackend:
         ours = [layer for layer in layers if isinstance(layer, CpuDecoderLayer)]
         is_one_op = len(ours) == len(layers) and len({layer.shape for layer in ours}) == 1
         return CpuDecoderLayers(ours, self.library, self._step) if is_one_op else None
+
+    def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
+        """See `Backend.decoder_model`."""
+        layers = self.decoder_layers(parts.layers)
+        if not isinstance(layers, CpuDecoderLayers) or not isinstance(parts.head, PackedLinear):
+            return None
+        return CpuDecoderModel(parts, layers, parts.head, self.library)
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

@@ -14,6 +14,7 @@ STATUS_MESSAGES = {
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",
     6: "this library has no packed linears for the dtype",
+    7: "a token id, position or sampled row is outside the model's embedding, its positions or the batch",
 }
 
 
@@ -132,7 +133,7 @@ class DecoderLayerStruct(ctypes.Structure):
 
 
 class LayerStepStruct(ctypes.Structure):
-    """`struct layer_step` of decoder_layer.c."""
+    """`struct layer_step` of decoder_layer.h."""
 
     _fields_ = (
         ("num_rows", c_int64),
@@ -153,6 +154,37 @@ class LayerStepStruct(ctypes.Structure):
     )
 
 
+class DecoderModelStruct(ctypes.Structure):
+    """`struct decoder_model` of decoder_model.c."""
+
+    _fields_ = (
+        ("layers", c_void_p),
+        ("num_layers", c_int64),
+        ("hidden_size", c_int64),
+        ("embedding", c_void_p),
+        ("vocab_size", c_int64),
+        ("cosine", c_void_p),
+        ("sine", c_void_p),
+        ("num_positions", c_int64),
+        ("rotary_dim", c_int64),
+        ("norm", c_void_p),
+        ("head", PackedLinearStruct),
+        ("eps", c_float),
+    )
+
+
+class ModelStepStruct(ctypes.Structure):
+    """`struct model_step` of decoder_model.c."""
+
+    _fields_ = (
+        ("layers", LayerStepStruct),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("sampled_rows", c_void_p),
+        ("num_sampled", c_int64),
+    )
+
+
 POINTER_STRIDE = [c_void_p, c_int64]
 SIGNATURES = {
     "amx_enable": [c_int],
@@ -168,6 +200,7 @@ SIGNATURES = {
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],
+    "decoder_model": [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int],
 }
 
 

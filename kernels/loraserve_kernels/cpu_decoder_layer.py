@@ -29,7 +29,7 @@ class StepAddresses:
     def address(self, batch: StepBatch, rotary: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, lora: bool) -> int:
         """Of a `struct layer_step`; valid until the next call."""
         if self._batch is not batch or self._rotary is not rotary or self._with_adapters != lora:
-            self._struct = _step_struct(batch, rotary, dtype, lora=lora)
+            self._struct = step_struct(batch, rotary, dtype, lora=lora)
             self._batch, self._rotary, self._with_adapters = batch, rotary, lora
         return addressof(self._struct)
 
@@ -130,11 +130,12 @@ class CpuDecoderLayers:
     """
 
     def __init__(self, layers: Sequence[CpuDecoderLayer], library: CpuLibrary, step: StepAddresses) -> None:
+        self.shape = layers[0].shape
+        self.addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
+        """Of `struct decoder_layer`s."""
         self._layers = list(layers)
         self._step = step
-        self._addresses = (c_void_p * len(layers))(*(layer.address for layer in layers))
         self._function = library.functions.decoder_layers
-        self._shape = layers[0].shape
 
     def __call__(
         self,
@@ -146,13 +147,12 @@ class CpuDecoderLayers:
         table: AdapterTable | None,
     ) -> Tensor:
         """See `DecoderLayers`. Nothing is changed when an index is out of range."""
-        if table is not None and table.num_biased and batch.segments.has_adapter:
+        if may_have_biases(batch, table):
             for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
                 x = layer.composed(x, rotary, k_cache, v_cache, batch, table)
             return x
-        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
-            layer.bind(k_cache, v_cache, table)
-        shape = self._shape
+        self.bind(k_caches, v_caches, table)
+        shape = self.shape
         require_rows("x", x, shape.hidden_size)
         require_dense("x", x, shape.dtype)
         if x.shape[0] != batch.slot_mapping.shape[0]:
@@ -162,7 +162,7 @@ class CpuDecoderLayers:
         out = torch.empty_like(x)
         step = self._step.address(batch, rotary, shape.dtype, lora=table is not None and batch.segments.has_adapter)
         status = self._function(
-            self._addresses,
+            self.addresses,
             len(self._layers),
             step,
             x.data_ptr(),
@@ -172,6 +172,16 @@ class CpuDecoderLayers:
         )
         raise_for(status)
         return out
+
+    def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:
+        """As `CpuDecoderLayer.bind`; the caches are aligned with the layers."""
+        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
+            layer.bind(k_cache, v_cache, table)
+
+
+def may_have_biases(batch: StepBatch, table: AdapterTable | None) -> bool:
+    """Whether an adapter of the batch may have what the C functions do not add."""
+    return table is not None and table.num_biased > 0 and batch.segments.has_adapter
 
 
 def _check_sizes(parts: DecoderLayerParts, packed: list[PackedLinear]) -> None:
@@ -201,9 +211,10 @@ def _check_norm(name: str, norm: Norm, size: int, dtype: torch.dtype) -> None:
         raise mismatch(name, list(norm.weight.shape), [size])
 
 
-def _step_struct(
+def step_struct(
     batch: StepBatch, rotary: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, lora: bool
 ) -> LayerStepStruct:
+    """The batch's tensors must outlive it."""
     num_rows, num_sequences = batch.slot_mapping.shape[0], batch.context_lens.shape[0]
     require_dense("slot_mapping", batch.slot_mapping, torch.int64)
     for name in ("context_lens", "row_start", "num_rows"):

@@ -8,6 +8,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -38,6 +39,9 @@ class ReferenceBackend:
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
         """See `Backend.decoder_layers`."""
+
+    def decoder_model(self, parts: DecoderModelParts) -> None:
+        """See `Backend.decoder_model`."""
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

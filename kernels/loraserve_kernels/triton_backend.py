@@ -8,6 +8,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
@@ -51,6 +52,9 @@ class TritonBackend:
 
     def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
         """See `Backend.decoder_layers`. A captured step has no calls to save."""
+
+    def decoder_model(self, parts: DecoderModelParts) -> None:
+        """See `Backend.decoder_model`."""
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`. A bias is added before the only rounding, also where `table.num_biased` is 0."""

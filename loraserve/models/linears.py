@@ -44,15 +44,20 @@ class LinearGroup:
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         y = self.linear(rows)
-        context = self._context
-        if context.adapter_table is not None and rows.shape[0] > 0:
-            batch = context.current_batch()
-            segments = batch.sampled_segments if self._sampled_rows else batch.segments
-            if segments.has_adapter:
-                if context.arrivals is not None:
-                    context.arrivals.before_group(self.lora_group.group_index)
-                context.backend.lora_add(y, rows, self.lora_group, context.adapter_table, segments)
+        self.add_adapters(y, rows)
         return y.view(*x.shape[:-1], y.shape[-1])
+
+    def add_adapters(self, y: Tensor, x: Tensor) -> None:
+        """To the base model's y = linear(x), in place. x: [T, in_features]."""
+        context = self._context
+        if context.adapter_table is None or x.shape[0] == 0:
+            return
+        batch = context.current_batch()
+        segments = batch.sampled_segments if self._sampled_rows else batch.segments
+        if segments.has_adapter:
+            if context.arrivals is not None:
+                context.arrivals.before_group(self.lora_group.group_index)
+            context.backend.lora_add(y, x, self.lora_group, context.adapter_table, segments)
 
 
 class GroupMember(nn.Module):

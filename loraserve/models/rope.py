@@ -26,12 +26,12 @@ class RotaryTable(nn.Module):
     def __init__(self, cos: Tensor, sin: Tensor) -> None:
         """cos, sin: [max_model_len, rotary_dim]."""
         super().__init__()
-        self._cos = cos
-        self._sin = sin
+        self.cos = cos
+        self.sin = sin
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         positions = position_ids[0]
-        return self._cos.index_select(0, positions)[None], self._sin.index_select(0, positions)[None]
+        return self.cos.index_select(0, positions)[None], self.sin.index_select(0, positions)[None]
 
 
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward, TransformersForward
+from loraserve.models.fused_layer import FusedLayers
 from tests.support.tiny_models import tiny_model
 
 MAX_MODEL_LEN = 128
@@ -35,6 +36,20 @@ def prepared(model: PreTrainedModel, backend: Backend) -> CausalModel:
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
 def test_models_of_fused_layers_are_run_directly(architecture: str, backend: Backend) -> None:
     assert isinstance(prepared(tiny_model(architecture, 0), backend)._forward, DirectForward)
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["own lm_head", "tied"])
+def test_the_whole_model_is_one_op_unless_lm_head_is_the_embedding(
+    is_tied: bool, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama", 0)
+    if is_tied:
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    else:
+        monkeypatch.setattr(FusedLayers, "compute", lambda *_: pytest.fail("the layers were called by themselves"))
+    forward = prepared(model, backend)._forward
+    assert isinstance(forward, DirectForward)
+    assert (forward._op is None) == is_tied
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "granite", "olmo2"])

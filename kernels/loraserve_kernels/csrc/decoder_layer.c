@@ -5,7 +5,8 @@
  * up. Decode of 16 rows of 16 adapters, 12 layers of hidden size 768, two EPYC Zen 5 cores: 18.2 -> 13.1 ms a step with
  * a call for each layer, packed linears and bfloat16 products in attention together.
  */
-#include "lora_add.h"
+#include "decoder_layer.h"
+
 #include "packed_linear.h"
 #include "paged_attention.h"
 #include "row_ops.h"
@@ -25,18 +26,6 @@ struct decoder_layer {
     void *k_cache, *v_cache;
     int64_t num_blocks, num_kv_heads, block_size, head_dim, num_heads, hidden_size, intermediate_size, sliding_window;
     float input_eps, mlp_eps, q_eps, k_eps, scaling, softcap;
-};
-
-/* What all layers of a step share. */
-struct layer_step {
-    int64_t num_rows, num_sequences, max_blocks;
-    const void *cosine, *sine; /* dense [num_rows, rotary_dim] */
-    int64_t rotary_dim;
-    const int64_t *slot_mapping;
-    const int32_t *block_table;
-    int64_t block_table_stride;
-    const int32_t *context_lens, *row_start, *sequence_rows;
-    struct segments segments; /* none: base model only */
 };
 
 /* Everything one layer works with; activations are dense but those with a stride of their own. */
@@ -269,8 +258,6 @@ static void prepare(struct run *runs, int64_t index, int64_t num_layers, char *m
     run->out = index + 1 == num_layers ? out : run->between[(index + 1) % 2];
 }
 
-/* layers: all of one hidden size. x, out: dense [num_rows, hidden_size], not the same. Nothing is changed when another
- * status than OK is returned. */
 EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
                           const void *x, void *out, int dtype, int num_threads)
 {
@@ -306,8 +293,8 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
 
 #else
 
-EXPORT int decoder_layers(const void *layers, int64_t num_layers, const void *step, const void *x, void *out, int dtype,
-                          int num_threads)
+EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
+                          const void *x, void *out, int dtype, int num_threads)
 {
     (void)layers, (void)num_layers, (void)step, (void)x, (void)out, (void)dtype, (void)num_threads;
     return UNSUPPORTED;

@@ -18,3 +18,7 @@ size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int 
 /* y = x Wᵀ + bias, shared by the team. Uses up two pieces of work. NOTE: x must be complete; y is after a barrier. */
 void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype);
+
+/* The whole op: linear_stage on a team of its own. y: dense or strided [num_rows, num_outputs]. */
+int packed_linear(const struct packed_linear *linear, void *y, int64_t y_stride, const void *x, int64_t x_stride,
+                  int64_t num_rows, int dtype, int num_threads);

@@ -47,6 +47,7 @@ enum status {
     BAD_BLOCK = 4,
     OUT_OF_MEMORY = 5,
     UNSUPPORTED = 6,
+    BAD_TOKEN = 7,
 };
 
 INLINE size_t size_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 : 4; }

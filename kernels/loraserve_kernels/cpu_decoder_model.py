@@ -1,0 +1,110 @@
+"""A whole model as one call of `csrc/decoder_model.c`."""
+
+from collections.abc import Sequence
+from ctypes import addressof
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.checks import mismatch, require_dense
+from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelStepStruct, raise_for
+from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biases, step_struct
+from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.step_batch import StepBatch
+
+
+class CpuDecoderModel:
+    """See `DecoderModel`. Its bits are those of the separate ops."""
+
+    def __init__(
+        self, parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear, library: CpuLibrary
+    ) -> None:
+        """layers, head: those of `parts`."""
+        _check(parts, layers, head)
+        self._parts = parts
+        self._layers = layers
+        self._head = head
+        self._struct = DecoderModelStruct(
+            num_layers=len(parts.layers),
+            hidden_size=layers.shape.hidden_size,
+            embedding=parts.embedding.data_ptr(),
+            vocab_size=parts.embedding.shape[0],
+            cosine=parts.cos.data_ptr(),
+            sine=parts.sin.data_ptr(),
+            num_positions=parts.cos.shape[0],
+            rotary_dim=parts.cos.shape[1],
+            norm=parts.norm.weight.data_ptr(),
+            head=head.struct,
+            eps=parts.norm.eps,
+        )
+        self._struct.layers = addressof(layers.addresses)
+        self._function = library.functions.decoder_model
+        self._batch: StepBatch | None = None
+        self._with_adapters = False
+        self._step = ModelStepStruct()
+        """Of that batch."""
+
+    def __call__(
+        self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: StepBatch, table: AdapterTable | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """See `DecoderModel`. Nothing is changed when an index is out of range."""
+        if may_have_biases(batch, table):
+            return None
+        shape = self._layers.shape
+        self._layers.bind(k_caches, v_caches, table)
+        lora = table is not None and batch.segments.has_adapter
+        if self._batch is not batch or self._with_adapters != lora:
+            self._step = _model_step(batch, shape.dtype, lora=lora)
+            self._batch, self._with_adapters = batch, lora
+        num_sampled = self._step.num_sampled
+        hidden = torch.empty((num_sampled, shape.hidden_size), dtype=shape.dtype)
+        logits = torch.empty((num_sampled, self._head.out_features), dtype=shape.dtype)
+        status = self._function(
+            addressof(self._struct),
+            addressof(self._step),
+            hidden.data_ptr(),
+            logits.data_ptr(),
+            DTYPE_CODES[shape.dtype],
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return hidden, logits
+
+
+def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelStepStruct:
+    layers = step_struct(batch, None, dtype, lora=lora)
+    for name, tensor in (("token_ids", batch.token_ids), ("positions", batch.positions)):
+        require_dense(name, tensor, torch.int64)
+        if tensor.shape != (layers.num_rows,):
+            raise mismatch(name, list(tensor.shape), [layers.num_rows])
+    require_dense("sampled_rows", batch.sampled_rows, torch.int64)
+    return ModelStepStruct(
+        layers,
+        batch.token_ids.data_ptr(),
+        batch.positions.data_ptr(),
+        batch.sampled_rows.data_ptr(),
+        batch.sampled_rows.shape[0],
+    )
+
+
+def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear) -> None:
+    shape = layers.shape
+    for name, tensor in (
+        ("embedding", parts.embedding),
+        ("cos", parts.cos),
+        ("sin", parts.sin),
+        ("norm", parts.norm.weight),
+    ):
+        require_dense(name, tensor, shape.dtype)
+    if parts.embedding.dim() != 2 or parts.embedding.shape[1] != shape.hidden_size:
+        raise mismatch("embedding", list(parts.embedding.shape), f"[vocab_size, {shape.hidden_size}]")
+    if parts.norm.weight.shape != (shape.hidden_size,):
+        raise mismatch("norm", list(parts.norm.weight.shape), [shape.hidden_size])
+    rotary_dim = parts.cos.shape[-1]
+    if parts.cos.dim() != 2 or parts.sin.shape != parts.cos.shape or rotary_dim % 2 or rotary_dim > shape.head_dim:
+        raise mismatch("cos", list(parts.cos.shape), f"[num_positions, an even rotary_dim of at most {shape.head_dim}]")
+    if (head.in_features, head.dtype) != (shape.hidden_size, shape.dtype):
+        raise mismatch("head", f"[*, {head.in_features}] {head.dtype}", f"[*, {shape.hidden_size}] {shape.dtype}")

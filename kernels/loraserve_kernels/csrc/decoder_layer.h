@@ -1,0 +1,23 @@
+/* See decoder_layer.c. */
+#pragma once
+
+#include "lora_add.h"
+
+struct decoder_layer;
+
+/* What all layers of a step share. */
+struct layer_step {
+    int64_t num_rows, num_sequences, max_blocks;
+    const void *cosine, *sine; /* dense [num_rows, rotary_dim] */
+    int64_t rotary_dim;
+    const int64_t *slot_mapping;
+    const int32_t *block_table;
+    int64_t block_table_stride;
+    const int32_t *context_lens, *row_start, *sequence_rows;
+    struct segments segments; /* none: base model only */
+};
+
+/* layers: all of one hidden size. x, out: dense [num_rows, hidden_size], not the same. Nothing is changed when another
+ * status than OK is returned. */
+int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
+                   const void *x, void *out, int dtype, int num_threads);

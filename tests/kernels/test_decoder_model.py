@@ -1,0 +1,150 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
+from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
+from loraserve_kernels.reference_backend import ReferenceBackend
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor
+
+from tests.support.decoder_cases import CASES, HEAD_DIM, HIDDEN, Case, make_case, make_parts, random
+
+VOCAB, NUM_LOGITS, NUM_POSITIONS, NUM_LAYERS = 50, 83, 1300, 3
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture
+def cpu(cpu_library) -> CpuBackend:
+    return CpuBackend(cpu_library)
+
+
+def make_model_parts(backend: CpuBackend, dtype: torch.dtype) -> DecoderModelParts:
+    angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
+    angles = torch.cat([angles, angles], dim=-1)
+    layers = [
+        backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms)) for head_norms in (False, True, False)
+    ]
+    if None in layers:
+        pytest.skip("this CPU has no packed linears")
+    return DecoderModelParts(
+        embedding=random(VOCAB, HIDDEN, dtype=dtype, seed=20),
+        cos=angles.cos().to(dtype),
+        sin=angles.sin().to(dtype),
+        layers=[layer for layer in layers if layer is not None],
+        norm=Norm(1 + random(HIDDEN, dtype=dtype, seed=21, scale=0.2), 1e-5),
+        head=backend.linear(random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22), None, keep_weight=False),
+    )
+
+
+def make_model(backend: CpuBackend, parts: DecoderModelParts) -> DecoderModel:
+    model = backend.decoder_model(parts)
+    assert model is not None
+    return model
+
+
+def with_tokens(case: Case) -> StepBatch:
+    """Every other row is sampled."""
+    batch = case.batch
+    rows = torch.arange(len(batch.slot_mapping))
+    positions = [
+        torch.arange(context - count, context)
+        for context, count in zip(batch.context_lens.tolist(), batch.num_rows.tolist(), strict=True)
+    ]
+    return replace(
+        batch, token_ids=rows * 7 % VOCAB, positions=torch.cat(positions), sampled_rows=rows[len(rows) % 2 :: 2].clone()
+    )
+
+
+def make_caches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
+    return [case.k_cache.clone() for _ in range(NUM_LAYERS)], [case.v_cache.clone() for _ in range(NUM_LAYERS)]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
+def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
+    parts = make_model_parts(cpu, dtype)
+    case = make_case(name, dtype, with_adapters=with_adapters)
+    batch = with_tokens(case)
+    expected_caches, caches = make_caches(case), make_caches(case)
+    rows = parts.embedding[batch.token_ids]
+    rotary = parts.cos[batch.positions][None], parts.sin[batch.positions][None]
+    for layer, k_cache, v_cache in zip(parts.layers, *expected_caches, strict=True):
+        rows = layer(rows, rotary, k_cache, v_cache, batch, case.table)
+    expected_hidden = cpu.rms_norm(rows[batch.sampled_rows], parts.norm.weight, parts.norm.eps)
+
+    model = make_model(cpu, parts)
+    for _ in range(2):  # into the same slots: no state is left from the first time
+        found = model(*caches, batch, case.table)
+        assert found is not None
+        assert torch.equal(found[0], expected_hidden)
+        assert torch.equal(found[1], parts.head(expected_hidden))
+    for cache, expected in zip([*caches[0], *caches[1]], [*expected_caches[0], *expected_caches[1]], strict=True):
+        assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
+
+
+def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
+    parts = make_model_parts(cpu, dtype)
+    case = make_case("decode", dtype, with_adapters=False)
+    batch = with_tokens(case)
+    model = make_model(cpu, parts)
+    first = model(*make_caches(case), batch, None)
+    batch.token_ids += 1
+    second = model(*make_caches(case), batch, None)
+    batch.token_ids -= 1
+    again = model(*make_caches(case), batch, None)
+    assert first is not None
+    assert second is not None
+    assert again is not None
+    assert not torch.equal(first[1], second[1])
+    assert torch.equal(first[1], again[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("token_ids", VOCAB), ("token_ids", -1), ("positions", NUM_POSITIONS), ("sampled_rows", 5)]
+)
+def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, value):
+    case = make_case("decode", dtype)
+    batch = with_tokens(case)
+    getattr(batch, name)[-1] = value
+    caches = make_caches(case)
+    with pytest.raises(ValueError, match=r"token id, position or sampled row"):
+        make_model(cpu, make_model_parts(cpu, dtype))(*caches, batch, case.table)
+    assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
+
+
+def test_a_batch_whose_adapters_may_have_biases_is_left_to_the_layers(cpu, dtype):
+    case = make_case("decode", dtype)
+    assert case.table is not None
+    model, batch = make_model(cpu, make_model_parts(cpu, dtype)), with_tokens(case)
+    case.table.num_biased = 1
+    caches = make_caches(case)
+    assert model(*caches, batch, case.table) is None
+    assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
+
+
+@pytest.mark.parametrize("part", ["embedding", "cos", "norm", "head"])
+def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
+    parts = make_model_parts(cpu, torch.float32)
+    wrong = {
+        "embedding": parts.embedding[:, :-1].clone(),
+        "cos": parts.cos[:-1],
+        "norm": Norm(parts.norm.weight[:-1], 1e-5),
+        "head": cpu.linear(torch.randn(8, HIDDEN + 1), None, keep_weight=False),
+    }
+    with pytest.raises(ValueError, match=part):
+        cpu.decoder_model(replace(parts, **{part: wrong[part]}))
+
+
+def test_other_linears_and_other_layers_are_not_one_op(cpu):
+    parts = make_model_parts(cpu, torch.float32)
+    tied = cpu.linear(parts.embedding, None, keep_weight=True)
+    assert cpu.decoder_model(replace(parts, head=tied)) is None
+    composed = ComposedDecoderLayer(make_parts(cpu, torch.float32), cpu)
+    assert cpu.decoder_model(replace(parts, layers=[*parts.layers, composed])) is None
+    assert ReferenceBackend().decoder_model(parts) is None
