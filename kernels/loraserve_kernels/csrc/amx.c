@@ -131,7 +131,7 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
 INLINE void ask_for_pages(struct amx_ahead *ahead, const char *memory)
 {
     ahead->next = ahead->column = memory;
-    ahead->last_column = MIN(memory + PAGE_BYTES, ahead->end);
+    ahead->column_end = MIN(memory + PAGE_BYTES, ahead->end);
     ahead->pages_end = MIN(memory + NUM_PAGES * PAGE_BYTES, ahead->end);
 }
 
@@ -151,7 +151,7 @@ INLINE void ask_for_line(struct amx_ahead *ahead)
     if (ahead->next < ahead->pages_end)
         return;
     ahead->next = ahead->column += LINE_BYTES;
-    if (ahead->column >= ahead->last_column)
+    if (ahead->column >= ahead->column_end)
         ask_for_pages(ahead, ahead->pages_end);
 }
 

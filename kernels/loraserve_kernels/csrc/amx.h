@@ -30,11 +30,11 @@ struct amx_rows {
 void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels);
 
-/* Memory to ask for while other memory is multiplied: of so many pages the first line of each, then the second of each.
- * Each page is a stream for the hardware to run ahead in. */
+/* Memory to ask for while other memory is multiplied, as much as costs little: of so many pages the first line of each,
+ * then the second of each. Each page is a stream for the hardware to run ahead in. */
 struct amx_ahead {
     const char *next, *end;
-    const char *column, *last_column, *pages_end; /* line of the first of these pages that `next` is of; bounds */
+    const char *column, *column_end, *pages_end; /* the first page's line that `next` is of, its end, that of the pages */
 };
 
 struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes);

@@ -12,7 +12,7 @@ struct packed_linear {
     int64_t num_outputs, depth;
 };
 
-/* Bytes of scratch for so many rows. */
+/* Bytes of scratch for so many rows; 0 where x is read where it is. */
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype);
 
 /* y = x Wᵀ + bias, shared by the team. Uses up two pieces of work. NOTE: x must be complete; y is after a barrier. */
