@@ -1,4 +1,4 @@
-"""Which pages of a tensor are in memory."""
+"""Which pages of a tensor are in memory, and how to have them out of it."""
 
 import ctypes
 import mmap
@@ -6,6 +6,7 @@ import sys
 
 from torch import Tensor
 
+MADV_DONTNEED = 4
 MADV_POPULATE_WRITE = 23
 
 
@@ -30,3 +31,12 @@ def resident_pages(tensor: Tensor) -> list[bool]:
     if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), flags) != 0:
         raise OSError(ctypes.get_errno(), "mincore")
     return [bool(flag & 1) for flag in flags]
+
+
+def give_back(tensor: Tensor) -> None:
+    """Leave the pages that hold nothing else as if they were new: malloc may have given memory that was used before."""
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED) != 0:
+        raise OSError(ctypes.get_errno(), "madvise")

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel, KVSpec
-from tests.support.memory_pages import can_populate, resident_pages
+from tests.support.memory_pages import can_populate, give_back, resident_pages
 
 
 class Model:
@@ -62,8 +62,9 @@ def test_copies_are_as_if_made_one_after_the_other(copies: list[tuple[int, int]]
 @pytest.mark.skipif(not can_populate(), reason="the system cannot touch pages by request")
 def test_touches_memory_of_every_cache_while_there_is_any_to_touch() -> None:
     model = Model()
-    num_blocks = (40 << 20) // 1024  # so large that malloc takes new memory for each
-    runner = ModelRunner(cast(CausalModel, model), num_blocks, 16, None, torch.device("cpu"), torch.float32)
+    runner = ModelRunner(cast(CausalModel, model), 4096, 16, None, torch.device("cpu"), torch.float32)
+    for cache in model.caches:
+        give_back(cache)
     assert not any(all(resident_pages(cache)) for cache in model.caches)
     while runner.touch_ahead(0):
         pass
