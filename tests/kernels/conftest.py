@@ -192,6 +192,11 @@ def kv_float8(monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
 
 
 @pytest.fixture
+def cpu(cpu_library: CpuLibrary) -> CpuBackend:
+    return CpuBackend(cpu_library)
+
+
+@pytest.fixture
 def device(backend: Backend) -> str:
     """Where the tensors for `backend` must be."""
     return "cuda" if backend.name == "triton" and HAS_GPU else "cpu"

@@ -13,11 +13,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.fixture
-def cpu(cpu_library) -> CpuBackend:
-    return CpuBackend(cpu_library)
-
-
 def fused(backend: CpuBackend, parts: DecoderLayerParts) -> DecoderLayer:
     layer = backend.decoder_layer(parts)
     if layer is None:

@@ -19,11 +19,6 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-@pytest.fixture
-def cpu(cpu_library) -> CpuBackend:
-    return CpuBackend(cpu_library)
-
-
 def make_model_parts(backend: CpuBackend, dtype: torch.dtype) -> DecoderModelParts:
     angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
     angles = torch.cat([angles, angles], dim=-1)
