@@ -198,7 +198,7 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
 }
 
 AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
-                                    int64_t panel_bytes, int64_t words, bool add, struct amx_ahead *ahead)
+                                      int64_t panel_bytes, int64_t words, bool add, struct amx_ahead *ahead)
 {
     if (num_tiles == 2)
         multiply_panels(sums, rows, true, weight, panel_bytes, words, add, ahead);
@@ -298,7 +298,8 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
 }
 struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes)
 {
-    return (struct amx_ahead){memory, memory + size_bytes, memory, memory};
+    (void)memory, (void)size_bytes;
+    return (struct amx_ahead){0};
 }
 void amx_ask_for_rest(struct amx_ahead *ahead) { (void)ahead; }
 void amx_begin_scores(void) {}

@@ -37,7 +37,10 @@ struct amx_ahead {
     const char *column, *column_end, *pages_end; /* the first page's line that `next` is of, its end, that of the pages */
 };
 
+/* Nothing is asked for yet; size_bytes may be 0. */
 struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes);
+
+/* Asks at once for what amx_multiply_panels left. */
 void amx_ask_for_rest(struct amx_ahead *ahead);
 
 /* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32], added to if

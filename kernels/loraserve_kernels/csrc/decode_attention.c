@@ -189,6 +189,7 @@ INLINE void ask_for_lines(struct asking *asking)
         }
 }
 
+/* One group's values, and what to ask for meanwhile. */
 struct value_group {
     const char *values;
     int64_t row_bytes, first, end; /* rows that are read */
