@@ -40,7 +40,10 @@ class TransformersForward:
 
 
 class DirectForward:
-    """`Forward` for embedding → fused layers → norm → lm_head; the last two see only the sampled rows."""
+    """`Forward` for embedding → fused layers → norm → lm_head; the last two see only the sampled rows.
+
+    One op of the backend where it has that; the steps one by one for what such an op leaves to them.
+    """
 
     def __init__(
         self,
