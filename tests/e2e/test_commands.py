@@ -60,7 +60,7 @@ class TestBench:
     def test_open_loop_over_the_base_alone(self, server: ServerProcess) -> None:
         measured = run_command(
             *("bench", server.url, "--adapters", "base", "--num-requests", "4", "--request-rate", "50"),
-            *("--prompt-tokens", "8", "--output-tokens", "3", "--chat"),
+            *("--prompt-tokens", "8", "--output-tokens", "64", "--chat"),
         )
         assert measured.returncode == 0, measured.stderr
         assert "ITL" in measured.stdout
