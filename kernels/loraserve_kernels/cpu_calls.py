@@ -21,7 +21,13 @@ STATUS_MESSAGES = {
 class PackedLinearStruct(ctypes.Structure):
     """`struct packed_linear` of packed_linear.h."""
 
-    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("num_outputs", c_int64), ("depth", c_int64))
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("num_outputs", c_int64),
+        ("depth", c_int64),
+        ("is_compressed", c_int64),
+    )
 
 
 class LoraGroupStruct(ctypes.Structure):
@@ -198,6 +204,8 @@ SIGNATURES = {
     "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],
+    "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],
+    "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],
     "decoder_model": [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int],
@@ -210,7 +218,7 @@ def open_functions(path: Path) -> ctypes.CDLL:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
-        function.restype = c_int64 if name == "packed_weight_bytes" else c_int
+        function.restype = c_int64 if name.endswith("_bytes") else c_int
     return library
 
 

@@ -14,7 +14,8 @@ from loraserve_kernels.prepacked_linear import check_linear
 class PackedLinear:
     """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer holds its own copy and the caller may free the weight.
 
-    A row's result is the same bits for any number of rows.
+    A row's result is the same bits for any number of rows. For AMX a bfloat16 weight takes three quarters of its bytes
+    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, library: CpuLibrary) -> None:
@@ -29,12 +30,26 @@ class PackedLinear:
         self._code = DTYPE_CODES[weight.dtype]
         self._c = library.functions
         dense = weight.detach().contiguous()
-        packed, num_threads = self.weight.data_ptr(), torch.get_num_threads()
-        self._c.pack_weight(packed, dense.data_ptr(), *weight.shape, self._code, num_threads)
+        self._c.pack_weight(
+            self.weight.data_ptr(), dense.data_ptr(), *weight.shape, self._code, torch.get_num_threads()
+        )
+        self.is_compressed = self._compress()
         bias_address = None if self.bias is None else self.bias.data_ptr()
-        self.struct = PackedLinearStruct(packed, bias_address, self.out_features, self.in_features)
+        self.struct = PackedLinearStruct(
+            self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.is_compressed
+        )
         """For other C functions; valid as long as this object."""
         self._address = addressof(self.struct)
+
+    def _compress(self) -> bool:
+        """Where that is worth it; every bit of the weight is kept."""
+        shape, num_threads = (self.out_features, self.in_features), torch.get_num_threads()
+        size_bytes = self._c.compressed_weight_bytes(self.weight.data_ptr(), *shape, self._code, num_threads)
+        if size_bytes == 0:
+            return False
+        packed, self.weight = self.weight, torch.empty(size_bytes, dtype=torch.uint8)
+        self._c.compress_weight(self.weight.data_ptr(), packed.data_ptr(), *shape, num_threads)
+        return True
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K], rows may be strided -> [..., N], dense."""

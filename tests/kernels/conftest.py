@@ -110,12 +110,12 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 @pytest.fixture(params=["amx", "no-amx"] if HAS_AMX else ["no-amx"])
 def amx(request: pytest.FixtureRequest, cpu_library: CpuLibrary) -> Iterator[None]:
     """`cpu_library` with AMX and as it is where the system does not allow AMX."""
-    with _amx(cpu_library, enabled=request.param == "amx"):
+    with amx_set(cpu_library, enabled=request.param == "amx"):
         yield
 
 
 @contextmanager
-def _amx(library: CpuLibrary, *, enabled: bool) -> Iterator[None]:
+def amx_set(library: CpuLibrary, *, enabled: bool) -> Iterator[None]:
     library.functions.amx_enable(enabled)
     yield
     library.functions.amx_enable(library.has_amx)
@@ -129,7 +129,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each implementation in turn: one contract suite for all."""
     if request.param == "cpu-no-amx":
         library: CpuLibrary = request.getfixturevalue("cpu_library")
-        with _amx(library, enabled=False):
+        with amx_set(library, enabled=False):
             yield CpuBackend(library)
         return
     yield _backend(request)

@@ -21,6 +21,8 @@ bool amx_is_on(void) { return is_on; }
 #define PAGE_BYTES 4096
 #define NUM_PAGES 12 /* asked for at a time */
 #define LINE_BYTES (4 * AMX_WORDS)
+#define COMPRESSED_AHEAD (6 * COMPRESSED_TILE_BYTES) /* of one panel, asked for ahead */
+#define MAX_STEP_LINES 8 /* more would wait for each other */
 
 static bool cpu_has_amx(void)
 {
@@ -119,6 +121,40 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         multiply_tile_by_1(sums, rows, weight, words);
 }
 
+/* While a tile of a panel is multiplied, the next one is decompressed. */
+#define MULTIPLY_COMPRESSED(panel, tile)                                                                              \
+    _tile_loadd(tile, tiles[i % 2][panel], LINE_BYTES);                                                               \
+    _tile_dpbf16ps(panel, 4, tile);                                                                                   \
+    if (i + 1 < num_tiles)                                                                                            \
+        decompress_tile(tiles[(i + 1) % 2][panel], &next[panel], COMPRESSED_AHEAD);
+
+AMX_FUNCTION void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struct compressed_panel *panels,
+                                               int64_t words)
+{
+    char tiles[2][4][WEIGHT_TILE_BYTES] __attribute__((aligned(64)));
+    struct compressed_panel next[4];
+    const int64_t num_tiles = words / AMX_WORDS;
+    for (int panel = 0; panel < 4; panel++) {
+        next[panel] = panels[panel];
+        decompress_tile(tiles[0][panel], &next[panel], COMPRESSED_AHEAD);
+    }
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < num_tiles; i++, rows.x += rows.step) {
+        _tile_loadd(4, rows.x, rows.stride);
+        MULTIPLY_COMPRESSED(0, 6)
+        MULTIPLY_COMPRESSED(1, 7)
+        MULTIPLY_COMPRESSED(2, 6)
+        MULTIPLY_COMPRESSED(3, 7)
+    }
+    _tile_stored(0, sums, 4 * LINE_BYTES);
+    _tile_stored(1, sums + LANES, 4 * LINE_BYTES);
+    _tile_stored(2, sums + 2 * LANES, 4 * LINE_BYTES);
+    _tile_stored(3, sums + 3 * LANES, 4 * LINE_BYTES);
+}
+
 /* Tiles 0 to 3 from or to sums [2, 16, 32]; of one tile of rows the first two. */
 #define EACH_SUM(function)                                                                                            \
     function(0, sums, 2 * LINE_BYTES);                                                                                \
@@ -135,9 +171,11 @@ INLINE void ask_for_pages(struct amx_ahead *ahead, const char *memory)
     ahead->pages_end = MIN(memory + NUM_PAGES * PAGE_BYTES, ahead->end);
 }
 
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes)
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps)
 {
-    struct amx_ahead ahead = {.end = memory + size_bytes};
+    const int64_t num_lines = (size_bytes + LINE_BYTES - 1) / LINE_BYTES;
+    struct amx_ahead ahead = {.end = memory + size_bytes,
+                              .step_lines = MIN(MAX_STEP_LINES, (num_lines + num_steps - 1) / num_steps)};
     ask_for_pages(&ahead, memory);
     return ahead;
 }
@@ -161,7 +199,6 @@ void amx_ask_for_rest(struct amx_ahead *ahead)
         ask_for_line(ahead);
 }
 
-/* NOTE: lines are asked for between the tiles; a fourth for every four products costs as much as the first three. */
 AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
                                          const char *weight, int64_t panel_bytes, int64_t words, bool add,
                                          struct amx_ahead *ahead)
@@ -178,15 +215,14 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
     }
     for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step) {
         const char *tile = weight + word * LINE_BYTES;
+        for (int64_t i = 0; i < asked.step_lines; i++)
+            ask_for_line(&asked);
         _tile_loadd(6, tile, LINE_BYTES);
-        ask_for_line(&asked);
         _tile_loadd(4, first, rows[0].stride);
         _tile_dpbf16ps(0, 4, 6);
-        ask_for_line(&asked);
         _tile_loadd(7, tile + panel_bytes, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
         if (is_pair) {
-            ask_for_line(&asked);
             _tile_loadd(5, second, rows[1].stride);
             second += rows[1].step;
             _tile_dpbf16ps(2, 5, 6);
@@ -296,9 +332,14 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
 {
     (void)sums, (void)rows, (void)weight, (void)panel_bytes, (void)words, (void)panels;
 }
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes)
+void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struct compressed_panel *panels,
+                                  int64_t words)
 {
-    (void)memory, (void)size_bytes;
+    (void)sums, (void)rows, (void)panels, (void)words;
+}
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps)
+{
+    (void)memory, (void)size_bytes, (void)num_steps;
     return (struct amx_ahead){0};
 }
 void amx_ask_for_rest(struct amx_ahead *ahead) { (void)ahead; }

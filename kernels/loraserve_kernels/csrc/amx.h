@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "compressed_weight.h"
+
 #define AMX_ROWS 16
 #define AMX_WORDS 16
 #define AMX_TILE_WORDS (AMX_ROWS * AMX_WORDS)
@@ -30,15 +32,21 @@ struct amx_rows {
 void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, int64_t panel_bytes, int64_t words,
                        int panels);
 
-/* Memory to ask for while other memory is multiplied, as much as costs little: of so many pages the first line of each,
- * then the second of each. Each page is a stream for the hardware to run ahead in. */
+/* As amx_multiply_tile for four compressed panels. */
+void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struct compressed_panel *panels,
+                                  int64_t words);
+
+/* Memory to ask for while other memory is multiplied: of so many pages the first line of each, then the second of each.
+ * Each page is a stream for the hardware to run ahead in. */
 struct amx_ahead {
     const char *next, *end;
+    int64_t step_lines; /* asked for at a time */
     const char *column, *column_end, *pages_end; /* the first page's line that `next` is of, its end, that of the pages */
 };
 
-/* Nothing is asked for yet; size_bytes may be 0. */
-struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes);
+/* Nothing is asked for yet; size_bytes may be 0. num_steps: tiles of depth, times pairs of rows, that are multiplied
+ * meanwhile. */
+struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps);
 
 /* Asks at once for what amx_multiply_panels left. */
 void amx_ask_for_rest(struct amx_ahead *ahead);

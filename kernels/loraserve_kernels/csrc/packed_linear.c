@@ -4,7 +4,8 @@
  * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
  * result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are tiles of AMX
  * one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end within a
- * tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles.
+ * tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
+ * compressed, see compressed_weight.h.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
@@ -229,30 +230,60 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
     return input->tile_bytes ? row : MAX(0, MIN(row, input->num_rows - num_rows));
 }
 
+/* Of one panel in memory. */
+INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
+{
+    const int64_t words = words_of(linear->depth, BFLOAT16);
+    return linear->is_compressed ? words / AMX_WORDS * COMPRESSED_TILE_BYTES : words * (int64_t)sizeof(vf);
+}
+
+INLINE void compressed_panels(struct compressed_panel *panels, int count, const struct packed_linear *linear, int64_t panel)
+{
+    const int64_t panel_tiles = words_of(linear->depth, BFLOAT16) / AMX_WORDS;
+    for (int i = 0; i < count; i++)
+        panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear), panel_tiles, panel + i);
+}
+
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
  * for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for
  * meanwhile if `ask`. */
 static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                       int64_t panel, bool ask)
 {
-    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
+    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
-    const char *weight = (const char *)linear->weight + panel * panel_bytes;
-    struct amx_ahead ahead = amx_ask_for(weight + 2 * panel_bytes, ask ? 2 * panel_bytes : 0);
+    const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
+    const char *panels = (const char *)linear->weight + panel * panel_bytes;
+    struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
+    struct compressed_panel compressed[2];
+    char decompressed[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
-    for (int64_t word = 0; word < words; word += AMX_STRETCH)
+    if (linear->is_compressed)
+        compressed_panels(compressed, 2, linear, panel);
+    for (int64_t word = 0; word < words; word += AMX_STRETCH) {
+        const int64_t stretch = MIN(words - word, AMX_STRETCH);
+        const char *weight = panels + word * (int64_t)sizeof(vf);
+        int64_t stride = panel_bytes;
+        if (linear->is_compressed) {
+            for (int64_t i = 0; i < stretch / AMX_WORDS; i++)
+                for (int p = 0; p < 2; p++)
+                    decompress_tile(decompressed[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
+            weight = decompressed[0];
+            stride = sizeof decompressed[0];
+        }
         for (int64_t row = 0, taken; row < input->num_rows; row += taken) {
             taken = input->num_rows - row > AMX_ROWS && input->num_rows >= whole_pair ? pair_rows : AMX_ROWS;
             const int64_t first = first_row(input, row, taken);
             struct amx_rows rows[2] = {tile_at(input, first), tile_at(input, first + AMX_ROWS)};
             for (int i = 0; i < 2; i++)
                 rows[i].x += word / AMX_WORDS * rows[i].step;
-            amx_multiply_panels(sums[row / AMX_ROWS], rows, (int)(taken / AMX_ROWS), weight + word * (int64_t)sizeof(vf),
-                                panel_bytes, MIN(words - word, AMX_STRETCH), word > 0, &ahead);
+            amx_multiply_panels(sums[row / AMX_ROWS], rows, (int)(taken / AMX_ROWS), weight, stride, stretch, word > 0,
+                                &ahead);
             if (word + AMX_STRETCH >= words)
                 store_sums((void *)at(y, first * y_stride, BFLOAT16), y_stride, sums[row / AMX_ROWS], linear, panel,
                            MIN(taken, input->num_rows - first), 2, BFLOAT16);
         }
+    }
     amx_ask_for_rest(&ahead);
 }
 
@@ -260,14 +291,20 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
 static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                       int64_t panel, int64_t panel_end)
 {
-    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = words * (int64_t)sizeof(vf);
+    const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     float sums[4 * AMX_TILE_WORDS] __attribute__((aligned(64)));
+    struct compressed_panel compressed[4];
     for (int panels; panel < panel_end; panel += panels) {
         panels = panel_end - panel >= 4 ? 4 : 1;
+        if (linear->is_compressed)
+            compressed_panels(compressed, panels, linear, panel);
         for (int64_t row = 0; row < input->num_rows; row += AMX_ROWS) {
             const int64_t first = first_row(input, row, AMX_ROWS);
-            amx_multiply_tile(sums, tile_at(input, first), (const char *)linear->weight + panel * panel_bytes, panel_bytes,
-                              words, panels);
+            if (linear->is_compressed)
+                amx_multiply_compressed_tile(sums, tile_at(input, first), compressed, words);
+            else
+                amx_multiply_tile(sums, tile_at(input, first), (const char *)linear->weight + panel * panel_bytes,
+                                  panel_bytes, words, panels);
             store_sums((void *)at(y, first * y_stride, BFLOAT16), y_stride, sums, linear, panel,
                        MIN(AMX_ROWS, input->num_rows - first), panels, BFLOAT16);
         }
@@ -297,10 +334,16 @@ static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t n
         many_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32);
 }
 
+/* What was compressed with AMX is multiplied with it. */
+static bool uses_amx(const struct packed_linear *linear, enum dtype dtype)
+{
+    return dtype == BFLOAT16 && (linear->is_compressed || amx_is_on());
+}
+
 /* Whether x need not be packed: AMX reads rows of whole words where they are. */
 static bool reads_rows(const struct packed_linear *linear, enum dtype dtype)
 {
-    return dtype == BFLOAT16 && amx_is_on() && linear->depth % (2 * AMX_WORDS) == 0;
+    return uses_amx(linear, dtype) && linear->depth % (2 * AMX_WORDS) == 0;
 }
 
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype)
@@ -361,7 +404,7 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype)
 {
     struct share *packing = start_work(team), *computing = start_work(team);
-    if (dtype == BFLOAT16 && num_rows > 0 && amx_is_on()) {
+    if (num_rows > 0 && uses_amx(linear, dtype)) {
         amx_stage(team, linear, y, y_stride, x, x_stride, num_rows, scratch, packing, computing);
         return;
     }

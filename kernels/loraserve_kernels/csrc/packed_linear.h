@@ -7,9 +7,9 @@
 #include "vector.h"
 
 struct packed_linear {
-    const void *weight; /* as pack_weight lays it out */
+    const void *weight; /* as pack_weight lays it out, or compress_weight */
     const void *bias;   /* [num_outputs] or NULL */
-    int64_t num_outputs, depth;
+    int64_t num_outputs, depth, is_compressed;
 };
 
 /* Bytes of scratch for so many rows; 0 where x is read where it is. */
