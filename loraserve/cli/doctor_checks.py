@@ -16,7 +16,18 @@ MIB, GIB = 1 << 20, 1 << 30
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK_BYTES = GIB
 MIN_FREE_MEMORY_BYTES = GIB
-PACKAGES = ("torch", "transformers", "safetensors", "tokenizers", "numpy", "litestar", "uvicorn", "msgspec", "httpx")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "tokenizers",
+    "numpy",
+    "litestar",
+    "uvicorn",
+    "msgspec",
+    "httpx",
+    "aiohttp",
+)
 
 
 class Status(StrEnum):

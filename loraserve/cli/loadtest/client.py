@@ -3,12 +3,15 @@
 import time
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
+import msgspec
 
 from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.stream import TAIL_BYTES, has_token, last_events
+
+JSON_BODY = {"content-type": "application/json"}
 
 
 @dataclass(slots=True)
@@ -49,7 +52,8 @@ class RequestStyle:
 
     @property
     def path(self) -> str:
-        return "/v1/chat/completions" if self.chat else "/v1/completions"
+        """Below the server's URL."""
+        return "v1/chat/completions" if self.chat else "v1/completions"
 
     @property
     def forces_length(self) -> bool:
@@ -78,27 +82,29 @@ class RequestStyle:
 
 
 async def send(
-    client: httpx.AsyncClient, style: RequestStyle, request: PlannedRequest, late_s: float = 0.0
+    client: aiohttp.ClientSession, style: RequestStyle, request: PlannedRequest, late_s: float = 0.0
 ) -> RequestResult:
     """Never raises for what the server or network does: the result says so."""
     result = RequestResult(request.model, time.perf_counter(), late_s)
     try:
-        async with client.stream("POST", style.path, json=style.body(request)) as response:
-            if response.status_code != 200:
-                result.failure = from_status(response.status_code, await response.aread())
+        body = msgspec.json.encode(style.body(request))
+        async with client.post(style.path, data=body, headers=JSON_BODY, allow_redirects=False) as response:
+            if response.status != 200:
+                result.failure = from_status(response.status, await response.read())
                 return result
-            await _measure(response, result)
-    except httpx.HTTPError as error:
+            await _measure(response.content, result)
+    except aiohttp.ClientError as error:
         result.failure = from_exception(error)
         return result
     result.failure = result.failure or _mismatch(result, request, style)
     return result
 
 
-async def _measure(response: httpx.Response, result: RequestResult) -> None:
+async def _measure(content: aiohttp.StreamReader, result: RequestResult) -> None:
     last_s: float | None = None
     tail = b""
-    async for chunk in response.aiter_raw():
+    # Each HTTP chunk by itself, also of those that come together.
+    async for chunk, _ in content.iter_chunks():
         now_s = time.perf_counter()
         # Usage and the end mark are the last two events, however they are cut.
         tail = tail[-TAIL_BYTES:] + chunk

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import aiohttp
 import msgspec
 from msgspec import UNSET, UnsetType
 
@@ -46,8 +46,8 @@ def from_event(error: Any) -> Failure:
         return Failure("stream", body[:MAX_MESSAGE].decode(errors="replace"))
 
 
-def from_exception(error: httpx.HTTPError) -> Failure:
-    if isinstance(error, httpx.TimeoutException):
+def from_exception(error: aiohttp.ClientError) -> Failure:
+    if isinstance(error, TimeoutError):
         return Failure("timeout", f"{type(error).__name__}: {error}")
     return Failure("connection", f"{type(error).__name__}: {error}")
 

@@ -5,13 +5,20 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 import httpx
+import rich_click as click
 
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
 from loraserve.cli.loadtest.plan import PlannedRequest
 
 TIMEOUT_S = 600.0
+"""To connect, and between any two arrivals; a stream may take as long as it likes."""
+KEEPALIVE_S = 5.0
+"""Of an idle connection: about as long as servers keep one."""
 
 OnResult = Callable[[RequestResult], None]
 
@@ -24,16 +31,30 @@ class BenchRun:
     """Processor time of the generator itself, which the server could not use."""
 
 
-def http_client(url: str, api_key: str | None) -> httpx.AsyncClient:
-    """The URL with or without /v1."""
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    base_url = url.rstrip("/").removesuffix("/v1")
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=base_url, headers=headers, limits=limits, timeout=TIMEOUT_S)
+def http_client(url: str, api_key: str | None) -> aiohttp.ClientSession:
+    """The URL with or without /v1. Needs a running event loop.
+
+    aiohttp, whose parser is in C, because the server has to do without what the generator takes: 14 µs of CPU per token
+    of 16 streams that arrive together and 22 of those that arrive one by one, httpx 52 and 75 (2-core Xeon).
+    """
+    headers = {"accept-encoding": "identity"}
+    base_url = url.rstrip("/").removesuffix("/v1") + "/"
+    # The certificates that all commands trust.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=httpx.create_ssl_context())
+    timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+    try:
+        parts = urlsplit(base_url)
+        if api_key and parts.username is None:  # a user in the URL takes the key's place
+            headers["authorization"] = f"Bearer {api_key}"
+        return aiohttp.ClientSession(
+            base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(parts)
+        )
+    except ValueError as error:
+        raise click.ClickException(f"{url}: {error}") from error
 
 
 async def run(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     style: RequestStyle,
     requests: list[PlannedRequest],
     concurrency: int | None,
@@ -49,7 +70,7 @@ async def run(
 
 
 async def _closed_loop(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     style: RequestStyle,
     requests: list[PlannedRequest],
     concurrency: int,
@@ -71,7 +92,7 @@ async def _closed_loop(
 
 
 async def _open_loop(
-    client: httpx.AsyncClient, style: RequestStyle, requests: list[PlannedRequest], on_result: OnResult
+    client: aiohttp.ClientSession, style: RequestStyle, requests: list[PlannedRequest], on_result: OnResult
 ) -> list[RequestResult]:
     began_s = time.perf_counter()
     results: list[RequestResult] = []
@@ -86,6 +107,15 @@ async def _open_loop(
             await asyncio.sleep(max(0.0, began_s + request.at_s - time.perf_counter()))
             group.create_task(send_one(request, time.perf_counter() - began_s - request.at_s))
     return results
+
+
+def _proxy(url: SplitResult) -> str | None:
+    """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request."""
+    if proxy_bypass(url.netloc.rpartition("@")[2]):
+        return None
+    proxies = getproxies()
+    proxy = proxies.get(url.scheme) or proxies.get("all")
+    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
 
 
 def _cpu_s() -> float:

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import httpx
+import aiohttp
 import msgspec
 import rich_click as click
 import uvloop
@@ -41,7 +41,7 @@ def run_session(settings: BenchSettings) -> int:
 async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
     recorded = _recorded(settings)
     async with http_client(settings.url, settings.api_key) as client:
-        target = await find_target(client, settings.server_kind)
+        target = await find_target(client, settings.url, settings.server_kind)
         settings = _fitted(settings, target)
         models = sorted({request.model for request in recorded}) or wanted_models(
             target, settings.adapters, settings.num_adapters
@@ -81,7 +81,7 @@ def _fitted(settings: BenchSettings, target: Target) -> BenchSettings:
 
 
 async def _measure(
-    client: httpx.AsyncClient,
+    client: aiohttp.ClientSession,
     settings: BenchSettings,
     target: Target,
     models: list[str],

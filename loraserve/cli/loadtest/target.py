@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import aiohttp
 import msgspec
 import rich_click as click
 
@@ -37,16 +37,17 @@ class Target:
     """Those it lists. LoRAX lists none: it loads what a request names."""
 
 
-async def find_target(client: httpx.AsyncClient, wanted: ServerKind | None) -> Target:
-    """wanted None = detect. A server that lists nothing is taken for one with OpenAI's fields only."""
-    listed = _model_list(await _get(client, "/v1/models"))
+async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:
+    """url: what errors call the server. wanted None = detect. A server that lists nothing is taken for one with
+    OpenAI's fields only."""
+    listed = _model_list(await _get(client, url, "v1/models"))
     if listed is not None:
         bases = [card for card in listed.data if not card.parent]
         owner = bases[0].owned_by if bases else ""
         known = {"loraserve": ServerKind.LORASERVE, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
         kind = wanted or known.get(owner, ServerKind.OPENAI)
         return Target(kind, bases[0].id if bases else None, [card.id for card in listed.data if card.parent])
-    info = _lorax_info(await _get(client, "/info"))
+    info = _lorax_info(await _get(client, url, "info"))
     if info is not None:
         return Target(wanted or ServerKind.LORAX, info.model_id)
     return Target(wanted or ServerKind.OPENAI)
@@ -77,16 +78,18 @@ def _names_in(path: Path) -> list[str]:
         raise click.ClickException(f"--adapters @{path}: {error.strerror}") from error
 
 
-async def _get(client: httpx.AsyncClient, path: str) -> bytes | None:
+async def _get(client: aiohttp.ClientSession, url: str, path: str) -> bytes | None:
     """None if there is no such route. Raises if nobody answers or the key is wrong."""
     try:
-        response = await client.get(path)
-        if response.status_code == 404:
-            return None
-        response.raise_for_status()
-    except httpx.HTTPError as error:
-        raise click.ClickException(f"{client.base_url} does not answer {path}: {error}") from error
-    return response.content
+        async with client.get(path, allow_redirects=False) as response:
+            body, status = await response.read(), response.status
+    except aiohttp.ClientError as error:
+        raise click.ClickException(f"{url} does not answer /{path}: {type(error).__name__}: {error}") from error
+    if status == 404:
+        return None
+    if status != 200:
+        raise click.ClickException(f"{url} answers /{path} with {status} {response.reason}")
+    return body
 
 
 def _model_list(body: bytes | None) -> ModelList | None:

@@ -1,26 +1,28 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import Iterator
 
-import httpx
 import pytest
+from aiohttp import web
 
+from loraserve.cli.loadtest import runner
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.loadtest.server_kind import ServerKind
+from tests.support.loopback import Handler, client_of, stream
 
 REQUEST = PlannedRequest("a", [11, 12], prompt_tokens=2, max_tokens=3, at_s=0.0)
 TOKEN = {"choices": [{"text": "x"}]}
 DONE = [b"data: [DONE]\n\n"]
 
 
-class Stream(httpx.AsyncByteStream):
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    """Bound, so that nobody else gets it, but not listened to."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 def events(*payloads: object) -> list[bytes]:
@@ -32,12 +34,15 @@ def usage(prompt: int, completion: int, **more: object) -> dict[str, object]:
 
 
 def answer(chunks: list[bytes], status: int = 200, style: RequestStyle | None = None) -> RequestResult:
-    async def ask() -> RequestResult:
-        transport = httpx.MockTransport(lambda _: httpx.Response(status, stream=Stream(chunks)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+    return ask(lambda request: stream(request, chunks, status), style)
+
+
+def ask(handler: Handler, style: RequestStyle | None = None) -> RequestResult:
+    async def send_one() -> RequestResult:
+        async with client_of(handler) as client:
             return await send(client, style or RequestStyle(), REQUEST)
 
-    return asyncio.run(ask())
+    return asyncio.run(send_one())
 
 
 def test_stream_is_timed_and_its_usage_believed() -> None:
@@ -84,6 +89,70 @@ def test_failures_are_results(chunks: list[bytes], status: int, code: str, messa
     failure = answer(chunks, status).failure
     assert failure is not None
     assert (failure.code, failure.message) == (code, message)
+
+
+def test_the_body_is_json_and_no_compression_is_asked_for() -> None:
+    asked: list[tuple[str, str, object]] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        headers = request.headers
+        asked.append((headers["content-type"], headers["accept-encoding"], json.loads(await request.read())))
+        return await stream(request, events(TOKEN, usage(2, 3)))
+
+    assert ask(handle).failure is None
+    assert asked == [("application/json", "identity", RequestStyle().body(REQUEST))]
+
+
+def test_a_redirect_is_not_followed() -> None:
+    failure = ask(lambda request: stream(request, [b"moved"], 307)).failure
+    assert failure is not None
+    assert (failure.code, failure.message) == ("HTTP 307", "moved")
+
+
+@pytest.mark.parametrize("chunks", [[], events(TOKEN)])
+def test_a_connection_lost_before_or_in_the_answer_is_a_result(chunks: list[bytes]) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, chunks) if chunks else web.StreamResponse()
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    failure = ask(handle).failure
+    assert failure is not None
+    assert failure.code == "connection"
+    assert failure.message.startswith("ClientPayloadError: " if chunks else "ServerDisconnectedError: ")
+
+
+def test_a_refused_connection_is_a_result(refusing_port: int) -> None:
+    async def send_one() -> RequestResult:
+        async with runner.http_client(f"http://127.0.0.1:{refusing_port}", None) as client:
+            return await send(client, RequestStyle(), REQUEST)
+
+    failure = asyncio.run(send_one()).failure
+    assert failure is not None
+    assert failure.code == "connection"
+    assert failure.message.startswith("ClientConnectorError: ")
+
+
+def test_a_silent_server_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TIMEOUT_S", 0.05)
+
+    async def send_one() -> RequestResult:
+        given_up = asyncio.Event()
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            response = await stream(request, events(TOKEN))
+            await given_up.wait()
+            return response
+
+        async with client_of(handle) as client:
+            result = await send(client, RequestStyle(), REQUEST)
+            given_up.set()
+            return result
+
+    failure = asyncio.run(send_one()).failure
+    assert failure is not None
+    assert (failure.code, failure.message.split(":")[0]) == ("timeout", "SocketTimeoutError")
 
 
 @pytest.mark.parametrize(

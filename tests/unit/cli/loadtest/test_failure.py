@@ -1,4 +1,4 @@
-import httpx
+import aiohttp
 import pytest
 
 from loraserve.cli.loadtest.failure import Failure, from_event, from_exception, from_status
@@ -32,5 +32,5 @@ def test_an_error_within_a_stream_has_a_code_too() -> None:
 
 
 def test_timeouts_and_lost_connections_differ() -> None:
-    assert from_exception(httpx.ReadTimeout("slow")).code == "timeout"
-    assert from_exception(httpx.ConnectError("refused")).code == "connection"
+    assert from_exception(aiohttp.SocketTimeoutError("slow")).code == "timeout"
+    assert from_exception(aiohttp.ServerDisconnectedError()).code == "connection"

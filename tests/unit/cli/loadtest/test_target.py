@@ -1,12 +1,13 @@
 import asyncio
 from pathlib import Path
 
-import httpx
 import pytest
 import rich_click as click
+from aiohttp import web
 
 from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.target import Target, find_target, wanted_models
+from tests.support.loopback import client_of
 
 LORAX_INFO = {"model_id": "mistral", "max_batch_total_tokens": 32000, "eager_prefill": False, "version": "0.1"}
 TGI_INFO = {"model_id": "mistral", "max_batch_total_tokens": 32000, "version": "3.0"}
@@ -14,12 +15,12 @@ TGI_INFO = {"model_id": "mistral", "max_batch_total_tokens": 32000, "version": "
 
 def target_of(routes: dict[str, object], wanted: ServerKind | None = None, status: int = 404) -> Target:
     async def find() -> Target:
-        def answer(request: httpx.Request) -> httpx.Response:
-            found = routes.get(request.url.path)
-            return httpx.Response(status) if found is None else httpx.Response(200, json=found)
+        async def answer(request: web.Request) -> web.Response:
+            found = routes.get(request.path)
+            return web.Response(status=status) if found is None else web.json_response(found)
 
-        async with httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://server") as client:
-            return await find_target(client, wanted)
+        async with client_of(answer) as client:
+            return await find_target(client, "http://server", wanted)
 
     return asyncio.run(find())
 
@@ -45,8 +46,27 @@ def test_lorax_is_known_by_its_info_and_tgi_is_not_taken_for_it() -> None:
 
 
 def test_a_wrong_key_is_reported() -> None:
-    with pytest.raises(click.ClickException, match="401"):
+    with pytest.raises(click.ClickException, match="http://server answers /v1/models with 401 Unauthorized"):
         target_of({}, status=401)
+
+
+def test_a_redirect_is_reported() -> None:
+    with pytest.raises(click.ClickException, match="307"):
+        target_of({}, status=307)
+
+
+def test_a_server_that_hangs_up_is_reported() -> None:
+    async def hang_up(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    async def find() -> Target:
+        async with client_of(hang_up) as client:
+            return await find_target(client, "http://server", None)
+
+    with pytest.raises(click.ClickException, match="http://server does not answer /v1/models: ServerDisconnectedError"):
+        asyncio.run(find())
 
 
 LISTED = Target(ServerKind.VLLM, "base", ["a", "b", "c"])

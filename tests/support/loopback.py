@@ -1,0 +1,37 @@
+"""The load generator's client and a server for it in the same event loop."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from loraserve.cli.loadtest.runner import http_client
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def client_of(
+    handler: Handler, path: str = "/", api_key: str | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """path: of the URL that the client is given. The handler gets all requests."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server, http_client(str(server.make_url(path)), api_key) as client:
+        yield client
+
+
+async def stream(request: web.Request, chunks: list[bytes], status: int = 200) -> web.StreamResponse:
+    """Each as an HTTP chunk."""
+    response = web.StreamResponse(status=status)
+    response.enable_chunked_encoding()
+    await response.prepare(request)
+    for chunk in chunks:
+        await response.write(chunk)
+    return response
