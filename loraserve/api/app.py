@@ -17,9 +17,7 @@ from loraserve.api.errors import handle_error
 from loraserve.api.front_door import FrontDoor
 from loraserve.api.needs import ANY_KEY, check_all_need
 from loraserve.api.openapi import openapi_config, render_document
-from loraserve.api.processing_time import add_processing_time
 from loraserve.api.refusal_notes import note_refusal
-from loraserve.api.request_id import add_request_id
 from loraserve.api.route_table import BODIES, ROUTES
 from loraserve.api.session_cookie import CookieCredentials
 from loraserve.api.state import put_runtime
@@ -60,7 +58,6 @@ def _litestar(
         ROUTES,
         dependencies={"context": Provide(provide_context, sync_to_thread=False)},
         guards=guards,
-        before_send=[add_request_id, add_processing_time],
         exception_handlers={ServingError: handle_error, HTTPException: handle_error, Exception: handle_error},
         request_max_body_size=settings.limits.max_body_bytes,
         openapi_config=openapi_config(Router("/schema", route_handlers=[], opt=ANY_KEY), _render),

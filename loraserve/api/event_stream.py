@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from anyio import create_task_group, sleep
 from litestar import Litestar, Request
 from litestar.background_tasks import BackgroundTask, BackgroundTasks
 from litestar.datastructures.cookie import Cookie
@@ -15,7 +15,7 @@ from litestar.enums import MediaType
 from litestar.response import Stream
 from litestar.response.base import ASGIResponse
 from litestar.response.streaming import ASGIStreamingResponse
-from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send, TypeEncodersMap
+from litestar.types import Receive, Scope, Send, TypeEncodersMap
 
 CONTENT_TYPE = "text/event-stream"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -72,6 +72,7 @@ class EventStream(Stream):
 class _ASGIEventStream(ASGIStreamingResponse):
     def __init__(self, stream: EventStream, **options: Any) -> None:
         super().__init__(**options)
+        self._body = stream.body
         self._end = stream.on_end
         self._ping_interval_s = stream.ping_interval_s
         self._last_sent_s = time.monotonic()
@@ -83,15 +84,17 @@ class _ASGIEventStream(ASGIStreamingResponse):
             self._end()
 
     async def send_body(self, send: Send, receive: Receive) -> None:
-        async with create_task_group() as tasks:
-            tasks.start_soon(self._stream, send)
-            tasks.start_soon(self._ping, send)
+        async with asyncio.TaskGroup() as tasks:
+            sending = [tasks.create_task(self._stream(send)), tasks.create_task(self._ping(send))]
             # Also ends the pings: after the last chunk the server reports a disconnect.
-            await self._listen_for_disconnect(tasks.cancel_scope, receive)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            for task in sending:
+                task.cancel()
 
     async def _stream(self, send: Send) -> None:
-        async for chunk in self.iterator:
-            await self._send_chunk(send, chunk if isinstance(chunk, bytes) else chunk.encode())
+        async for chunk in self._body:
+            await self._send_chunk(send, chunk)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:
@@ -100,9 +103,8 @@ class _ASGIEventStream(ASGIStreamingResponse):
             if silent_s >= self._ping_interval_s:
                 await self._send_chunk(send, PING)
                 silent_s = 0.0
-            await sleep(self._ping_interval_s - silent_s)
+            await asyncio.sleep(self._ping_interval_s - silent_s)
 
-    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+    def _send_chunk(self, send: Send, chunk: bytes) -> Awaitable[None]:
         self._last_sent_s = time.monotonic()
-        event: HTTPResponseBodyEvent = {"type": "http.response.body", "body": chunk, "more_body": True}
-        await send(event)
+        return send({"type": "http.response.body", "body": chunk, "more_body": True})

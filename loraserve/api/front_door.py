@@ -1,15 +1,15 @@
 """What every HTTP request passes before routing, whether or not there is anything at its path."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from litestar.datastructures import Headers
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from loraserve.api.cross_origin import CrossOrigin, answer_preflight, readable_by
 from loraserve.api.errors import error_body, error_headers, status_of
 from loraserve.api.open_mode import OpenModeProtection
-from loraserve.api.processing_time import note_received
+from loraserve.api.processing_time import note_received, processing_time_headers
 from loraserve.api.request_id import request_id_header
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.runtime import Runtime
@@ -41,6 +41,7 @@ class FrontDoor:
             origin = self._cross_origin.origin(scope)
             if origin is not None:
                 send = readable_by(origin, send)
+            send = _with_headers_of_all(scope, send)
             try:
                 self._check(scope)
                 if origin is not None and self._cross_origin.is_preflight(scope):
@@ -48,7 +49,7 @@ class FrontDoor:
                     return
             except ServingError as error:
                 self._metrics.error(error.code)
-                await _send_error(error, scope, send)
+                await _send_error(error, send)
                 return
         await self._app(scope, receive, send)
 
@@ -62,15 +63,23 @@ class FrontDoor:
             self._open_mode.check(Headers.from_scope(scope), scope["method"], scope["path"])
 
 
-async def _send_error(error: ServingError, scope: Scope, send: Send) -> None:
+def _with_headers_of_all(scope: Scope, send: Send) -> Send:
+    """Adds what every response carries, wherever it comes from.
+
+    No coroutine, and not a hook of Litestar's: those are awaited for each token of a stream, too.
+    """
+
+    def sending(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], request_id_header(scope), *processing_time_headers(scope)]
+        return send(message)
+
+    return sending
+
+
+async def _send_error(error: ServingError, send: Send) -> None:
     body = msgspec.json.encode(error_body(error))
     headers = {"content-type": "application/json", "content-length": str(len(body)), **error_headers(error)}
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status_of(error),
-            "headers": [*encoded, request_id_header(scope)],
-        }
-    )
+    await send({"type": "http.response.start", "status": status_of(error), "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -2,7 +2,7 @@
 
 import time
 
-from litestar.types import Message, Scope
+from litestar.types import Scope
 
 from loraserve.api.needs import TIMED
 
@@ -19,11 +19,10 @@ def received_s(scope: Scope) -> float:
     return scope["state"][STATE_KEY]
 
 
-async def add_processing_time(message: Message, scope: Scope) -> None:
-    """A before_send hook."""
-    if message["type"] != "http.response.start":
-        return
+def processing_time_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """Empty where the route is not timed."""
     handler = scope.get("route_handler")
-    if handler is not None and handler.opt.get(TIMED):
-        elapsed_ms = round((time.monotonic() - received_s(scope)) * 1000)
-        message["headers"] = [*message["headers"], (HEADER, b"%d" % elapsed_ms)]
+    if handler is None or not handler.opt.get(TIMED):
+        return []
+    elapsed_ms = round((time.monotonic() - received_s(scope)) * 1000)
+    return [(HEADER, b"%d" % elapsed_ms)]

@@ -3,7 +3,7 @@
 import re
 import uuid
 
-from litestar.types import Message, Scope
+from litestar.types import Scope
 
 HEADER = b"x-request-id"
 HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -35,9 +35,3 @@ def own_request_id(scope: Scope) -> str:
 
 def request_id_header(scope: Scope) -> tuple[bytes, bytes]:
     return HEADER, request_id_of(scope).encode()
-
-
-async def add_request_id(message: Message, scope: Scope) -> None:
-    """A before_send hook: unlike a middleware it also sees 404 and 405."""
-    if message["type"] == "http.response.start":
-        message["headers"] = [*message["headers"], request_id_header(scope)]

@@ -126,22 +126,32 @@ async def _body(
         async with contextlib.aclosing(steps):
             opened = False
             async for deltas in steps:
-                size = 0 if opened else generation.usage().num_prompt_tokens
-                choices = await tokenizer.run(size, partial(_choices, writer, deltas, generation))
-                if not opened and choices:
-                    opened = True
-                    choices = writer.opening(generation) + choices
+                if opened:
+                    choices = _choices(writer, deltas, generation)
+                else:
+                    work = partial(_choices, writer, deltas, generation)
+                    choices = await tokenizer.run(generation.usage().num_prompt_tokens, work)
+                    if choices:
+                        opened = True
+                        choices = writer.opening(generation) + choices
                 usage = usage_of(generation.usage()) if options.continuous_usage_stats else None
-                if chunks := b"".join(encoder.chunk(choice, usage) for choice in choices):
-                    yield chunks
+                chunks = [encoder.chunk(choice, usage) for choice in choices]
+                if generation.finished:
+                    chunks.append(_ending(encoder, generation, call, asked))  # in one write with the last token
+                if chunks:
+                    yield b"".join(chunks)
     except Exception as error:
         yield error_event(told(error, call))
-        return
-    last = b""
-    if options.include_usage or asked.include_metrics:
-        usage = usage_of(generation.usage()) if options.include_usage else None
-        last = encoder.chunk(None, usage, _metrics(call, generation) if asked.include_metrics else None)
-    yield last + DONE
+
+
+def _ending(encoder: ChunkEncoder, generation: Generation, call: InferenceCall, asked: GenerationFields) -> bytes:
+    """What follows the last choice."""
+    include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+    if not include_usage and not asked.include_metrics:
+        return DONE
+    usage = usage_of(generation.usage()) if include_usage else None
+    metrics = _metrics(call, generation) if asked.include_metrics else None
+    return encoder.chunk(None, usage, metrics) + DONE
 
 
 def told(error: Exception, call: InferenceCall) -> ServingError:

@@ -89,7 +89,8 @@ class PrivateServer:
 
     async def _start_or_join(self) -> None:
         deadline = time.monotonic() + START_S
-        while not await self._tend():
+        self._keep_up()
+        while not await _answers(self.place.socket):
             if self._num_failed_starts > MAX_FAILED_STARTS:
                 raise LiveServerError(f"the private server does not start: {self._last_log_line()}")
             if time.monotonic() > deadline:
@@ -99,18 +100,20 @@ class PrivateServer:
                     f"within {START_S:g} s; its log is {self.place.log}"
                 )
             await asyncio.sleep(POLL_S)
+            self._keep_up()
 
     async def _tend_forever(self) -> None:
         while True:
             await asyncio.sleep(max(TEND_EVERY_S, min(self._num_failed_starts, LONGEST_PAUSE_S)))
             try:
-                if await self._tend():
+                self._keep_up()
+                if self._num_failed_starts and await _answers(self.place.socket):
                     self._num_failed_starts = 0
             except (OSError, LiveServerError) as error:
                 logger.error("the private server cannot be started: %s", error)
 
-    async def _tend(self) -> bool:
-        """Starts what has to be started; whether the server answers."""
+    def _keep_up(self) -> None:
+        """Starts what has to be started."""
         if self._lock_fd is None:
             self._lock_fd = self._try_lock()
             if self._lock_fd is not None:
@@ -118,7 +121,6 @@ class PrivateServer:
         elif self._process is None or self._process.poll() is not None:
             self._judge_end(self._process)
             self._process = self._launch(self._lock_fd)
-        return await _answers(self.place.socket)
 
     def _judge_end(self, process: subprocess.Popen[bytes] | None) -> None:
         if process is None or process.returncode <= 0:

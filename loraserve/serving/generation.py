@@ -242,9 +242,11 @@ class Generation:
             if delta is None:
                 continue
             deltas.append(delta)
-            if delta.finish_reason is not None and output.finish_reason is None:
+            if delta.finish_reason is None:
+                continue
+            prompt.finished = all(choice.assembler.finished for choice in prompt.choices)
+            if output.finish_reason is None:
                 stopped.append(output.index)
-        prompt.finished = all(choice.assembler.finished for choice in prompt.choices)
         self._abort_stopped(prompt, stopped)
         return deltas
 
@@ -294,6 +296,8 @@ class Generation:
 
 def _joined(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
     """Several steps' deltas of one choice become one."""
+    if len(deltas) == 1:
+        return deltas
     by_choice: dict[tuple[int, int], ChoiceDelta] = {}
     for delta in deltas:
         first = by_choice.setdefault((delta.prompt_index, delta.index), delta)

