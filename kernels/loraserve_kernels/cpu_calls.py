@@ -14,7 +14,7 @@ STATUS_MESSAGES = {
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",
     6: "this library has no packed linears for the dtype",
-    7: "a token id, position or sampled row is outside the model's embedding, its positions or the batch",
+    7: "a token id, position or sampled row is outside the model's embedding, its positions or the batch, or unordered",
 }
 
 
@@ -157,6 +157,11 @@ class LayerStepStruct(ctypes.Structure):
         ("segment_start", c_void_p),
         ("segment_adapter_slot", c_void_p),
         ("num_segments", c_int64),
+        ("wanted_rows", c_void_p),
+        ("num_wanted", c_int64),
+        ("wanted_segment_start", c_void_p),
+        ("wanted_segment_adapter_slot", c_void_p),
+        ("num_wanted_segments", c_int64),
     )
 
 
@@ -186,8 +191,6 @@ class ModelStepStruct(ctypes.Structure):
         ("layers", LayerStepStruct),
         ("token_ids", c_void_p),
         ("positions", c_void_p),
-        ("sampled_rows", c_void_p),
-        ("num_sampled", c_int64),
     )
 
 

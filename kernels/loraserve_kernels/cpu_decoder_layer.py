@@ -235,6 +235,7 @@ def step_struct(
         context_lens=batch.context_lens.data_ptr(),
         row_start=batch.row_start.data_ptr(),
         sequence_rows=batch.num_rows.data_ptr(),
+        num_wanted=num_rows,
     )
     if rotary is not None:
         rotary_dim = rotary[0].shape[-1]

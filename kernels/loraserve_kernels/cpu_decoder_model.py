@@ -59,7 +59,7 @@ class CpuDecoderModel:
         if self._batch is not batch or self._with_adapters != lora:
             self._step = _model_step(batch, shape.dtype, lora=lora)
             self._batch, self._with_adapters = batch, lora
-        num_sampled = self._step.num_sampled
+        num_sampled = self._step.layers.num_wanted
         hidden = torch.empty((num_sampled, shape.hidden_size), dtype=shape.dtype)
         logits = torch.empty((num_sampled, self._head.out_features), dtype=shape.dtype)
         status = self._function(
@@ -81,13 +81,13 @@ def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelSte
         if tensor.shape != (layers.num_rows,):
             raise mismatch(name, list(tensor.shape), [layers.num_rows])
     require_dense("sampled_rows", batch.sampled_rows, torch.int64)
-    return ModelStepStruct(
-        layers,
-        batch.token_ids.data_ptr(),
-        batch.positions.data_ptr(),
-        batch.sampled_rows.data_ptr(),
-        batch.sampled_rows.shape[0],
-    )
+    layers.wanted_rows, layers.num_wanted = batch.sampled_rows.data_ptr(), batch.sampled_rows.shape[0]
+    if lora:
+        segments = batch.sampled_segments
+        layers.wanted_segment_start = segments.start.data_ptr()
+        layers.wanted_segment_adapter_slot = segments.adapter_slot.data_ptr()
+        layers.num_wanted_segments = segments.adapter_slot.shape[0]
+    return ModelStepStruct(layers, batch.token_ids.data_ptr(), batch.positions.data_ptr())
 
 
 def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear) -> None:

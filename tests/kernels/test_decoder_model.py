@@ -6,7 +6,7 @@ from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.reference_backend import ReferenceBackend
-from loraserve_kernels.step_batch import StepBatch
+from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 
 from tests.support.decoder_cases import CASES, HEAD_DIM, HIDDEN, Case, make_case, make_parts, random
@@ -43,29 +43,44 @@ def make_model(backend: CpuBackend, parts: DecoderModelParts) -> DecoderModel:
     return model
 
 
-def with_tokens(case: Case) -> StepBatch:
-    """Every other row is sampled."""
+def with_tokens(case: Case, sampled: slice | None = None) -> StepBatch:
+    """Every other row is sampled, or those of a slice."""
     batch = case.batch
     rows = torch.arange(len(batch.slot_mapping))
+    sampled_rows = rows[slice(len(rows) % 2, None, 2) if sampled is None else sampled].clone()
     positions = [
         torch.arange(context - count, context)
         for context, count in zip(batch.context_lens.tolist(), batch.num_rows.tolist(), strict=True)
     ]
     return replace(
-        batch, token_ids=rows * 7 % VOCAB, positions=torch.cat(positions), sampled_rows=rows[len(rows) % 2 :: 2].clone()
+        batch,
+        token_ids=rows * 7 % VOCAB,
+        positions=torch.cat(positions),
+        sampled_rows=sampled_rows,
+        sampled_segments=segments_of(batch.segments, sampled_rows),
     )
+
+
+def segments_of(segments: Segments, rows: Tensor) -> Segments:
+    """Of these of its rows; some may be left without any."""
+    start = torch.searchsorted(rows, segments.start.to(rows.dtype)).to(torch.int32)
+    return Segments(start, segments.adapter_slot, segments.has_adapter)
 
 
 def make_caches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return [case.k_cache.clone() for _ in range(NUM_LAYERS)], [case.v_cache.clone() for _ in range(NUM_LAYERS)]
 
 
+SAMPLED = {"every other": None, "last": slice(-1, None), "all": slice(None), "none": slice(0)}
+
+
+@pytest.mark.parametrize("sampled", SAMPLED)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
+def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled):
     parts = make_model_parts(cpu, dtype)
     case = make_case(name, dtype, with_adapters=with_adapters)
-    batch = with_tokens(case)
+    batch = with_tokens(case, SAMPLED[sampled])
     expected_caches, caches = make_caches(case), make_caches(case)
     rows = parts.embedding[batch.token_ids]
     rotary = parts.cos[batch.positions][None], parts.sin[batch.positions][None]
@@ -101,7 +116,14 @@ def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("token_ids", VOCAB), ("token_ids", -1), ("positions", NUM_POSITIONS), ("sampled_rows", 5)]
+    ("name", "value"),
+    [
+        ("token_ids", VOCAB),
+        ("token_ids", -1),
+        ("positions", NUM_POSITIONS),
+        ("sampled_rows", 5),
+        ("sampled_rows", 0),  # not ascending
+    ],
 )
 def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, value):
     case = make_case("decode", dtype)

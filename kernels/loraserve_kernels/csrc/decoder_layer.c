@@ -41,6 +41,8 @@ struct run {
     struct attention_plan attention_plan;
     struct lora_size lora_sizes[NUM_LINEARS];
     struct lora_plan lora_plans[NUM_LINEARS];
+    bool keeps_all; /* rows go on behind attention; if not, the step's wanted ones */
+    int64_t num_kept;
     enum dtype dtype;
 };
 
@@ -55,6 +57,11 @@ static int64_t row_stride_of(const struct run *run, int64_t row_size)
 {
     const int64_t line = 64 / (int64_t)size_of(run->dtype);
     return ((row_size + line - 1) / line | 1) * line;
+}
+
+static const struct segments *segments_of(const struct run *run, int index)
+{
+    return run->keeps_all || index == QKV ? &run->step->segments : &run->step->wanted_segments;
 }
 
 static int64_t normed_stride(const struct run *run) { return row_stride_of(run, run->layer->hidden_size); }
@@ -124,7 +131,7 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
     for (int i = 0; i < NUM_LINEARS; i++) {
         scratch = reserve(memory, &used, lora_scratch(run->lora_sizes + i));
         if (memory && run->lora_sizes[i].num_items > 0)
-            run->lora_plans[i] = lora_prepare(layer->groups[i], layer->tables[i], &run->step->segments,
+            run->lora_plans[i] = lora_prepare(layer->groups[i], layer->tables[i], segments_of(run, i),
                                               run->lora_sizes + i, scratch);
     }
     return used;
@@ -132,11 +139,11 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
 
 /* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. Strides in elements. */
 static void linear(struct team *team, const struct run *run, int index, void *y, int64_t y_stride, const void *x,
-                   int64_t x_stride)
+                   int64_t x_stride, int64_t num_rows)
 {
     const struct packed_linear *packed = run->layer->linears + index;
     const struct lora_plan *plan = run->lora_plans + index;
-    linear_stage(team, packed, y, y_stride, x, x_stride, run->step->num_rows, run->linear_scratch, run->dtype);
+    linear_stage(team, packed, y, y_stride, x, x_stride, num_rows, run->linear_scratch, run->dtype);
     if (run->lora_sizes[index].num_items > 0) {
         lora_shrink_stage(team, plan, x, x_stride, run->dtype);
 #pragma omp barrier
@@ -151,14 +158,14 @@ INLINE void add_row(void *y, const void *a, const void *b, int64_t size, const e
         store_upto(y, i, size - i, load_upto(a, i, size - i, dtype) + load_upto(b, i, size - i, dtype), dtype);
 }
 
-/* Row of y = row of a + row of b. */
-static void add(const struct run *run, void *y, const void *a, const void *b, int64_t row)
+/* Row of y = a_row of a + row of b. */
+static void add(const struct run *run, void *y, const void *a, int64_t a_row, const void *b, int64_t row)
 {
-    const int64_t size = run->layer->hidden_size, start = row * size;
+    const int64_t size = run->layer->hidden_size, start = row * size, a_start = a_row * size;
     if (run->dtype == BFLOAT16)
-        add_row((void *)at(y, start, BFLOAT16), at(a, start, BFLOAT16), at(b, start, BFLOAT16), size, BFLOAT16);
+        add_row((void *)at(y, start, BFLOAT16), at(a, a_start, BFLOAT16), at(b, start, BFLOAT16), size, BFLOAT16);
     else
-        add_row((void *)at(y, start, FLOAT32), at(a, start, FLOAT32), at(b, start, FLOAT32), size, FLOAT32);
+        add_row((void *)at(y, start, FLOAT32), at(a, a_start, FLOAT32), at(b, start, FLOAT32), size, FLOAT32);
 }
 
 static void norm(const struct run *run, const void *x, const void *weight, float eps, int64_t row)
@@ -175,6 +182,15 @@ static void norm_heads(const struct run *run, const void *weight, float eps, int
         void *values = (void *)at(run->qkv, row * qkv_size(layer) + head * layer->head_dim, run->dtype);
         rms_norm_row(values, values, weight, layer->head_dim, eps, run->dtype);
     }
+}
+
+/* Moves what attention gave for the rows that are kept to the first ones. One thread's. */
+static void keep_attended(const struct run *run)
+{
+    const int64_t size = run->layer->num_heads * run->layer->head_dim;
+    for (int64_t row = 0; row < run->num_kept; row++)
+        memmove((void *)at(run->attended, row * size, run->dtype),
+                at(run->attended, run->step->wanted_rows[row] * size, run->dtype), (size_t)size * size_of(run->dtype));
 }
 
 /* What comes between q|k|v and attention for one row. */
@@ -196,6 +212,30 @@ static void activate_row(const struct run *run, int64_t row)
                  size, run->dtype);
 }
 
+/* What comes behind attention, for the rows that are kept. */
+static void compute_kept(struct team *team, const struct run *run)
+{
+    const struct decoder_layer *layer = run->layer;
+    const int64_t num_rows = run->num_kept;
+    int64_t row;
+    linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim, num_rows);
+    struct share *shares = start_work(team);
+    while (take(team, shares, num_rows, &row)) {
+        add(run, run->sum, run->x, run->keeps_all ? row : run->step->wanted_rows[row], run->out, row);
+        norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
+    }
+#pragma omp barrier
+    linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run), num_rows);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row))
+        activate_row(run, row);
+#pragma omp barrier
+    linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run), num_rows);
+    shares = start_work(team);
+    while (take(team, shares, num_rows, &row))
+        add(run, run->out, run->sum, row, run->out, row);
+}
+
 /* NOTE: each loop over shared rows is one piece of work. `out` holds the attention's and the MLP's output in turn. */
 static void compute(struct team *team, const struct run *run)
 {
@@ -206,29 +246,20 @@ static void compute(struct team *team, const struct run *run)
     while (take(team, shares, num_rows, &row))
         norm(run, run->x, layer->input_norm, layer->input_eps, row);
 #pragma omp barrier
-    linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run));
+    linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run), num_rows);
     shares = start_work(team);
     while (take(team, shares, num_rows, &row))
         place_row(run, row);
 #pragma omp barrier
     attention_stage(team, &run->attention, &run->attention_plan, run->dtype);
 #pragma omp barrier
-    linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim);
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row)) {
-        add(run, run->sum, run->x, run->out, row);
-        norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
+    if (!run->keeps_all) {
+        if (team->thread == 0)
+            keep_attended(run);
+#pragma omp barrier
     }
-#pragma omp barrier
-    linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run));
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row))
-        activate_row(run, row);
-#pragma omp barrier
-    linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run));
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row))
-        add(run, run->out, run->sum, run->out, row);
+    if (run->num_kept > 0)
+        compute_kept(team, run);
 }
 
 /* Sizes of what the layer has to do; refuses what would read or write outside its tensors. */
@@ -241,9 +272,9 @@ static enum status measure(struct run *run, int num_threads)
     if (status == OK)
         status = attention_measure(&run->attention, step->num_rows, step->max_blocks, num_threads, &run->attention_size);
     for (int i = 0; i < NUM_LINEARS && status == OK; i++)
-        if (layer->tables[i] && step->segments.count > 0)
-            status = lora_measure(layer->groups[i], layer->tables[i], &step->segments, step->num_rows,
-                                  run->lora_sizes + i);
+        if (layer->tables[i] && segments_of(run, i)->count > 0)
+            status = lora_measure(layer->groups[i], layer->tables[i], segments_of(run, i),
+                                  i == QKV ? step->num_rows : run->num_kept, run->lora_sizes + i);
     return status;
 }
 
@@ -268,7 +299,10 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
         return OUT_OF_MEMORY;
     size_t size_bytes = 0;
     for (int64_t i = 0; i < num_layers; i++) {
-        runs[i] = (struct run){.layer = layers[i], .step = step, .dtype = (enum dtype)dtype};
+        const bool keeps_all = i + 1 < num_layers || step->num_wanted == step->num_rows;
+        runs[i] = (struct run){.layer = layers[i], .step = step, .dtype = (enum dtype)dtype,
+                               .keeps_all = keeps_all,
+                               .num_kept = keeps_all ? step->num_rows : step->num_wanted};
         const enum status status = measure(runs + i, num_threads);
         if (status != OK)
             return status;

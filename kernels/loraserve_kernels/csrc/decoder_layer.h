@@ -15,9 +15,13 @@ struct layer_step {
     int64_t block_table_stride;
     const int32_t *context_lens, *row_start, *sequence_rows;
     struct segments segments; /* none: base model only */
+    /* Rows of the last layer's output. Of its other rows only keys and values are of use. Ascending; not read if all. */
+    const int64_t *wanted_rows;
+    int64_t num_wanted;
+    struct segments wanted_segments; /* of those rows */
 };
 
-/* layers: all of one hidden size. x, out: dense [num_rows, hidden_size], not the same. Nothing is changed when another
+/* layers: all of one hidden size. x: dense [num_rows, hidden_size], out: [num_wanted, hidden_size], not x. Nothing is changed when another
  * status than OK is returned. */
 int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
                    const void *x, void *out, int dtype, int num_threads);

@@ -23,10 +23,8 @@ struct decoder_model {
 };
 
 struct model_step {
-    struct layer_step layers;             /* but cosine and sine */
+    struct layer_step layers;             /* but cosine and sine; wanted_rows are those that are sampled */
     const int64_t *token_ids, *positions; /* [num_rows] */
-    const int64_t *sampled_rows;          /* [num_sampled] */
-    int64_t num_sampled;
 };
 
 static bool are_below(const int64_t *values, int64_t count, int64_t end)
@@ -35,6 +33,14 @@ static bool are_below(const int64_t *values, int64_t count, int64_t end)
         if (values[i] < 0 || values[i] >= end)
             return false;
     return true;
+}
+
+static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
+{
+    for (int64_t i = 1; i < count; i++)
+        if (values[i] <= values[i - 1])
+            return false;
+    return are_below(values, count, num_rows);
 }
 
 static void gather(void *rows, const void *table, const int64_t *ids, int64_t count, size_t row_bytes, int num_threads)
@@ -51,10 +57,11 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
-    const int64_t num_rows = step->layers.num_rows, hidden_size = model->hidden_size;
+    const int64_t num_rows = step->layers.num_rows, num_sampled = step->layers.num_wanted;
+    const int64_t hidden_size = model->hidden_size;
     if (!are_below(step->token_ids, num_rows, model->vocab_size) ||
         !are_below(step->positions, num_rows, model->num_positions) ||
-        !are_below(step->sampled_rows, step->num_sampled, num_rows))
+        !are_rows(step->layers.wanted_rows, num_sampled, num_rows))
         return BAD_TOKEN;
     const size_t row_bytes = (size_t)hidden_size * size_of((enum dtype)dtype);
     const size_t angle_bytes = (size_t)model->rotary_dim * size_of((enum dtype)dtype);
@@ -73,10 +80,10 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
     const int status = decoder_layers(model->layers, model->num_layers, &layers, x, out, dtype, num_threads);
     if (status != OK)
         return status;
-#pragma omp parallel for num_threads(num_threads) if (step->num_sampled * hidden_size > PARALLEL_ELEMENTS)
-    for (int64_t i = 0; i < step->num_sampled; i++)
-        rms_norm_row((char *)hidden + (size_t)i * row_bytes, out + (size_t)step->sampled_rows[i] * row_bytes, model->norm,
-                     hidden_size, model->eps, (enum dtype)dtype);
-    return packed_linear(&model->head, logits, model->head.num_outputs, hidden, hidden_size, step->num_sampled, dtype,
+#pragma omp parallel for num_threads(num_threads) if (num_sampled * hidden_size > PARALLEL_ELEMENTS)
+    for (int64_t i = 0; i < num_sampled; i++)
+        rms_norm_row((char *)hidden + (size_t)i * row_bytes, out + (size_t)i * row_bytes, model->norm, hidden_size, model->eps,
+                     (enum dtype)dtype);
+    return packed_linear(&model->head, logits, model->head.num_outputs, hidden, hidden_size, num_sampled, dtype,
                          num_threads);
 }

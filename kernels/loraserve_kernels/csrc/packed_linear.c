@@ -404,7 +404,9 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype)
 {
     struct share *packing = start_work(team), *computing = start_work(team);
-    if (num_rows > 0 && uses_amx(linear, dtype)) {
+    if (num_rows == 0)
+        return; /* there may be no scratch memory */
+    if (uses_amx(linear, dtype)) {
         amx_stage(team, linear, y, y_stride, x, x_stride, num_rows, scratch, packing, computing);
         return;
     }
