@@ -2,9 +2,9 @@
  *
  * A work item is (sequence, tile of query rows, kv head). All query heads of the kv head and all rows of the tile form
  * up to TILE_QUERIES query vectors, so K and V are read and widened once for all of them. Keys are taken KEYS at a time,
- * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Keys no row of the tile
- * may see are never read, so whatever lies in unused cache slots cannot leak. Tiles of few query vectors are attended to
- * by decode_attention.c where the CPU has AMX.
+ * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Scores and
+ * values of keys no row of the tile may see are never used, so whatever lies in unused cache slots cannot leak. Where
+ * the CPU has AMX, tiles of few query vectors are attended to by decode_attention.c, of many by prompt_attention.c.
  *
  * The context is cut into spans of SPAN keys whose partial results are merged in order. When there are few items
  * and long contexts the spans of decode tiles run in parallel, else one after the other: the same
@@ -14,6 +14,7 @@
 #include "attention_tile.h"
 #include "decode_attention.h"
 #include "gemm.h"
+#include "prompt_attention.h"
 
 #define FEW_QUERIES 4
 #define SPLIT_QUERIES 16 /* tiles of at most so many query vectors may run their spans in parallel ... */
@@ -31,16 +32,19 @@ static struct state state_at(float *memory, int64_t queries)
     return (struct state){memory, memory + queries, memory + 2 * queries};
 }
 
+/* Query vectors a workspace has room for: whole vectors of them for prompt_attention.c. */
+static int64_t room_for_queries(const struct attention *p) { return MAX(TILE_QUERIES, tile_queries(p)); }
+
 static size_t workspace_floats(const struct attention *p)
 {
-    const int64_t queries = tile_queries(p);
+    const int64_t queries = room_for_queries(p);
     return (size_t)((padded_dim(p) + KEYS + LANES) * queries + 2 * padded_dim(p) * KEYS + 15) / 16 * 16 +
            2 * state_floats(p, queries);
 }
 
 static struct workspace workspace_at(const struct attention *p, float *memory)
 {
-    const int64_t queries = tile_queries(p), dim = padded_dim(p);
+    const int64_t queries = room_for_queries(p), dim = padded_dim(p);
     struct workspace w;
     w.keys = memory;
     w.values = w.keys + KEYS * dim;
@@ -230,7 +234,8 @@ INLINE void compute_scores(const struct attention *p, struct workspace *w, int64
              PRODUCT(dtype));
 }
 
-/* One row of scores for the keys base..end becomes exp(score - maximum); masked keys become 0. */
+/* One row of scores for the keys base..end becomes exp(score - maximum); masked keys become 0, whole vectors of them
+ * without any arithmetic. */
 INLINE void soften(const struct attention *p, struct state *state, float *lane_totals, float *scores, int64_t query,
                    int64_t position, int64_t base, int64_t end)
 {
@@ -241,8 +246,14 @@ INLINE void soften(const struct attention *p, struct state *state, float *lane_t
     const int64_t width = (end - base + LANES - 1) / LANES * LANES;
     const int64_t visible_from = first_visible(p, position) - base, visible_to = MIN(position + 1, end) - base;
     const bool whole = visible_from <= 0 && visible_to >= width;
+    const int64_t first = MAX(visible_from, 0) / LANES * LANES, last = (visible_to + LANES - 1) / LANES * LANES;
+    for (int64_t column = 0; column < width; column += LANES)
+        if (column < first || column >= last)
+            store(scores, column, (vf){0}, FLOAT32);
+    if (first >= last)
+        return;
     vf maxima = hidden;
-    for (int64_t column = 0; column < width; column += LANES) {
+    for (int64_t column = first; column < last; column += LANES) {
         vf score = load(scores, column, FLOAT32) * p->scaling;
         if (p->softcap > 0.0f)
             score = p->softcap * vtanh(score / p->softcap);
@@ -265,12 +276,27 @@ INLINE void soften(const struct attention *p, struct state *state, float *lane_t
             store(output, d, load(output, d, FLOAT32) * decay, FLOAT32);
         state->maximum[query] = maximum;
     }
-    for (int64_t column = 0; column < width; column += LANES) {
+    for (int64_t column = first; column < last; column += LANES) {
         vf probability = vexp(load(scores, column, FLOAT32) - shift);
         totals += probability;
         store(scores, column, probability, FLOAT32);
     }
     store(lane_totals, query * LANES, totals, FLOAT32);
+}
+
+/* output += scores * values for the keys base..end, without those that are masked for all of four queries. */
+INLINE void add_values(const struct attention *p, const struct attention_item *item, struct workspace *w, int64_t base,
+                       int64_t end)
+{
+    const int64_t group = group_size(p), queries = item->rows * group, dim = padded_dim(p);
+    for (int64_t i = 0; i < queries; i += 4) {
+        const int64_t rows = MIN(4, queries - i);
+        const int64_t first_row = item->first_row + i / group, last_row = item->first_row + (i + rows - 1) / group;
+        const int64_t first = MAX(base, first_visible(p, position_of(p, item->sequence, first_row)));
+        const int64_t depth = MIN(end, position_of(p, item->sequence, last_row) + 1) - first;
+        gemm(w->span.output + i * dim, dim, w->scores + i * KEYS + first - base, KEYS, w->values + (first - base) * dim,
+             dim, rows, dim, MAX(depth, 0), true, FLOAT32);
+    }
 }
 
 /* The state of the tile's queries over the item's keys, which lie within one span. The keys after them, first those of
@@ -302,7 +328,7 @@ INLINE void attend_span(const struct attention *p, const struct attention_item *
             add_few(p, w->span.output, w->scores, queries, rows, next_rows, count, dtype);
         } else {
             load_values(p, rows, next_rows, count, w->values, dtype);
-            gemm(w->span.output, dim, w->scores, KEYS, w->values, dim, queries, dim, count, true, FLOAT32);
+            add_values(p, item, w, base, end);
         }
         key = base = end;
         end = next_end;
@@ -314,6 +340,14 @@ INLINE void attend_span(const struct attention *p, const struct attention_item *
         w->span.total[i] = horizontal_sum(load(w->lane_totals, i * LANES, FLOAT32));
 }
 
+/* exp(old - new), which is mostly that of 0 or of -inf. */
+INLINE float decay(float old, float new)
+{
+    if (old == new)
+        return 1.0f;
+    return old == -INFINITY ? 0.0f : expf(old - new);
+}
+
 /* sum <- the state over the keys of both. */
 static void merge(const struct attention *p, struct state *sum, const struct state *span, int64_t queries)
 {
@@ -322,7 +356,7 @@ static void merge(const struct attention *p, struct state *sum, const struct sta
         const float maximum = MAX(sum->maximum[i], span->maximum[i]);
         if (maximum == -INFINITY)
             continue;
-        const float old = expf(sum->maximum[i] - maximum), new = expf(span->maximum[i] - maximum);
+        const float old = decay(sum->maximum[i], maximum), new = decay(span->maximum[i], maximum);
         sum->maximum[i] = maximum;
         sum->total[i] = sum->total[i] * old + span->total[i] * new;
         for (int64_t d = 0; d < dim; d += LANES)
@@ -340,28 +374,35 @@ static void clear(const struct attention *p, struct state *state, int64_t querie
         state->maximum[i] = -INFINITY;
 }
 
-/* Adds the sink logit, divides by the total and stores the tile's rows of the output. */
+/* Adds the sink logit, divides by the total and stores one head's row of the output. */
+INLINE void finish_query(const struct attention *p, const struct state *state, int64_t i, int64_t row, int64_t head,
+                         enum dtype dtype)
+{
+    float total = state->total[i], factor = 1.0f;
+    if (p->sinks) {
+        const float maximum = MAX(state->maximum[i], p->sinks[head]);
+        factor = expf(state->maximum[i] - maximum);
+        total = total * factor + expf(p->sinks[head] - maximum);
+    }
+    factor /= total;
+    const float *output = state->output + i * padded_dim(p);
+    const int64_t offset = (row * p->num_heads + head) * p->head_dim;
+    int64_t d = 0;
+    for (; d + LANES <= p->head_dim; d += LANES)
+        store(p->out, offset + d, (load(output, d, FLOAT32) + 0.0f) * factor, dtype);
+    if (d < p->head_dim)
+        store_partial(p->out, offset + d, p->head_dim - d, (load(output, d, FLOAT32) + 0.0f) * factor, dtype);
+}
+
+/* The tile's rows of the output. NOTE: finish_query's adding 0 makes 0 of -0, as merge does: so the state of an only
+ * span gives the bits of a sum. */
 static void finish(const struct attention *p, const struct attention_item *item, const struct state *state,
                    enum dtype dtype)
 {
     const int64_t group = group_size(p), sequence_row = p->row_start[item->sequence] + item->first_row;
-    for (int64_t i = 0; i < item->rows * group; i++) {
-        const int64_t head = item->kv_head * group + i % group;
-        float total = state->total[i], factor = 1.0f;
-        if (p->sinks) {
-            const float maximum = MAX(state->maximum[i], p->sinks[head]);
-            factor = expf(state->maximum[i] - maximum);
-            total = total * factor + expf(p->sinks[head] - maximum);
-        }
-        factor /= total;
-        const float *output = state->output + i * padded_dim(p);
-        const int64_t offset = ((sequence_row + i / group) * p->num_heads + head) * p->head_dim;
-        int64_t d = 0;
-        for (; d + LANES <= p->head_dim; d += LANES)
-            store(p->out, offset + d, load(output, d, FLOAT32) * factor, dtype);
-        if (d < p->head_dim)
-            store_partial(p->out, offset + d, p->head_dim - d, load(output, d, FLOAT32) * factor, dtype);
-    }
+    for (int64_t row = 0; row < item->rows; row++)
+        for (int64_t head = 0; head < group; head++)
+            finish_query(p, state, row * group + head, sequence_row + row, item->kv_head * group + head, dtype);
 }
 
 static void attend_span_item(const struct attention *p, const struct attention_item *item,
@@ -369,6 +410,8 @@ static void attend_span_item(const struct attention *p, const struct attention_i
 {
     if (is_decode(p, item->rows, dtype))
         attend_decode_span(p, item, following, w);
+    else if (is_prompt(p, item->rows, dtype))
+        attend_prompt_span(p, item, w);
     else if (dtype == BFLOAT16)
         attend_span(p, item, following, w, BFLOAT16);
     else
@@ -382,6 +425,8 @@ static void attend(const struct attention *p, struct attention_item item, const 
     const int64_t queries = item.rows * group_size(p), end_key = item.end_key;
     if (is_decode(p, item.rows, dtype))
         load_decode_queries(p, &item, w.queries);
+    else if (is_prompt(p, item.rows, dtype))
+        load_prompt_queries(p, &item, w.queries);
     else if (dtype == BFLOAT16)
         load_queries(p, &item, w.queries, BFLOAT16);
     else
@@ -389,6 +434,11 @@ static void attend(const struct attention *p, struct attention_item item, const 
     if (item.part >= 0) {
         w.span = state_at(parts + item.part * state_floats(p, SPLIT_QUERIES), SPLIT_QUERIES);
         attend_span_item(p, &item, following, &w, dtype);
+        return;
+    }
+    if ((item.first_key / SPAN + 1) * SPAN >= end_key) {
+        attend_span_item(p, &item, following, &w, dtype);
+        finish(p, &item, &w.span, dtype);
         return;
     }
     clear(p, &w.sum, queries);

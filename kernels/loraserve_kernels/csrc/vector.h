@@ -69,7 +69,14 @@ INLINE vf spread(const void *word)
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
+/* b where one is a NaN. GCC 12 makes a comparison and three bitwise instructions of `choose`. */
+#if defined(__AVX512F__)
+INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
 INLINE vf vmax(vf a, vf b) { return choose(a > b, a, b); }
+INLINE vf vmin(vf a, vf b) { return choose(a < b, a, b); }
+#endif
 
 /* GCC 12 makes four instructions of __builtin_convertvector where AVX-512 has one. */
 #if defined(__AVX512F__)
@@ -270,23 +277,51 @@ INLINE float horizontal_max(vf value)
 #endif
 }
 
-/* exp(x) within 2 units in the last place for x in [-87, 88]; 0 below, NaN stays NaN.
- * Cephes' expf: x = n ln 2 + r, a polynomial in r, then n added to the exponent. */
-INLINE vf vexp(vf x)
+#define MAX_EXPS 8 /* vectors at a time */
+
+/* x <- exp(x) within 2 units in the last place for x in [-87, 88], or a NaN.
+ * Cephes' expf: x = n ln 2 + r, a polynomial in r, then n added to the exponent. All vectors take each step together:
+ * one after the other they are long chains, of which the CPU has too few under way (see silu_mul.c). */
+INLINE void vexp_within(vf *x, const int count)
 {
     const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
-    vf clamped = choose(x < -87.0f, splat(-87.0f), choose(x > 88.0f, splat(88.0f), x));
-    vf shifted = clamped * 1.44269504088896341f + round_to_integer;
-    vf n = shifted - round_to_integer;
-    vf r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
-    vf p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    vi exponent = (vi)shifted << 23; /* the low bits of `shifted` hold n; the shift drops the rest */
-    return choose(x < -87.0f, (vf){0}, (vf)((vi)p + exponent));
+    vf shifted[MAX_EXPS], p[MAX_EXPS];
+#define EACH(step)                                                                                                    \
+    _Pragma("GCC unroll 8") for (int i = 0; i < count; i++) { step; }
+    EACH(shifted[i] = x[i] * 1.44269504088896341f + round_to_integer)
+    EACH(p[i] = shifted[i] - round_to_integer)
+    EACH(x[i] = x[i] - p[i] * 0.693359375f)
+    EACH(x[i] = x[i] + p[i] * 2.12194440e-4f)
+    EACH(p[i] = x[i] * 1.9875691500e-4f + 1.3981999507e-3f)
+    EACH(p[i] = p[i] * x[i] + 8.3334519073e-3f)
+    EACH(p[i] = p[i] * x[i] + 4.1665795894e-2f)
+    EACH(p[i] = p[i] * x[i] + 1.6666665459e-1f)
+    EACH(p[i] = p[i] * x[i] + 5.0000001201e-1f)
+    EACH(p[i] = p[i] * (x[i] * x[i]) + x[i] + 1.0f)
+    /* the low bits of `shifted` hold n; the shift drops the rest */
+    EACH(x[i] = (vf)((vi)p[i] + ((vi)shifted[i] << 23)))
+#undef EACH
+}
+
+INLINE vf clamp(vf x, float low, float high) { return vmax(splat(low), vmin(splat(high), x)); }
+
+/* exp(x) for any x: 0 below -87, that of 88 above. */
+INLINE vf vexp(vf x)
+{
+    vf power = clamp(x, -87.0f, 88.0f);
+    vexp_within(&power, 1);
+    return choose(x < -87.0f, (vf){0}, power);
+}
+
+/* a / b within 2 units in the last place, for b whose reciprocal is a normal number. */
+INLINE vf vdivide(vf a, vf b)
+{
+#if defined(__AVX512F__)
+    const vf guess = (vf)_mm512_rcp14_ps((__m512)b); /* right in 14 bits; one step of Newton's doubles them */
+    return a * (guess + guess * (1.0f - b * guess));
+#else
+    return a / b;
+#endif
 }
 
 /* tanh through exp: absolute error about 1e-7, exact at the ends. */
