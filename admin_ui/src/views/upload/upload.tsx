@@ -55,6 +55,7 @@ export function Upload() {
           currentJob.value = null;
           chosen.value = null;
           name.value = "";
+          uploads.refresh(); // the one that has ended is in the list
           go(href(["upload"]));
         }}
       />
