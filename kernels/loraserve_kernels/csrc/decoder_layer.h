@@ -21,7 +21,7 @@ struct layer_step {
     struct segments wanted_segments; /* of those rows */
 };
 
-/* layers: all of one hidden size. x: dense [num_rows, hidden_size], out: [num_wanted, hidden_size], not x. Nothing is changed when another
- * status than OK is returned. */
+/* layers: all of one hidden size. x: dense [num_rows, hidden_size]; out: dense [num_wanted, hidden_size], not x. Nothing
+ * is changed when another status than OK is returned. */
 int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
                    const void *x, void *out, int dtype, int num_threads);

@@ -35,6 +35,7 @@ static bool are_below(const int64_t *values, int64_t count, int64_t end)
     return true;
 }
 
+/* Ascending, as decoder_layers wants them. */
 static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
 {
     for (int64_t i = 1; i < count; i++)
@@ -82,8 +83,8 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
         return status;
 #pragma omp parallel for num_threads(num_threads) if (num_sampled * hidden_size > PARALLEL_ELEMENTS)
     for (int64_t i = 0; i < num_sampled; i++)
-        rms_norm_row((char *)hidden + (size_t)i * row_bytes, out + (size_t)i * row_bytes, model->norm, hidden_size, model->eps,
-                     (enum dtype)dtype);
+        rms_norm_row((char *)hidden + (size_t)i * row_bytes, out + (size_t)i * row_bytes, model->norm, hidden_size,
+                     model->eps, (enum dtype)dtype);
     return packed_linear(&model->head, logits, model->head.num_outputs, hidden, hidden_size, num_sampled, dtype,
                          num_threads);
 }
