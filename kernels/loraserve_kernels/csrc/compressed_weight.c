@@ -1,17 +1,12 @@
 /* Compressing packed weights, see compressed_weight.h. */
 #include "compressed_weight.h"
 
-#include "amx.h"
+#include "packed_linear.h"
 
 #define NUM_EXPONENTS 256
 #define NO_CODE 0xff
 #define UNIT_PANELS 4   /* that AMX takes at a time */
 #define MIN_SAVING 0.15 /* of the bytes, for which compressing is worth it; at most a quarter is saved */
-
-static int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + AMX_ROWS - 1) / AMX_ROWS; }
-
-/* Packed panels are whole tiles. */
-static int64_t panel_tiles_of(int64_t depth) { return (depth + 2 * AMX_WORDS - 1) / (2 * AMX_WORDS); }
 
 static int exponent_of(uint16_t bits) { return bits >> 7 & 0xff; }
 

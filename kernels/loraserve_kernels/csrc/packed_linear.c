@@ -16,8 +16,6 @@
  */
 #include "packed_linear.h"
 
-#include "amx.h"
-
 #define TILE_ROWS 16
 #define PREFETCH_BYTES 8192
 #define ITEM_PANELS 4 /* panels of one item */
@@ -30,10 +28,8 @@
 /* Of a panel or a packed row; those past the depth are zero, so that AMX has whole tiles. */
 INLINE int64_t words_of(int64_t depth, const enum dtype dtype)
 {
-    return dtype == BFLOAT16 ? (depth + 2 * AMX_WORDS - 1) / (2 * AMX_WORDS) * AMX_WORDS : depth;
+    return dtype == BFLOAT16 ? panel_tiles_of(depth) * AMX_WORDS : depth;
 }
-
-INLINE int64_t num_panels_of(const struct packed_linear *linear) { return (linear->num_outputs + LANES - 1) / LANES; }
 
 INLINE int64_t num_tiles_of(int64_t num_rows) { return (num_rows + TILE_ROWS - 1) / TILE_ROWS; }
 
@@ -233,15 +229,14 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
 /* Of one panel in memory. */
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
-    const int64_t words = words_of(linear->depth, BFLOAT16);
-    return linear->is_compressed ? words / AMX_WORDS * COMPRESSED_TILE_BYTES : words * (int64_t)sizeof(vf);
+    return panel_tiles_of(linear->depth) * (linear->is_compressed ? COMPRESSED_TILE_BYTES : WEIGHT_TILE_BYTES);
 }
 
 INLINE void compressed_panels(struct compressed_panel *panels, int count, const struct packed_linear *linear, int64_t panel)
 {
-    const int64_t panel_tiles = words_of(linear->depth, BFLOAT16) / AMX_WORDS;
     for (int i = 0; i < count; i++)
-        panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear), panel_tiles, panel + i);
+        panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear->num_outputs), panel_tiles_of(linear->depth),
+                                        panel + i);
 }
 
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
@@ -317,7 +312,7 @@ static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, c
 {
     if (input->num_rows > FEW_AMX_ROWS)
         for (; panel + 2 <= panel_end; panel += 2)
-            amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels_of(linear));
+            amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels_of(linear->num_outputs));
     amx_tiles(y, y_stride, input, linear, panel, panel_end);
 }
 
@@ -364,7 +359,7 @@ struct linear_item {
 static bool take_item(const struct team *team, struct share *shares, const struct packed_linear *linear,
                       int64_t num_rows, struct linear_item *item)
 {
-    const int64_t num_panels = num_panels_of(linear);
+    const int64_t num_panels = num_panels_of(linear->num_outputs);
     const int64_t num_tiles = num_tiles_of(num_rows), row_items = (num_tiles + ITEM_TILES - 1) / ITEM_TILES;
     const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
     int64_t i;
@@ -433,7 +428,7 @@ EXPORT int64_t packed_weight_bytes(int64_t num_outputs, int64_t depth, int dtype
     if (dtype == BFLOAT16)
         return 0;
 #endif
-    return (num_outputs + LANES - 1) / LANES * words_of(depth, (enum dtype)dtype) * (int64_t)sizeof(vf);
+    return num_panels_of(num_outputs) * words_of(depth, (enum dtype)dtype) * (int64_t)sizeof(vf);
 }
 
 /* weight: dense [num_outputs, depth]. */

@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 
+#include "amx.h"
 #include "team.h"
 #include "vector.h"
 
@@ -11,6 +12,12 @@ struct packed_linear {
     const void *bias;   /* [num_outputs] or NULL */
     int64_t num_outputs, depth, is_compressed;
 };
+
+/* Panels of a weight. */
+INLINE int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + LANES - 1) / LANES; }
+
+/* Tiles of AMX of a panel of bfloat16; what lies past the depth is zero. */
+INLINE int64_t panel_tiles_of(int64_t depth) { return (depth + 2 * AMX_WORDS - 1) / (2 * AMX_WORDS); }
 
 /* Bytes of scratch for so many rows; 0 where x is read where it is. */
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype);
