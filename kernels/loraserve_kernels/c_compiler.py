@@ -39,7 +39,7 @@ class Compiler:
             sources = [str(path) for path in sorted(SOURCE_DIR.glob("*.c"))]
             self._execute(work, *FLAGS, *compile_flags, "-c", *sources)
             objects = [f"{Path(source).stem}.o" for source in sources]
-            self._execute(work, "-shared", "-o", "library.so", *objects, *link_flags, "-lm")
+            self._execute(work, "-shared", "-o", "library.so", *objects, *link_flags, "-pthread", "-lm")
             os.replace(Path(work) / "library.so", target)
 
     def _execute(self, work: str, *arguments: str) -> None:

@@ -1,7 +1,8 @@
 """Compiling the C functions for this very CPU: with which compilers and OpenMP runtimes, and where the result is kept.
 
 OpenMP: torch brings its own runtime (`torch/lib/libgomp*.so*` in the wheels). We use whichever runtime the process has
-loaded already, so that torch and we share one pool of threads instead of two that spin against each other.
+loaded already, so that torch and we share one pool of threads instead of two that spin against each other. Decoder
+layers and models have threads of their own, see `csrc/team.c`.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-/* Decoder layers of the Llama-like families, one after the other in one parallel region: norm, attention and gated MLP,
+/* Decoder layers of the Llama-like families, one after the other, by one team of threads: norm, attention and gated MLP,
  * with their linears, adapters and residual sums. Every value is rounded where the ops of their own round it.
  *
  * A step is many short pieces of work; called one by one from Python, calls and the start and end of parallel regions add
@@ -12,8 +12,6 @@
 #include "row_ops.h"
 
 #if LANES == 16 /* as packed_linear.c */
-
-#define MAX_PIECES 32 /* of work in one layer */
 
 enum { QKV, OUTPUT, GATE_UP, DOWN, NUM_LINEARS };
 
@@ -110,7 +108,7 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
     const struct attention_size *attention_size = &run->attention_size;
     const struct decoder_layer *layer = run->layer;
     const size_t row_bytes = (size_t)run->step->num_rows * size_of(run->dtype);
-    size_t used = MAX_PIECES * (size_t)num_threads * sizeof(struct share), linear_bytes = 0;
+    size_t used = 0, linear_bytes = 0;
     for (int i = 0; i < 2; i++) /* first: at one place for all layers */
         run->between[i] = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
     for (int i = 0; i < NUM_LINEARS; i++)
@@ -146,10 +144,10 @@ static void linear(struct team *team, const struct run *run, int index, void *y,
     linear_stage(team, packed, y, y_stride, x, x_stride, num_rows, run->linear_scratch, run->dtype);
     if (run->lora_sizes[index].num_items > 0) {
         lora_shrink_stage(team, plan, x, x_stride, run->dtype);
-#pragma omp barrier
+        complete(team);
         lora_expand_stage(team, plan, y, y_stride, run->dtype);
     }
-#pragma omp barrier
+    complete(team);
 }
 
 INLINE void add_row(void *y, const void *a, const void *b, int64_t size, const enum dtype dtype)
@@ -184,13 +182,17 @@ static void norm_heads(const struct run *run, const void *weight, float eps, int
     }
 }
 
-/* Moves what attention gave for the rows that are kept to the first ones. One thread's. */
-static void keep_attended(const struct run *run)
+/* Moves what attention gave for the rows that are kept to the first ones: one item. */
+static void keep_attended(struct team *team, const struct run *run)
 {
     const int64_t size = run->layer->num_heads * run->layer->head_dim;
-    for (int64_t row = 0; row < run->num_kept; row++)
-        memmove((void *)at(run->attended, row * size, run->dtype),
-                at(run->attended, run->step->wanted_rows[row] * size, run->dtype), (size_t)size * size_of(run->dtype));
+    struct work work = start_work(team, 1);
+    int64_t item;
+    while (take(team, &work, &item))
+        for (int64_t row = 0; row < run->num_kept; row++)
+            memmove((void *)at(run->attended, row * size, run->dtype),
+                    at(run->attended, run->step->wanted_rows[row] * size, run->dtype), (size_t)size * size_of(run->dtype));
+    complete(team);
 }
 
 /* What comes between q|k|v and attention for one row. */
@@ -219,45 +221,43 @@ static void compute_kept(struct team *team, const struct run *run)
     const int64_t num_rows = run->num_kept;
     int64_t row;
     linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim, num_rows);
-    struct share *shares = start_work(team);
-    while (take(team, shares, num_rows, &row)) {
+    struct work adding = start_work(team, num_rows);
+    while (take(team, &adding, &row)) {
         add(run, run->sum, run->x, run->keeps_all ? row : run->step->wanted_rows[row], run->out, row);
         norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
     }
-#pragma omp barrier
+    complete(team);
     linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run), num_rows);
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row))
+    struct work activating = start_work(team, num_rows);
+    while (take(team, &activating, &row))
         activate_row(run, row);
-#pragma omp barrier
+    complete(team);
     linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run), num_rows);
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row))
+    adding = start_work(team, num_rows);
+    while (take(team, &adding, &row))
         add(run, run->out, run->sum, row, run->out, row);
+    complete(team);
 }
 
-/* NOTE: each loop over shared rows is one piece of work. `out` holds the attention's and the MLP's output in turn. */
+/* `out` holds the attention's and the MLP's output in turn. */
 static void compute(struct team *team, const struct run *run)
 {
     const struct decoder_layer *layer = run->layer;
     const int64_t num_rows = run->step->num_rows;
-    struct share *shares = start_work(team);
     int64_t row;
-    while (take(team, shares, num_rows, &row))
+    struct work norming = start_work(team, num_rows);
+    while (take(team, &norming, &row))
         norm(run, run->x, layer->input_norm, layer->input_eps, row);
-#pragma omp barrier
+    complete(team);
     linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run), num_rows);
-    shares = start_work(team);
-    while (take(team, shares, num_rows, &row))
+    struct work placing = start_work(team, num_rows);
+    while (take(team, &placing, &row))
         place_row(run, row);
-#pragma omp barrier
+    complete(team);
     attention_stage(team, &run->attention, &run->attention_plan, run->dtype);
-#pragma omp barrier
-    if (!run->keeps_all) {
-        if (team->thread == 0)
-            keep_attended(run);
-#pragma omp barrier
-    }
+    complete(team);
+    if (!run->keeps_all)
+        keep_attended(team, run);
     if (run->num_kept > 0)
         compute_kept(team, run);
 }
@@ -278,19 +278,8 @@ static enum status measure(struct run *run, int num_threads)
     return status;
 }
 
-/* One thread's, before the others start with the layer. x: the first layer's input; out: the last one's output. */
-static void prepare(struct run *runs, int64_t index, int64_t num_layers, char *memory, const void *x, void *out,
-                    int num_threads)
-{
-    struct run *run = runs + index;
-    memset(memory, 0, MAX_PIECES * (size_t)num_threads * sizeof(struct share));
-    lay_out(run, memory, num_threads);
-    run->x = index == 0 ? x : run->between[index % 2];
-    run->out = index + 1 == num_layers ? out : run->between[(index + 1) % 2];
-}
-
-EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
-                          const void *x, void *out, int dtype, int num_threads)
+enum status layers_prepare(struct layers_plan *plan, const struct decoder_layer *const *layers, int64_t num_layers,
+                           const struct layer_step *step, const void *x, void *out, enum dtype dtype, int num_threads)
 {
     static _Thread_local void *run_memory, *scratch;
     static _Thread_local size_t run_capacity, capacity;
@@ -300,7 +289,7 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
     size_t size_bytes = 0;
     for (int64_t i = 0; i < num_layers; i++) {
         const bool keeps_all = i + 1 < num_layers || step->num_wanted == step->num_rows;
-        runs[i] = (struct run){.layer = layers[i], .step = step, .dtype = (enum dtype)dtype,
+        runs[i] = (struct run){.layer = layers[i], .step = step, .x = x, .out = out, .dtype = dtype,
                                .keeps_all = keeps_all,
                                .num_kept = keeps_all ? step->num_rows : step->num_wanted};
         const enum status status = measure(runs + i, num_threads);
@@ -308,21 +297,43 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
             return status;
         size_bytes = MAX(size_bytes, lay_out(runs + i, NULL, num_threads));
     }
-    if (step->num_rows == 0)
-        return OK;
     char *memory = grow_scratch(&scratch, &capacity, size_bytes);
     if (!memory)
         return OUT_OF_MEMORY;
-#pragma omp parallel num_threads(num_threads)
-    for (int64_t i = 0; i < num_layers; i++) {
-        struct team team = team_of((struct share *)memory);
-        if (team.thread == 0)
-            prepare(runs, i, num_layers, memory, x, out, num_threads);
-#pragma omp barrier
-        compute(&team, runs + i);
-#pragma omp barrier
-    }
+    *plan = (struct layers_plan){runs, num_layers, memory};
     return OK;
+}
+
+void layers_stage(struct team *team, const struct layers_plan *plan)
+{
+    const int64_t last = plan->num_layers - 1;
+    if (plan->runs->step->num_rows == 0)
+        return;
+    for (int64_t i = 0; i <= last; i++) {
+        struct run *run = plan->runs + i;
+        struct work preparing = start_work(team, 1);
+        for (int64_t item; take(team, &preparing, &item);) {
+            lay_out(run, plan->memory, team->num_threads);
+            if (i > 0)
+                run->x = run->between[i % 2];
+            if (i < last)
+                run->out = run->between[(i + 1) % 2];
+        }
+        complete(team);
+        compute(team, run);
+    }
+}
+
+static void layers_region(struct team *team, void *plan) { layers_stage(team, plan); }
+
+EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
+                          const void *x, void *out, int dtype, int num_threads)
+{
+    struct layers_plan plan;
+    const enum status status = layers_prepare(&plan, layers, num_layers, step, x, out, (enum dtype)dtype, num_threads);
+    if (status != OK)
+        return status;
+    return run_team(num_threads, num_layers * LAYER_PIECES, layers_region, &plan) ? OK : OUT_OF_MEMORY;
 }
 
 #else

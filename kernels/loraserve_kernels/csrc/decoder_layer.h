@@ -21,7 +21,21 @@ struct layer_step {
     struct segments wanted_segments; /* of those rows */
 };
 
-/* layers: all of one hidden size. x: dense [num_rows, hidden_size]; out: dense [num_wanted, hidden_size], not x. Nothing
- * is changed when another status than OK is returned. */
-int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
-                   const void *x, void *out, int dtype, int num_threads);
+#define LAYER_PIECES 25 /* of work in one layer, at most */
+
+struct run;
+
+/* What is to be done for one step. */
+struct layers_plan {
+    struct run *runs;
+    int64_t num_layers;
+    char *memory;
+};
+
+/* layers: all of one hidden size. x: dense [num_rows, hidden_size]; out: dense [num_wanted, hidden_size], not x. The plan
+ * is this thread's only one. */
+enum status layers_prepare(struct layers_plan *plan, const struct decoder_layer *const *layers, int64_t num_layers,
+                           const struct layer_step *step, const void *x, void *out, enum dtype dtype, int num_threads);
+
+/* Up to LAYER_PIECES pieces of work a layer. NOTE: x must be complete; out is. */
+void layers_stage(struct team *team, const struct layers_plan *plan);

@@ -337,15 +337,15 @@ struct lora_plan lora_prepare(const struct group *group, const struct table *tab
 void lora_shrink_stage(struct team *team, const struct lora_plan *plan, const void *x, int64_t x_stride,
                        enum dtype dtype)
 {
-    struct share *shares = start_work(team);
-    for (int64_t i; take(team, shares, plan->num_shrinks, &i);)
+    struct work work = start_work(team, plan->num_shrinks);
+    for (int64_t i; take(team, &work, &i);)
         shrink_item(plan->shrinks + i, plan->hidden, x, x_stride, plan->arena, plan->in_features, dtype);
 }
 
 void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y, int64_t y_stride, enum dtype dtype)
 {
-    struct share *shares = start_work(team);
-    for (int64_t i; take(team, shares, plan->num_expands, &i);)
+    struct work work = start_work(team, plan->num_expands);
+    for (int64_t i; take(team, &work, &i);)
         expand_item(plan->expands + i, plan->hidden, y, y_stride, plan->arena, dtype);
 }
 
@@ -369,9 +369,9 @@ EXPORT int lora_add(void *y, int64_t y_stride, const void *x, int64_t x_stride, 
 
 #pragma omp parallel num_threads(num_threads) if (size.work > PARALLEL_WORK)
     {
-        struct team team = team_of((struct share *)memory);
+        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), (struct share *)memory);
         lora_shrink_stage(&team, &plan, x, x_stride, (enum dtype)dtype);
-#pragma omp barrier
+        complete(&team);
         lora_expand_stage(&team, &plan, y, y_stride, (enum dtype)dtype);
     }
     return OK;

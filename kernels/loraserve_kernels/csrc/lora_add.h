@@ -51,7 +51,7 @@ size_t lora_scratch(const struct lora_size *size);
 struct lora_plan lora_prepare(const struct group *group, const struct table *table, const struct segments *segments,
                               const struct lora_size *size, void *scratch);
 
-/* Each uses up one piece of work; a barrier must lie between them, and before what reads y. */
+/* Each is one piece of work, the first to be complete before the second, and that before what reads y. */
 void lora_shrink_stage(struct team *team, const struct lora_plan *plan, const void *x, int64_t x_stride,
                        enum dtype dtype);
 void lora_expand_stage(struct team *team, const struct lora_plan *plan, void *y, int64_t y_stride, enum dtype dtype);

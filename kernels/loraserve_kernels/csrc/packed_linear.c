@@ -356,14 +356,20 @@ struct linear_item {
     int64_t row, row_end, panel, panel_end;
 };
 
-static bool take_item(const struct team *team, struct share *shares, const struct packed_linear *linear,
-                      int64_t num_rows, struct linear_item *item)
+static int64_t num_row_items(int64_t num_rows) { return (num_tiles_of(num_rows) + ITEM_TILES - 1) / ITEM_TILES; }
+
+static int64_t num_panel_items(const struct packed_linear *linear)
 {
-    const int64_t num_panels = num_panels_of(linear->num_outputs);
-    const int64_t num_tiles = num_tiles_of(num_rows), row_items = (num_tiles + ITEM_TILES - 1) / ITEM_TILES;
-    const int64_t panel_items = (num_panels + ITEM_PANELS - 1) / ITEM_PANELS;
+    return (num_panels_of(linear->num_outputs) + ITEM_PANELS - 1) / ITEM_PANELS;
+}
+
+static bool take_item(const struct team *team, struct work *work, const struct packed_linear *linear, int64_t num_rows,
+                      struct linear_item *item)
+{
+    const int64_t num_tiles = num_tiles_of(num_rows), row_items = num_row_items(num_rows);
+    const int64_t num_panels = num_panels_of(linear->num_outputs), panel_items = num_panel_items(linear);
     int64_t i;
-    if (!take(team, shares, row_items * panel_items, &i))
+    if (!take(team, work, &i))
         return false;
     item->row = num_tiles * (i / panel_items) / row_items * TILE_ROWS;
     item->row_end = MIN(num_rows, num_tiles * (i / panel_items + 1) / row_items * TILE_ROWS);
@@ -374,19 +380,21 @@ static bool take_item(const struct team *team, struct share *shares, const struc
 
 /* linear_stage with AMX. */
 static void amx_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
-                      int64_t x_stride, int64_t num_rows, char *scratch, struct share *packing, struct share *computing)
+                      int64_t x_stride, int64_t num_rows, char *scratch)
 {
     struct amx_input input = {x, x_stride * (int64_t)size_of(BFLOAT16), 0, num_rows};
     if (!reads_rows(linear, BFLOAT16)) {
         input.x = scratch;
         input.tile_bytes = words_of(linear->depth, BFLOAT16) * AMX_ROWS * (int64_t)sizeof(uint32_t);
-        for (int64_t i; take(team, packing, num_tiles_of(num_rows), &i);)
+        struct work packing = start_work(team, num_tiles_of(num_rows));
+        for (int64_t i; take(team, &packing, &i);)
             pack_amx_tile(scratch + i * input.tile_bytes, at(x, i * AMX_ROWS * x_stride, BFLOAT16), x_stride,
                           MIN(AMX_ROWS, num_rows - i * AMX_ROWS), linear->depth);
-#pragma omp barrier
+        complete(team);
     }
+    struct work computing = start_work(team, num_row_items(num_rows) * num_panel_items(linear));
     amx_begin((int)MIN(AMX_ROWS, num_rows));
-    for (struct linear_item item; take_item(team, computing, linear, num_rows, &item);) {
+    for (struct linear_item item; take_item(team, &computing, linear, num_rows, &item);) {
         struct amx_input part = input;
         part.x += item.row * (input.tile_bytes ? input.tile_bytes / AMX_ROWS : input.row_bytes);
         part.num_rows = item.row_end - item.row;
@@ -398,27 +406,31 @@ static void amx_stage(struct team *team, const struct packed_linear *linear, voi
 void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype)
 {
-    struct share *packing = start_work(team), *computing = start_work(team);
     if (num_rows == 0)
         return; /* there may be no scratch memory */
     if (uses_amx(linear, dtype)) {
-        amx_stage(team, linear, y, y_stride, x, x_stride, num_rows, scratch, packing, computing);
+        amx_stage(team, linear, y, y_stride, x, x_stride, num_rows, scratch);
         return;
     }
     const int64_t tile_words = words_of(linear->depth, dtype) * TILE_ROWS;
-    uint32_t *tiles = scratch;
-    if (num_rows <= TILE_ROWS) {
-        tiles += team->thread * tile_words; /* each thread packs its own copy: cheaper than a barrier */
-        pack_tile(tiles, x, x_stride, num_rows, linear->depth, dtype);
-    } else {
-        for (int64_t i; take(team, packing, num_tiles_of(num_rows), &i);)
+    const bool packs_own = num_rows <= TILE_ROWS; /* each thread its own copy: cheaper than waiting */
+    uint32_t *tiles = (uint32_t *)scratch + (packs_own ? team->thread * tile_words : 0);
+    if (!packs_own) {
+        struct work packing = start_work(team, num_tiles_of(num_rows));
+        for (int64_t i; take(team, &packing, &i);)
             pack_tile(tiles + i * tile_words, at(x, i * TILE_ROWS * x_stride, dtype), x_stride,
                       MIN(TILE_ROWS, num_rows - i * TILE_ROWS), linear->depth, dtype);
-#pragma omp barrier
+        complete(team);
     }
-    for (struct linear_item item; take_item(team, computing, linear, num_rows, &item);)
+    struct work computing = start_work(team, num_row_items(num_rows) * num_panel_items(linear));
+    bool is_packed = !packs_own;
+    for (struct linear_item item; take_item(team, &computing, linear, num_rows, &item);) {
+        if (!is_packed)
+            pack_tile(tiles, x, x_stride, num_rows, linear->depth, dtype);
+        is_packed = true;
         compute_item((void *)at(y, item.row * y_stride, dtype), y_stride, tiles + item.row / TILE_ROWS * tile_words,
                      item.row_end - item.row, linear, item.panel, item.panel_end, dtype);
+    }
 }
 
 /* Bytes of the packed weight; 0 where this library has no fast kernel for the dtype. */
@@ -455,7 +467,7 @@ EXPORT int packed_linear(const struct packed_linear *linear, void *y, int64_t y_
     memset(memory, 0, share_bytes);
 #pragma omp parallel num_threads(num_threads) if (linear->num_outputs * linear->depth > 65536)
     {
-        struct team team = team_of((struct share *)memory);
+        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), (struct share *)memory);
         linear_stage(&team, linear, y, y_stride, x, x_stride, num_rows, memory + share_bytes, (enum dtype)dtype);
     }
     return OK;

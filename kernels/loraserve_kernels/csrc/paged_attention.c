@@ -567,17 +567,18 @@ struct attention_plan attention_prepare(const struct attention *p, const struct 
 
 void attention_stage(struct team *team, const struct attention *p, const struct attention_plan *plan, enum dtype dtype)
 {
-    struct share *attending = start_work(team), *merging = start_work(team);
+    struct work attending = start_work(team, plan->num_items);
     const struct workspace w = workspace_at(p, plan->workspaces + workspace_floats(p) * (size_t)team->thread);
     int64_t i;
-    while (take(team, attending, plan->num_items, &i))
+    while (take(team, &attending, &i))
         attend(p, plan->items[i], i + 1 < plan->num_items ? plan->items + i + 1 : NULL, w, plan->parts, dtype);
     if (dtype == BFLOAT16 && amx_is_on())
         amx_end();
     if (!plan->is_split)
         return;
-#pragma omp barrier
-    while (take(team, merging, plan->num_tiles, &i))
+    complete(team);
+    struct work merging = start_work(team, plan->num_tiles);
+    while (take(team, &merging, &i))
         if (plan->tiles[i].part >= 0)
             merge_parts(p, plan->tiles + i, w, plan->parts, dtype);
 }
@@ -600,7 +601,7 @@ EXPORT int paged_attention(const struct attention *p, int64_t total_rows, int64_
 
 #pragma omp parallel num_threads(num_threads) if (size.work >= PARALLEL_WORK)
     {
-        struct team team = team_of((struct share *)memory);
+        struct team team = team_of(omp_get_thread_num(), omp_get_num_threads(), (struct share *)memory);
         attention_stage(&team, p, &plan, (enum dtype)dtype);
     }
     return OK;

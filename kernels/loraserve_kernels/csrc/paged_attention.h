@@ -39,5 +39,5 @@ enum status attention_measure(const struct attention *p, int64_t total_rows, int
 size_t attention_scratch(const struct attention *p, const struct attention_size *size, int num_threads);
 struct attention_plan attention_prepare(const struct attention *p, const struct attention_size *size, void *scratch);
 
-/* Uses up two pieces of work. */
+/* Up to two pieces of work, the last one to be completed. */
 void attention_stage(struct team *team, const struct attention *p, const struct attention_plan *plan, enum dtype dtype);

@@ -1,4 +1,9 @@
-/* How the threads of one parallel region share the items of one piece of work after the other. */
+/* How threads share the items of one piece of work after the other, none of them waiting for a thread that is not there.
+ *
+ * A piece of work is done when its items are, whoever did them: a thread that has lost its core, or that has not begun yet,
+ * holds up the others only with an item it has taken. Such a thread comes late: it finds all items taken and goes on. So
+ * only who holds an item may write what others see, or read what is written anew for later pieces of work.
+ */
 #pragma once
 
 #include <stdbool.h>
@@ -14,40 +19,63 @@
 /* One thread's part of a piece of work; alone in its cache line. */
 struct share {
     int64_t next;
-    char padding[56];
+    int64_t done; /* of the first share: items of all parts that are done */
+    char padding[48];
 };
 
 /* Each thread has its own. NOTE: all threads start the same pieces of work in the same order. */
 struct team {
     int thread, num_threads;
-    struct share *shares; /* zeroed, num_threads for every piece of work that is still to come */
+    struct share *shares;      /* zeroed, num_threads for every piece of work that is still to come */
+    struct share *uncompleted; /* those of the first piece of work since `complete` */
+    int64_t num_uncompleted;   /* items of the pieces since then */
 };
 
-static inline struct team team_of(struct share *shares)
+struct work {
+    struct share *shares;
+    int64_t num_items, num_taken; /* by this thread and not yet counted as done */
+};
+
+static inline struct team team_of(int thread, int num_threads, struct share *shares)
 {
-    return (struct team){omp_get_thread_num(), omp_get_num_threads(), shares};
+    return (struct team){thread, num_threads, shares, shares, 0};
 }
 
-static inline struct share *start_work(struct team *team)
+static inline struct work start_work(struct team *team, int64_t num_items)
 {
     struct share *shares = team->shares;
     team->shares += team->num_threads;
-    return shares;
+    team->num_uncompleted += num_items;
+    return (struct work){shares, num_items, 0};
 }
 
 /* The thread's next item: first the items of its own part in order, so that it reads memory in order, then what others
- * have left. On two EPYC Zen 5 cores a linear of 768 x 4,096 took 132 us so and 158 us with items handed out in turn. */
-static inline bool take(const struct team *team, struct share *shares, int64_t num_items, int64_t *item)
+ * have left. On two EPYC Zen 5 cores a linear of 768 x 4,096 took 132 us so and 158 us with items handed out in turn.
+ * NOTE: to be called until it returns false, which says that what this thread took is done. */
+static inline bool take(const struct team *team, struct work *work, int64_t *item)
 {
     for (int i = 0; i < team->num_threads; i++) {
         const int owner = (team->thread + i) % team->num_threads;
-        const int64_t first = num_items * owner / team->num_threads;
-        const int64_t end = num_items * (owner + 1) / team->num_threads;
-        if (__atomic_load_n(&shares[owner].next, __ATOMIC_RELAXED) >= end - first)
+        const int64_t first = work->num_items * owner / team->num_threads;
+        const int64_t end = work->num_items * (owner + 1) / team->num_threads;
+        if (__atomic_load_n(&work->shares[owner].next, __ATOMIC_RELAXED) >= end - first)
             continue;
-        *item = first + __atomic_fetch_add(&shares[owner].next, 1, __ATOMIC_RELAXED);
-        if (*item < end)
+        *item = first + __atomic_fetch_add(&work->shares[owner].next, 1, __ATOMIC_RELAXED);
+        if (*item < end) {
+            work->num_taken++;
             return true;
+        }
     }
+    if (work->num_taken > 0)
+        __atomic_fetch_add(&work->shares->done, work->num_taken, __ATOMIC_RELEASE);
+    work->num_taken = 0;
     return false;
 }
+
+/* Waits until all items of the pieces of work that were started are done, and sees what was written for them. */
+void complete(struct team *team);
+
+/* Runs `function` on up to num_threads threads that are kept for it, this one among them, and returns when none of them is
+ * in it. They join when they have a core; the work does not wait for them. One caller at a time has them; another works
+ * alone. num_pieces: of work that the function starts at most. Returns whether there was memory for it. */
+bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team *team, void *argument), void *argument);

@@ -1,0 +1,99 @@
+"""Threads of `csrc/team.c`: what they compute does not depend on who is there."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.decoder_model import DecoderModel
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor
+
+from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
+from tests.support.decoder_cases import Case, make_case
+
+
+@pytest.fixture(autouse=True)
+def same_threads_afterwards() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+class Work:
+    """A model and a step of prompts and decode rows with adapters."""
+
+    def __init__(self, cpu: CpuBackend, dtype: torch.dtype) -> None:
+        self.model: DecoderModel = make_model(cpu, make_model_parts(cpu, dtype))
+        self.case: Case = make_case("mixed", dtype)
+        self.batch: StepBatch = with_tokens(self.case)
+        torch.set_num_threads(1)
+        self.expected = self.logits()
+
+    def logits(self) -> Tensor:
+        found = self.model(*make_caches(self.case), self.batch, self.case.table)
+        assert found is not None
+        return found[1]
+
+
+@pytest.fixture
+def work(cpu: CpuBackend, dtype: torch.dtype) -> Work:
+    return Work(cpu, dtype)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_any_number_of_threads_gives_the_same_bits(work, num_threads):
+    torch.set_num_threads(num_threads)
+    assert all(torch.equal(work.logits(), work.expected) for _ in range(20))
+
+
+def test_threads_that_lose_their_cores_change_nothing(work):
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        assert all(torch.equal(work.logits(), work.expected) for _ in range(200))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def test_callers_at_the_same_time_do_not_disturb_each_other(cpu, dtype):
+    num_right = []
+
+    def call(work: Work) -> None:
+        torch.set_num_threads(2)
+        num_right.append(sum(torch.equal(work.logits(), work.expected) for _ in range(50)))
+
+    callers = [threading.Thread(target=call, args=(Work(cpu, dtype),)) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert num_right == [50, 50, 50]
+
+
+def test_the_caller_may_run_on_the_same_cpus_as_before(work):
+    before = os.sched_getaffinity(0)
+    torch.set_num_threads(len(before))
+    work.logits()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_forked_process_gets_threads_of_its_own(work):
+    torch.set_num_threads(2)
+    work.logits()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if torch.equal(work.logits(), work.expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(work.logits(), work.expected)
