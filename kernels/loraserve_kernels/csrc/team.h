@@ -19,13 +19,15 @@
 /* One thread's part of a piece of work; alone in its cache line. */
 struct share {
     int64_t next;
-    int64_t done; /* of the first share: items of all parts that are done */
-    char padding[48];
+    int64_t done;    /* of the first share: items of all parts that are done */
+    int64_t is_held; /* whether the thread, which need not be the part's, has items that are not counted as done */
+    char padding[40];
 };
 
 /* Each thread has its own. NOTE: all threads start the same pieces of work in the same order. */
 struct team {
     int thread, num_threads;
+    bool is_kept; /* by run_team */
     struct share *shares;      /* zeroed, num_threads for every piece of work that is still to come */
     struct share *uncompleted; /* those of the first piece of work since `complete` */
     int64_t num_uncompleted;   /* items of the pieces since then */
@@ -38,7 +40,7 @@ struct work {
 
 static inline struct team team_of(int thread, int num_threads, struct share *shares)
 {
-    return (struct team){thread, num_threads, shares, shares, 0};
+    return (struct team){thread, num_threads, false, shares, shares, 0};
 }
 
 static inline struct work start_work(struct team *team, int64_t num_items)
@@ -62,12 +64,15 @@ static inline bool take(const struct team *team, struct work *work, int64_t *ite
             continue;
         *item = first + __atomic_fetch_add(&work->shares[owner].next, 1, __ATOMIC_RELAXED);
         if (*item < end) {
-            work->num_taken++;
+            if (work->num_taken++ == 0)
+                __atomic_store_n(&work->shares[team->thread].is_held, 1, __ATOMIC_RELAXED);
             return true;
         }
     }
-    if (work->num_taken > 0)
+    if (work->num_taken > 0) {
+        __atomic_store_n(&work->shares[team->thread].is_held, 0, __ATOMIC_RELAXED);
         __atomic_fetch_add(&work->shares->done, work->num_taken, __ATOMIC_RELEASE);
+    }
     work->num_taken = 0;
     return false;
 }
