@@ -57,10 +57,12 @@ def test_any_number_of_threads_gives_the_same_bits(work, num_threads):
 
 
 def test_threads_that_lose_their_cores_change_nothing(work):
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    cpus = os.sched_getaffinity(0)
+    torch.set_num_threads(len(cpus))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
         assert all(torch.equal(work.logits(), work.expected) for _ in range(200))
+        assert os.sched_getaffinity(0) == cpus
     finally:
         for process in busy:
             process.kill()

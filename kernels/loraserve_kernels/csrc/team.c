@@ -109,7 +109,8 @@ static void bind_member(int thread)
 
 static void unbind_member(int thread)
 {
-    pthread_setaffinity_np(members[thread].thread, sizeof allowed_cpus, &allowed_cpus);
+    if (pool.have_own_cpus)
+        pthread_setaffinity_np(members[thread].thread, sizeof allowed_cpus, &allowed_cpus);
 }
 
 static bool is_running(int thread)
@@ -215,8 +216,6 @@ static void work_in_team(int thread)
     if (pool.have_own_cpus)
         bind_member(thread);
     pool.function(&team, pool.argument);
-    if (pool.have_own_cpus)
-        unbind_member(thread);
 }
 
 static void *be_kept(void *argument)
@@ -228,8 +227,10 @@ static void *be_kept(void *argument)
         calls_seen = __atomic_load_n(&pool.num_calls, __ATOMIC_SEQ_CST);
         if (!join())
             continue;
-        if (thread < pool.num_threads)
+        if (thread < pool.num_threads) {
             work_in_team(thread);
+            unbind_member(thread);
+        }
         __atomic_fetch_sub(&pool.gate, 1, __ATOMIC_RELEASE);
     }
     return NULL;
@@ -308,6 +309,7 @@ bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team 
     __atomic_fetch_sub(&pool.gate, OPEN, __ATOMIC_RELAXED);
     while (!spin_until(have_left, &pool.gate))
         sleep_a_little();
+    unbind_member(0); /* not before: the others may have changed CPUs with this thread */
     pthread_mutex_unlock(&pool.owner);
     return true;
 }
