@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, Self, TypeVar, cast
 
 import msgspec
 from litestar import MediaType, Request, Response
@@ -29,7 +29,26 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct, covariant=True)
 
-Steps = AsyncGenerator[list[ChoiceDelta]]
+
+class Steps:
+    """Of a generation; the first is on its way.
+
+    No generator: it would be one more frame to go through for each token.
+    """
+
+    def __init__(self, first: asyncio.Future[list[ChoiceDelta]], later: AsyncGenerator[list[ChoiceDelta]]) -> None:
+        self._first: asyncio.Future[list[ChoiceDelta]] | None = first
+        self._later = later
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __anext__(self) -> Awaitable[list[ChoiceDelta]]:
+        first, self._first = self._first, None
+        return self._later.__anext__() if first is None else first
+
+    async def aclose(self) -> None:
+        await self._later.aclose()
 
 
 class Writer(Protocol[T]):
@@ -101,13 +120,7 @@ async def open_stream(
         call.close()
 
     headers = call.headers | timing_headers(generation, call.adapter_load_ms)
-    return EventStream(body(_with_first(first, steps)), end, runtime.settings.ping_interval_s, headers)
-
-
-async def _with_first(first: asyncio.Future[list[ChoiceDelta]], steps: Steps) -> Steps:
-    yield await first
-    async for deltas in steps:
-        yield deltas
+    return EventStream(body(Steps(first, steps)), end, runtime.settings.ping_interval_s, headers)
 
 
 async def _body(

@@ -27,17 +27,25 @@ class Detokenizer(Protocol):
 class ByteDetokenizer:
     """For tokenizers whose tokens are pieces of bytes: an incremental UTF-8 decoder, constant work per token."""
 
-    __slots__ = ("_decoder", "_skipped", "_token_text")
+    __slots__ = ("_decoder", "_is_inside", "_skipped", "_token_text")
 
     def __init__(self, token_text: TokenText, skip_special_tokens: bool) -> None:
         self._token_text = token_text
         self._skipped = token_text.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_inside = False
+        """Whether the text so far ends inside a character, of which the decoder holds the beginning."""
 
     def step(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._token_text.bytes_of(token_id))
+        if not self._is_inside:
+            text = self._token_text.whole_text_of(token_id)
+            if text is not None:
+                return text
+        text = self._decoder.decode(self._token_text.bytes_of(token_id))
+        self._is_inside = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

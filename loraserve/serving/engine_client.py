@@ -1,6 +1,6 @@
 """The seam between the API and an engine, wherever it runs."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
@@ -36,7 +36,7 @@ class EngineClient(Protocol):
         """Why the engine is dead; None while it lives."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[list[SequenceOutput]]:
+    def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceOutput]]:
         """Yield what the request gained, in order; several steps may be joined when the consumer lags.
 
         Ends after the last choice's finish_reason. Closing the iterator early aborts the request without awaiting.

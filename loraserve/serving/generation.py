@@ -125,7 +125,10 @@ class Generation:
         self._ended_by: ServingError | None = None
         self._unfinished_reason = FinishReason.ABORT
         self.prompts = [self._prompt_run(index, prompt) for index, prompt in enumerate(job.prompts)]
+        self._prompt_of = {prompt.engine_request.request_id: prompt for prompt in self.prompts}
         self._num_sequences = sum(len(prompt.choices) for prompt in self.prompts)
+        self.finished = False
+        """Whether every choice came to its own end."""
         service.lifecycle.enter(self._num_sequences)
 
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
@@ -139,10 +142,10 @@ class Generation:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
                     self._raise_if_ended()
-                    deltas = [delta for index, gained in arrived for delta in self._take(self.prompts[index], gained)]
+                    deltas = self._take(arrived)
                     self._service.metrics.snapshot(self._service.engine.stats)
                     if deltas:
-                        yield _joined(deltas)
+                        yield deltas if len(deltas) == 1 else _joined(deltas)
                     if self.finished:
                         return
             self._raise_if_ended()
@@ -177,11 +180,6 @@ class Generation:
     def finish_reason(self) -> FinishReason:
         """The first choice's; of what is not finished, what it would be if it were closed now."""
         return self.prompts[0].choices[0].finish_reason or self._unfinished_reason
-
-    @property
-    def finished(self) -> bool:
-        """Whether every choice came to its own end."""
-        return all(prompt.finished for prompt in self.prompts)
 
     def end_with(self, error: ServingError) -> None:
         """Stop what runs; whoever reads `steps` gets this error."""
@@ -230,14 +228,14 @@ class Generation:
         ]
         return PromptRun(index, request, choices)
 
-    def _outputs(self) -> AsyncGenerator[list[tuple[int, list[SequenceOutput]]]]:
+    def _outputs(self) -> AsyncGenerator[list[SequenceOutput]]:
         return merge([self._service.engine.generate(prompt.engine_request) for prompt in self.prompts])
 
-    def _take(self, prompt: PromptRun, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
+    def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
         now_s = time.monotonic()
         deltas: list[ChoiceDelta] = []
-        stopped: list[int] = []
         for output in outputs:
+            prompt = self._prompt_of[output.request_id]
             delta = self._take_one(prompt, output, now_s)
             if delta is None:
                 continue
@@ -245,15 +243,11 @@ class Generation:
             if delta.finish_reason is None:
                 continue
             prompt.finished = all(choice.assembler.finished for choice in prompt.choices)
+            self.finished = all(prompt.finished for prompt in self.prompts)
             if output.finish_reason is None:
-                stopped.append(output.index)
-        self._abort_stopped(prompt, stopped)
+                # It ended on a stop string: the engine does not know of those and would generate on.
+                self._service.engine.abort(output.request_id, output.index)
         return deltas
-
-    def _abort_stopped(self, prompt: PromptRun, stopped: list[int]) -> None:
-        """Choices that ended on a stop string: the engine does not know of those and would generate on."""
-        for index in stopped:
-            self._service.engine.abort(prompt.engine_request.request_id, index)
 
     def _take_one(self, prompt: PromptRun, output: SequenceOutput, now_s: float) -> ChoiceDelta | None:
         if output.finish_reason is FinishReason.ERROR:
@@ -296,8 +290,6 @@ class Generation:
 
 def _joined(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
     """Several steps' deltas of one choice become one."""
-    if len(deltas) == 1:
-        return deltas
     by_choice: dict[tuple[int, int], ChoiceDelta] = {}
     for delta in deltas:
         first = by_choice.setdefault((delta.prompt_index, delta.index), delta)

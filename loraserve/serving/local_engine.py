@@ -51,38 +51,31 @@ class _RequestStream:
     """Outputs of one request on their way to its consumer: steps it has not fetched yet are joined in one list,
     which holds no more than the request can generate."""
 
-    __slots__ = ("_arrival", "_ended", "_num_unfinished", "_pending")
+    __slots__ = ("_arrival", "num_unfinished", "pending")
 
     def __init__(self, num_choices: int) -> None:
-        self._pending: list[SequenceOutput] = []
+        self.pending: list[SequenceOutput] = []
+        self.num_unfinished = num_choices
+        """Choices whose last output has not arrived."""
         self._arrival: asyncio.Future[None] | None = None
         """What the consumer waits for."""
-        self._ended = False
-        self._num_unfinished = num_choices
 
     def put(self, output: SequenceOutput) -> None:
-        self._pending.append(output)
-        self._wake()
+        self.pending.append(output)
+        if output.finish_reason is not None:
+            self.num_unfinished -= 1
+        self.wake()
 
-    def end(self) -> None:
-        """Nothing more will arrive."""
-        self._ended = True
-        self._wake()
-
-    async def take(self) -> list[SequenceOutput]:
-        """Everything that arrived, waiting for something; empty only after `end`."""
-        if not self._pending and not self._ended:
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
-        outputs, self._pending = self._pending, []
-        self._num_unfinished -= sum(output.finish_reason is not None for output in outputs)
+    def take(self) -> list[SequenceOutput]:
+        outputs, self.pending = self.pending, []
         return outputs
 
-    @property
-    def finished(self) -> bool:
-        return self._num_unfinished <= 0
+    def next_arrival(self) -> asyncio.Future[None]:
+        """Done with the next `put` or `wake`."""
+        self._arrival = asyncio.get_running_loop().create_future()
+        return self._arrival
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -166,14 +159,15 @@ class LocalEngine:
         stream = self._streams[request_id] = _RequestStream(request.sampling.n)
         self._write(AddRequests([request]))
         try:
-            while not stream.finished:
-                outputs = await stream.take()
-                if not outputs:
+            while stream.pending or stream.num_unfinished > 0:
+                if stream.pending:
+                    yield stream.take()
+                else:
                     self._raise_if_dead()
-                yield outputs
+                    await stream.next_arrival()
         finally:
             del self._streams[request_id]
-            if not stream.finished:
+            if stream.num_unfinished > 0:
                 self._write(AbortRequests([Abort(request_id)]))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -250,7 +244,7 @@ class LocalEngine:
         self._error = self._failure or ("the engine was shut down" if self._closing else f"the engine ended with {how}")
         self._dead.set()
         for stream in self._streams.values():
-            stream.end()
+            stream.wake()
         for waiting in (self._loads, self._unloads):
             for digest in list(waiting):
                 _settle(waiting, digest, EngineDeadError(self._error))

@@ -43,7 +43,8 @@ class ServingMetrics:
         self._compat_metrics = compat_metrics
         self._labels = AdapterLabels()
         self._last_snapshot: EngineStats | None = None
-        self.latencies = LatencyTotals()
+        self._latencies = LatencyTotals()
+        self._uncounted_gaps_s: list[float] = []
         self._vllm = VllmMetrics(engine, adapters, base_name)
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(
@@ -70,8 +71,14 @@ class ServingMetrics:
         self._errors = Counter("loraserve_errors", "Error answers.", ("code",), registry=registry)
         registry.register(_StateCollector(engine, adapters, lifecycle))
 
+    @property
+    def latencies(self) -> LatencyTotals:
+        self._count_gaps()
+        return self._latencies
+
     def render(self) -> bytes:
         """Prometheus text format."""
+        self._count_gaps()
         ours = generate_latest(self._registry)
         return ours + generate_latest(self._vllm.registry) if self._compat_metrics else ours
 
@@ -88,7 +95,7 @@ class ServingMetrics:
 
     def error(self, code: ErrorCode) -> None:
         self._errors.labels(code.value).inc()
-        self.latencies.num_errors += code in SERVER_FAULTS
+        self._latencies.num_errors += code in SERVER_FAULTS
 
     def request_started(self, label: str, num_prompt_tokens: int, n: int, max_tokens: int) -> None:
         self._prompt_tokens.labels(label).inc(num_prompt_tokens)
@@ -97,9 +104,10 @@ class ServingMetrics:
         self._vllm.request_params_max_tokens.observe(max_tokens)
 
     def snapshot(self, stats: EngineStats) -> None:
-        """Count the steps of a snapshot, once."""
+        """Count the steps of a snapshot, once, and the gaps between tokens since the last one."""
         if stats is not self._last_snapshot:
             self._last_snapshot = stats
+            self._count_gaps()
             for num_tokens in stats.recent_step_tokens:
                 self._vllm.iteration_tokens.observe(num_tokens)
 
@@ -109,11 +117,18 @@ class ServingMetrics:
             times.first_token_s = now_s
             self._ttft_s.labels(label).observe(now_s - times.received_s)
             self._vllm.ttft_s.observe(now_s - times.received_s)
-            self.latencies.first_token(now_s - times.received_s)
+            self._latencies.first_token(now_s - times.received_s)
         elif times.last_token_s is not None:
-            self._vllm.itl_s.observe(now_s - times.last_token_s)
-            self.latencies.next_token(now_s - times.last_token_s)
+            self._uncounted_gaps_s.append(now_s - times.last_token_s)
         times.last_token_s = now_s
+
+    def _count_gaps(self) -> None:
+        """Of a tenth of a second together: token by token, between the engine's steps, each found its code and its
+        counters out of the caches."""
+        gaps_s, self._uncounted_gaps_s = self._uncounted_gaps_s, []
+        for gap_s in gaps_s:
+            self._vllm.itl_s.observe(gap_s)
+            self._latencies.next_token(gap_s)
 
     def choice_finished(
         self,

@@ -37,6 +37,7 @@ class TokenText:
         self._tokenizer = tokenizer
         self._rule = token_to_bytes_rule(tokenizer_json)
         self._cache: dict[int, bytes] = {}
+        self._whole: dict[int, str | None] = {}
         self.special_ids = frozenset(
             token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         )
@@ -53,6 +54,14 @@ class TokenText:
             known = self._cache[token_id] = self._read(token_id)
         return known
 
+    def whole_text_of(self, token_id: int) -> str | None:
+        """What `bytes_of` reads as by itself; None where it begins or ends inside a character."""
+        try:
+            return self._whole[token_id]
+        except KeyError:
+            text = self._whole[token_id] = _try_decode(self.bytes_of(token_id))
+            return text
+
     def text_of(self, token_id: int) -> str:
         """For display: a token that is part of a character reads as U+FFFD."""
         return self.bytes_of(token_id).decode("utf-8", "replace")
@@ -64,6 +73,13 @@ class TokenText:
         if self._rule is None:
             return self._tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return self._rule(token)
+
+
+def _try_decode(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def token_to_bytes_rule(tokenizer_json: str) -> TokenToBytes | None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -119,7 +119,7 @@ class FakeEngine:
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[list[SequenceOutput]]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceOutput]]:
         if self.error is not None:
             raise EngineDeadError(self.error)
         self.requests.append(request)
