@@ -16,8 +16,8 @@ from pathlib import Path
 from time import perf_counter
 
 from in_process import start_engine
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
-from torch import Tensor
 
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.model_runner import ModelRunner
@@ -36,18 +36,18 @@ RECEIVE_BYTES = 1 << 20
 class TimedForward:
     """Stands in for `ModelRunner.forward`, and notes its time and its batch's size."""
 
-    def __init__(self, forward: Callable[[StepBatch, StepArrivals | None], Tensor]) -> None:
+    def __init__(self, forward: Callable[[StepBatch, StepArrivals | None], ModelOutput]) -> None:
         self._forward = forward
         self.seconds = 0.0
         self.num_rows = 0
         self.num_sampled_rows = 0
 
-    def __call__(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
+    def __call__(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
         start = perf_counter()
-        logits = self._forward(batch, arrivals)
+        output = self._forward(batch, arrivals)
         self.seconds = perf_counter() - start
         self.num_rows, self.num_sampled_rows = len(batch.token_ids), len(batch.sampled_rows)
-        return logits
+        return output
 
 
 class Bench:

@@ -1,8 +1,13 @@
 """Greedy sampling: the most likely token of each row of logits."""
 
+from collections.abc import Iterable
+
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense_last
+
+BestTokens = tuple[list[int], list[bool]]
+"""Per row of logits the token with the largest, and whether that is finite."""
 
 
 def check_argmax(logits: Tensor, num_columns: int) -> None:
@@ -12,9 +17,17 @@ def check_argmax(logits: Tensor, num_columns: int) -> None:
     require_dense_last("logits", logits)
 
 
-def argmax_reference(logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+def argmax_reference(logits: Tensor, num_columns: int) -> BestTokens:
     """`Backend.argmax` in plain torch, whose `argmax` returns the first of equals and takes NaN for the largest."""
     check_argmax(logits, num_columns)
     rows = logits[:, :num_columns]
     indices = rows.argmax(-1)
     return indices.tolist(), rows.gather(1, indices[:, None])[:, 0].isfinite().tolist()
+
+
+def best_tokens(found: Iterable[int]) -> BestTokens:
+    """From what the C functions give per row: an index, or its complement when the element is not finite."""
+    indices = list(found)
+    if min(indices, default=0) >= 0:
+        return indices, [True] * len(indices)
+    return [~index if index < 0 else index for index in indices], [index >= 0 for index in indices]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.argmax import BestTokens
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Backend(Protocol):
         ...
 
     def decoder_model(self, parts: "DecoderModelParts") -> "DecoderModel | None":
-        """Everything from token ids to logits as one op; None where that is no faster."""
+        """Everything from token ids to logits and the largest of them as one op; None where that is no faster."""
         ...
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
@@ -112,7 +113,7 @@ class Backend(Protocol):
         """silu(gate) * up, both [T, N], rows may be strided."""
         ...
 
-    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
         """Per row the lowest index of the largest among the first columns, and whether that element is finite.
 
         logits: [R, at least num_columns], rows may be strided. NaN counts as the largest.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import check_argmax
+from loraserve_kernels.argmax import BestTokens, best_tokens, check_argmax
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
@@ -279,7 +279,7 @@ class CpuBackend:
         raise_for(status)
         return out
 
-    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
         """See `Backend.argmax`. 16 x 16,000 bfloat16 logits took 175 µs within a step in numpy, about 75 here."""
         check_argmax(logits, num_columns)
         require_cpu("logits", logits)
@@ -292,7 +292,4 @@ class CpuBackend:
             addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, torch.get_num_threads()
         )
         raise_for(status)
-        indices = list(found)
-        if min(indices, default=0) >= 0:
-            return indices, [True] * num_rows
-        return [~index if index < 0 else index for index in indices], [index >= 0 for index in indices]
+        return best_tokens(found)

@@ -173,13 +173,16 @@ class DecoderModelStruct(ctypes.Structure):
         ("num_layers", c_int64),
         ("hidden_size", c_int64),
         ("embedding", c_void_p),
-        ("vocab_size", c_int64),
+        ("num_embeddings", c_int64),
         ("cosine", c_void_p),
         ("sine", c_void_p),
         ("num_positions", c_int64),
         ("rotary_dim", c_int64),
         ("norm", c_void_p),
         ("head", PackedLinearStruct),
+        ("head_group", c_void_p),
+        ("head_table", c_void_p),
+        ("vocab_size", c_int64),
         ("eps", c_float),
     )
 

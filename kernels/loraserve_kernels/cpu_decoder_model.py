@@ -1,17 +1,19 @@
 """A whole model as one call of `csrc/decoder_model.c`."""
 
 from collections.abc import Sequence
-from ctypes import addressof
+from ctypes import addressof, c_int64
 
 import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.argmax import best_tokens
+from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import mismatch, require_dense
 from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelStepStruct, raise_for
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biases, step_struct
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.step_batch import StepBatch
 
@@ -31,47 +33,59 @@ class CpuDecoderModel:
             num_layers=len(parts.layers),
             hidden_size=layers.shape.hidden_size,
             embedding=parts.embedding.data_ptr(),
-            vocab_size=parts.embedding.shape[0],
+            num_embeddings=parts.embedding.shape[0],
             cosine=parts.cos.data_ptr(),
             sine=parts.sin.data_ptr(),
             num_positions=parts.cos.shape[0],
             rotary_dim=parts.cos.shape[1],
             norm=parts.norm.weight.data_ptr(),
             head=head.struct,
+            vocab_size=parts.vocab_size,
             eps=parts.norm.eps,
         )
         self._struct.layers = addressof(layers.addresses)
         self._function = library.functions.decoder_model
+        self._head_group: BoundGroup | None = None
         self._batch: StepBatch | None = None
         self._with_adapters = False
         self._step = ModelStepStruct()
-        """Of that batch."""
+        self._logits = torch.empty(0)
+        self._best = (c_int64 * 0)()
+        """These three are of that batch."""
 
     def __call__(
         self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: StepBatch, table: AdapterTable | None
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> ModelOutput | None:
         """See `DecoderModel`. Nothing is changed when an index is out of range."""
         if may_have_biases(batch, table):
             return None
         shape = self._layers.shape
         self._layers.bind(k_caches, v_caches, table)
+        if table is not None:
+            self._bind_head(table)
         lora = table is not None and batch.segments.has_adapter
         if self._batch is not batch or self._with_adapters != lora:
             self._step = _model_step(batch, shape.dtype, lora=lora)
             self._batch, self._with_adapters = batch, lora
-        num_sampled = self._step.layers.num_wanted
-        hidden = torch.empty((num_sampled, shape.hidden_size), dtype=shape.dtype)
-        logits = torch.empty((num_sampled, self._head.out_features), dtype=shape.dtype)
+            num_sampled = self._step.layers.num_wanted
+            self._logits = torch.empty((num_sampled, self._head.out_features), dtype=shape.dtype)
+            self._best = (c_int64 * num_sampled)()
         status = self._function(
             addressof(self._struct),
             addressof(self._step),
-            hidden.data_ptr(),
-            logits.data_ptr(),
+            self._logits.data_ptr(),
+            addressof(self._best),
             DTYPE_CODES[shape.dtype],
             torch.get_num_threads(),
         )
         raise_for(status)
-        return hidden, logits
+        return ModelOutput(self._logits, best_tokens(self._best))
+
+    def _bind_head(self, table: AdapterTable) -> None:
+        """Take the addresses of its adapters' matrices for the calls to come."""
+        if self._head_group is None or not self._head_group.is_for(self._parts.head_group, table):
+            bound = self._head_group = bind_group(self._parts.head_group, table)
+            self._struct.head_group, self._struct.head_table = bound.group_address, bound.table_address
 
 
 def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelStepStruct:
@@ -100,7 +114,7 @@ def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinea
     ):
         require_dense(name, tensor, shape.dtype)
     if parts.embedding.dim() != 2 or parts.embedding.shape[1] != shape.hidden_size:
-        raise mismatch("embedding", list(parts.embedding.shape), f"[vocab_size, {shape.hidden_size}]")
+        raise mismatch("embedding", list(parts.embedding.shape), f"[num_embeddings, {shape.hidden_size}]")
     if parts.norm.weight.shape != (shape.hidden_size,):
         raise mismatch("norm", list(parts.norm.weight.shape), [shape.hidden_size])
     rotary_dim = parts.cos.shape[-1]
@@ -108,3 +122,8 @@ def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinea
         raise mismatch("cos", list(parts.cos.shape), f"[num_positions, an even rotary_dim of at most {shape.head_dim}]")
     if (head.in_features, head.dtype) != (shape.hidden_size, shape.dtype):
         raise mismatch("head", f"[*, {head.in_features}] {head.dtype}", f"[*, {shape.hidden_size}] {shape.dtype}")
+    group = parts.head_group
+    if (group.in_features, sum(group.out_features)) != (head.in_features, head.out_features):
+        raise mismatch("head_group", group, f"{head.in_features} to {head.out_features} features, as the head")
+    if not 0 < parts.vocab_size <= head.out_features:
+        raise mismatch("vocab_size", parts.vocab_size, f"1 to {head.out_features}, the head's outputs")

@@ -1,4 +1,4 @@
-"""A whole model of decoder layers: embedding, layers, final norm and `lm_head`, the last two of the sampled rows."""
+"""A whole model of decoder layers: embedding, layers and, of the sampled rows, final norm, `lm_head` and argmax."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.argmax import BestTokens
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayer, Norm
 from loraserve_kernels.step_batch import StepBatch
@@ -15,22 +16,34 @@ from loraserve_kernels.step_batch import StepBatch
 @dataclass(frozen=True, slots=True)
 class DecoderModelParts:
     embedding: Tensor
-    """[vocab_size, hidden_size]."""
+    """[num_embeddings, hidden_size]."""
     cos: Tensor
     sin: Tensor
     """[num_positions, rotary_dim]: of each position, as for `rotary_kv_write`."""
     layers: Sequence[DecoderLayer]
     norm: Norm
     head: Linear
+    head_group: LoraGroup
+    vocab_size: int
+    """Columns of the logits that a token can be chosen from."""
+
+
+@dataclass(slots=True)
+class ModelOutput:
+    """Of the sampled rows."""
+
+    logits: Tensor
+    """[R, N], adapters added; N may be more than there are tokens."""
+    best: BestTokens | None = None
+    """`Backend.argmax` of them, where it came with them."""
 
 
 class DecoderModel(Protocol):
     def __call__(
         self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], batch: StepBatch, table: AdapterTable | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """(what `head` is given: [R, hidden_size], what it gives: [R, N]), newly allocated.
+    ) -> ModelOutput | None:
+        """Valid until the next call. The caches are aligned with the layers.
 
-        The head's adapters are not added. The caches are aligned with the layers. None, and nothing is done, for a
-        batch that takes the layers' own way: one whose adapters may have biases.
+        None, and nothing is done, for a batch that takes the layers' own way: one whose adapters may have biases.
         """
         ...

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import argmax_reference
+from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
@@ -111,6 +111,6 @@ class ReferenceBackend:
         check_silu_mul(gate, up)
         return silu_mul_reference(gate, up)
 
-    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
         """See `Backend.argmax`."""
         return argmax_reference(logits, num_columns)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import argmax_reference
+from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
@@ -125,7 +125,7 @@ class TritonBackend:
         check_silu_mul(gate, up)
         return silu_mul(gate, up)
 
-    def argmax(self, logits: Tensor, num_columns: int) -> tuple[list[int], list[bool]]:
+    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
         """See `Backend.argmax`. By torch, and it waits for the GPU; `triton_ops.sampling` samples without a wait."""
         return argmax_reference(logits, num_columns)
 

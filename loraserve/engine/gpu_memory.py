@@ -101,7 +101,7 @@ def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> N
         backend.count_tokens(edits, *backend.sample(logits, vocab_size, choice, edits))
 
 
-def _drop(_: torch.Tensor) -> None:
+def _drop(_: object) -> None:
     """A result that nobody wants."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.kv_float8 import indexable
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
@@ -39,16 +40,16 @@ class ModelRunner:
         self._pages = KvPages(self._caches)
         model.bind(k_caches, v_caches, table)
 
-    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
-        """Logits [R, padded vocab] of the sampled rows, valid until the next forward.
+    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
+        """Valid until the next forward.
 
         arrivals: of the batch's adapters; each layer runs after its part of them, a graph after all.
         """
         if self._graphs is not None:
             logits = self._graphs.try_replay(batch, arrivals)
             if logits is not None:
-                return logits
-        return self._run(batch, arrivals)
+                return ModelOutput(logits)
+        return self._model.forward(batch, arrivals)
 
     def capture(
         self,
@@ -57,12 +58,8 @@ class ModelRunner:
         progress: Callable[[int, int], None],
     ) -> None:
         """From now on decode steps are replays of these graphs; see `DecodeGraphs.capture`."""
-        graphs.capture(self._run, graph_batch, self._has_adapters, progress)
+        graphs.capture(lambda batch: self._model.forward(batch).logits, graph_batch, self._has_adapters, progress)
         self._graphs = graphs
-
-    def _run(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
-        with torch.inference_mode():
-            return self._model.forward(batch, arrivals)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """(source, destination) pairs, as if one after the other, in every layer. Waits for no device."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from loraserve_kernels.argmax import argmax_reference
+from loraserve_kernels.argmax import BestTokens, argmax_reference
 from torch import Tensor
 
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
@@ -15,7 +15,7 @@ from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.token_choice import choose_tokens, most_narrow, top_candidates
 
-Argmax = Callable[[Tensor, int], tuple[list[int], list[bool]]]
+Argmax = Callable[[Tensor, int], BestTokens]
 """`Backend.argmax`."""
 
 _PROMPT_CHUNK = 256
@@ -68,15 +68,18 @@ class Sampler:
         self._argmax = argmax
         self._device = device
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-        """`logits` [R, logits_size], float32, bfloat16 or float16, any device, not written to."""
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow], best: BestTokens | None = None) -> Sampled:
+        """`logits` [R, logits_size], float32, bfloat16 or float16, any device, not written to.
+
+        best: what `argmax` gives for them, where that is known.
+        """
         self._check(logits, len(rows))
         if not rows:
             return Sampled([], [], [])
         if self._device is not None:
             return Sampled.collect(self._device.queue(logits, rows))
         if all(row.takes_argmax for row in rows):
-            best_ids, are_finite = self._argmax(logits, self.vocab_size)
+            best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
             if not any(row.bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
                 return Sampled(best_ids, [None] * len(rows), are_finite)
         return self._sample_in_passes(logits, rows)

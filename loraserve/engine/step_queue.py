@@ -57,7 +57,8 @@ class StepQueue:
             self._runner.copy_blocks(plan.block_copies)
         slots = (item.sequence.adapter_slot for item in plan.scheduled)
         arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
-        logits = self._runner.forward(self._builder.build(plan.scheduled), arrivals)
+        output = self._runner.forward(self._builder.build(plan.scheduled), arrivals)
+        logits, best = output.logits, output.best
         num_rows = sum(item.num_rows for item in plan.scheduled)
         sequences: list[Sequence] = []
         rows: list[int] = []
@@ -70,10 +71,10 @@ class StepQueue:
         if not sequences:
             return StepInFlight([], Sampled([], [], []), num_rows)
         if rows != list(range(end_row)):
-            logits = logits.index_select(0, upload_ids(rows, logits.device))
+            logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [sequence.row_to_sample(len(sequence.token_ids), self._eos) for sequence in sequences]
         queued = self._sampler.try_queue(logits, sampling_rows)
-        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows), num_rows)
+        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows, best), num_rows)
 
     def try_queue_ahead(self, step: StepInFlight) -> StepInFlight | None:
         """The step after `step`, the last one queued and not collected; waits for neither.
@@ -90,7 +91,7 @@ class StepQueue:
         row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
         sequences = [item.sequence for item in scheduled]
         batch = self._builder.build_ahead(scheduled, step.sampled, [row_of[sequence] for sequence in sequences])
-        logits = self._runner.forward(batch)  # the step before has waited for every adapter there is in this one
+        logits = self._runner.forward(batch).logits  # the step before has waited for every adapter there is in this one
         rows = [sequence.row_to_sample(len(sequence.token_ids) + 1, self._eos) for sequence in sequences]
         sampled = self._sampler.try_queue(logits, rows)
         assert sampled is not None, "tokens are chosen on a device"
@@ -100,7 +101,7 @@ class StepQueue:
         """Note its rows as computed, once the step before it is collected: now their tokens are known."""
         for sequence in step.sequences:
             if sequence.status is Status.RUNNING:
-                self._scheduler.computed(sequence, 1, is_finite=None)
+                sequence.num_computed_tokens += 1
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
         """Note what was computed; returns the sequences to sample from the item's last row.
@@ -114,7 +115,7 @@ class StepQueue:
             self.num_prompt_tokens += item.num_rows
         if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
             self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
-        self._scheduler.computed(sequence, item.num_rows, is_finite=None)
+        sequence.num_computed_tokens += item.num_rows
         if sequence.num_uncomputed_tokens > 0:
             return []
         return [sequence] if state.is_forked else self._scheduler.fork(sequence)

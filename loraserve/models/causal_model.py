@@ -9,6 +9,7 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.packed_file import layout_fingerprint
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -71,10 +72,11 @@ class CausalModel:
     def kv_specs(self) -> list[KVSpec]:
         return [KVSpec(spec.num_kv_heads, spec.head_dim) for spec in self._attention]
 
-    def prepare(self, max_model_len: int, progress: Callable[[int, int], None]) -> None:
+    def prepare(self, max_model_len: int, vocab_size: int, progress: Callable[[int, int], None]) -> None:
         """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
 
-        Raises `ModelRefusedError`. progress is called with (linear groups done, linear groups in all).
+        Raises `ModelRefusedError`. vocab_size: columns of the logits that tokens are chosen from. progress is called
+        with (linear groups done, in all).
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
@@ -92,15 +94,15 @@ class CausalModel:
         self_check.require_equal(model, attention, context, probe)
         self._keep_if_equal("fused attention", fuse_attention(model, attention), probe)
         self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probe)
-        self._choose_forward(probe)
+        self._choose_forward(probe, vocab_size)
 
     def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probe: self_check.Probe) -> None:
         if originals and not self_check.is_equal(self._model, self._attention, self._context, probe):
             put_modules(self._model, originals)
             self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
 
-    def _choose_forward(self, probe: self_check.Probe) -> None:
-        direct = direct_forward(self._model)
+    def _choose_forward(self, probe: self_check.Probe, vocab_size: int) -> None:
+        direct = direct_forward(self._model, vocab_size)
         if direct is None:
             if self.device.type != "cpu" and not self.notes:
                 self.notes.append("fused layers: not used, as this model's are of another kind; steps take longer")
@@ -115,12 +117,12 @@ class CausalModel:
         self._context.v_caches = list(v_caches)
         self._context.adapter_table = table
 
-    def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> Tensor:
-        """Logits of the sampled rows: [R, padded vocab] in the model's dtype."""
+    def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
+        """Valid until the next forward; logits in the model's dtype."""
         self._context.batch, self._context.arrivals = batch, arrivals
-        logits = self._forward(batch)
+        output = self._forward(batch)
         self._context.batch = self._context.arrivals = None
-        return logits
+        return output
 
 
 def _lora_groups(linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> list[LoraGroup]:

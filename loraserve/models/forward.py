@@ -6,10 +6,11 @@ What is called from Python around the layers, where the whole is not one op, tak
 
 from collections.abc import Callable, Sequence
 
+import torch
 from loraserve_kernels.decoder_layer import Norm
-from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
+from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts, ModelOutput
 from loraserve_kernels.step_batch import StepBatch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from loraserve.models.fused_layer import FusedDecoderLayer, FusedLayers
@@ -17,8 +18,8 @@ from loraserve.models.linears import GroupMember
 from loraserve.models.module_swaps import FusedRmsNorm
 from loraserve.models.rope import RotaryTable
 
-Forward = Callable[[StepBatch], Tensor]
-"""Logits [R, vocab] of a batch's sampled rows; the model's context must hold the batch."""
+Forward = Callable[[StepBatch], ModelOutput]
+"""Of a batch; the model's context must hold it. Valid until the next call."""
 
 _MODEL_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
@@ -29,20 +30,22 @@ class TransformersForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def __call__(self, batch: StepBatch) -> Tensor:
+    @torch.inference_mode()
+    def __call__(self, batch: StepBatch) -> ModelOutput:
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.sampled_rows,
         )
-        return output.logits[0]
+        return ModelOutput(output.logits[0])
 
 
 class DirectForward:
     """`Forward` for embedding → fused layers → norm → lm_head; the last two see only the sampled rows.
 
-    One op of the backend where it has that; the steps one by one for what such an op leaves to them.
+    One op of the backend where it has that; the steps one by one for what such an op leaves to them. (For one op alone
+    inference mode would cost more than it saves: 40 µs in a decode step.)
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class DirectForward:
         layers: Sequence[FusedDecoderLayer],
         norm: FusedRmsNorm,
         head: GroupMember,
+        vocab_size: int,
     ) -> None:
         self._embedding = embedding
         self._rotary = rotary
@@ -59,22 +63,24 @@ class DirectForward:
         self._norm = norm
         self._head = head
         self._context = layers[0].attention.context
-        self._op = _one_op(embedding, rotary, layers, norm, head)
+        self._op = _one_op(embedding, rotary, layers, norm, head, vocab_size)
 
-    def __call__(self, batch: StepBatch) -> Tensor:
+    def __call__(self, batch: StepBatch) -> ModelOutput:
         context = self._context
         if self._op is not None and context.arrivals is None:
             found = self._op(context.k_caches, context.v_caches, batch, context.adapter_table)
             if found is not None:
-                hidden, logits = found
-                self._head.group.add_adapters(logits, hidden)
-                return logits
+                return found
+        return self._in_steps(batch)
+
+    @torch.inference_mode()
+    def _in_steps(self, batch: StepBatch) -> ModelOutput:
         rows = self._embedding(batch.token_ids)
         rotary = self._rotary(rows, batch.positions[None])
         rows = self._layers.compute(rows, rotary)
         if len(batch.sampled_rows) < len(rows):
             rows = rows.index_select(0, batch.sampled_rows)
-        return self._head(self._norm.compute(rows))
+        return ModelOutput(self._head(self._norm.compute(rows)))
 
 
 def _one_op(
@@ -83,6 +89,7 @@ def _one_op(
     layers: Sequence[FusedDecoderLayer],
     norm: FusedRmsNorm,
     head: GroupMember,
+    vocab_size: int,
 ) -> DecoderModel | None:
     """All of it, where the backend has that and nothing but those parts is in the modules."""
     if type(embedding) is not nn.Embedding or not isinstance(rotary, RotaryTable):
@@ -96,12 +103,16 @@ def _one_op(
         layers=[layer.op for layer in layers],
         norm=Norm(norm.weight, norm.eps),
         head=head.group.linear,
+        head_group=head.group.lora_group,
+        vocab_size=vocab_size,
     )
     return layers[0].attention.context.backend.decoder_model(parts)
 
 
-def direct_forward(model: PreTrainedModel) -> DirectForward | None:
+def direct_forward(model: PreTrainedModel, vocab_size: int) -> DirectForward | None:
     """None when the model has other modules than those, or others between them.
+
+    vocab_size: columns of the logits that a token can be chosen from.
 
     What a model computes besides its modules, such as a factor on its logits, is not seen here: the caller compares.
     """
@@ -118,4 +129,4 @@ def direct_forward(model: PreTrainedModel) -> DirectForward | None:
     fused = [layer for layer in layers if isinstance(layer, FusedDecoderLayer)]
     if len(fused) != len(layers):
         return None
-    return DirectForward(children["embed_tokens"], children["rotary_emb"], fused, norm, head)
+    return DirectForward(children["embed_tokens"], children["rotary_emb"], fused, norm, head, vocab_size)

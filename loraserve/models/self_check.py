@@ -101,10 +101,9 @@ def _run_probe(
         ((lengths[0] - 1, lengths[0]), (lengths[1] - 1, lengths[1])),
     ]
     logits = []
-    with torch.inference_mode():
-        for ranges in steps:
-            context.batch = _probe_batch(probe.token_ids, ranges, model.device)
-            logits.append(forward(context.batch))
+    for ranges in steps:
+        context.batch = _probe_batch(probe.token_ids, ranges, model.device)
+        logits.append(forward(context.batch).logits.clone())
     context.batch = None
     context.k_caches, context.v_caches = [], []
     return logits

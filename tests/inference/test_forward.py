@@ -29,7 +29,7 @@ def backend() -> Backend:
 
 def prepared(model: PreTrainedModel, backend: Backend) -> CausalModel:
     causal = CausalModel(model, backend)
-    causal.prepare(MAX_MODEL_LEN, lambda *_: None)
+    causal.prepare(MAX_MODEL_LEN, model.config.vocab_size, lambda *_: None)
     return causal
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor
 
@@ -29,7 +30,7 @@ class LayerBackend(ReferenceBackend):
 
 def prepared(spoil: Callable[[Tensor], Tensor] = lambda rows: rows) -> CausalModel:
     model = CausalModel(tiny_model("llama"), LayerBackend(spoil))
-    model.prepare(128, lambda *_: None)
+    model.prepare(128, 260, lambda *_: None)
     return model
 
 
@@ -58,7 +59,7 @@ def test_layers_that_give_other_logits_are_put_back_and_noted(spoil: Callable[[T
 
 
 def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: torch.zeros(2, 260))
+    monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: ModelOutput(torch.zeros(2, 260)))
     model = prepared()
     assert isinstance(model._forward, TransformersForward)
     assert has_fused_layers(model)

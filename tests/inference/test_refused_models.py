@@ -61,4 +61,4 @@ def test_refuses_by_name(name: str) -> None:
             if parameter.dim() > 1:
                 parameter.normal_(0, 1.4 / parameter.shape[-1] ** 0.5)
     with pytest.raises(ModelRefusedError, match=name):
-        CausalModel(model.eval(), ReferenceBackend()).prepare(128, lambda *_: None)
+        CausalModel(model.eval(), ReferenceBackend()).prepare(128, 260, lambda *_: None)

@@ -9,9 +9,19 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 
-from tests.support.decoder_cases import CASES, HEAD_DIM, HIDDEN, Case, make_case, make_parts, random
+from tests.support.decoder_cases import (
+    CASES,
+    HEAD_DIM,
+    HEAD_GROUP,
+    HIDDEN,
+    NUM_LOGITS,
+    Case,
+    make_case,
+    make_parts,
+    random,
+)
 
-VOCAB, NUM_LOGITS, NUM_POSITIONS, NUM_LAYERS = 50, 83, 1300, 3
+NUM_EMBEDDINGS, VOCAB, NUM_POSITIONS, NUM_LAYERS = 50, 4170, 1300, 3
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -27,13 +37,17 @@ def make_model_parts(backend: CpuBackend, dtype: torch.dtype) -> DecoderModelPar
     ]
     if None in layers:
         pytest.skip("this CPU has no packed linears")
+    head = random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22)
+    head[VOCAB:] *= 10  # the largest logits are of no token
     return DecoderModelParts(
-        embedding=random(VOCAB, HIDDEN, dtype=dtype, seed=20),
+        embedding=random(NUM_EMBEDDINGS, HIDDEN, dtype=dtype, seed=20),
         cos=angles.cos().to(dtype),
         sin=angles.sin().to(dtype),
         layers=[layer for layer in layers if layer is not None],
         norm=Norm(1 + random(HIDDEN, dtype=dtype, seed=21, scale=0.2), 1e-5),
-        head=backend.linear(random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22), None, keep_weight=False),
+        head=backend.linear(head, None, keep_weight=False),
+        head_group=HEAD_GROUP,
+        vocab_size=VOCAB,
     )
 
 
@@ -54,7 +68,7 @@ def with_tokens(case: Case, sampled: slice | None = None) -> StepBatch:
     ]
     return replace(
         batch,
-        token_ids=rows * 7 % VOCAB,
+        token_ids=rows * 7 % NUM_EMBEDDINGS,
         positions=torch.cat(positions),
         sampled_rows=sampled_rows,
         sampled_segments=segments_of(batch.segments, sampled_rows),
@@ -86,14 +100,17 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sam
     rotary = parts.cos[batch.positions][None], parts.sin[batch.positions][None]
     for layer, k_cache, v_cache in zip(parts.layers, *expected_caches, strict=True):
         rows = layer(rows, rotary, k_cache, v_cache, batch, case.table)
-    expected_hidden = cpu.rms_norm(rows[batch.sampled_rows], parts.norm.weight, parts.norm.eps)
+    hidden = cpu.rms_norm(rows[batch.sampled_rows], parts.norm.weight, parts.norm.eps)
+    logits = parts.head(hidden)
+    if case.table is not None:
+        cpu.lora_add(logits, hidden, HEAD_GROUP, case.table, batch.sampled_segments)
 
     model = make_model(cpu, parts)
     for _ in range(2):  # into the same slots: no state is left from the first time
         found = model(*caches, batch, case.table)
         assert found is not None
-        assert torch.equal(found[0], expected_hidden)
-        assert torch.equal(found[1], parts.head(expected_hidden))
+        assert torch.equal(found.logits, logits)
+        assert found.best == cpu.argmax(logits, VOCAB)
     for cache, expected in zip([*caches[0], *caches[1]], [*expected_caches[0], *expected_caches[1]], strict=True):
         assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
 
@@ -103,22 +120,37 @@ def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
     case = make_case("decode", dtype, with_adapters=False)
     batch = with_tokens(case)
     model = make_model(cpu, parts)
-    first = model(*make_caches(case), batch, None)
+
+    def logits() -> Tensor:
+        found = model(*make_caches(case), batch, None)
+        assert found is not None
+        return found.logits.clone()
+
+    first = logits()
     batch.token_ids += 1
-    second = model(*make_caches(case), batch, None)
+    second = logits()
     batch.token_ids -= 1
-    again = model(*make_caches(case), batch, None)
-    assert first is not None
-    assert second is not None
-    assert again is not None
-    assert not torch.equal(first[1], second[1])
-    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first, second)
+    assert torch.equal(first, logits())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_is_told(cpu, dtype, value):
+    parts = make_model_parts(cpu, dtype)
+    case = make_case("16 rows", dtype, with_adapters=False)
+    batch = with_tokens(case, slice(None))
+    parts.embedding[batch.token_ids[3]] = value
+    found = make_model(cpu, parts)(*make_caches(case), batch, None)
+    assert found is not None
+    assert found.best == cpu.argmax(found.logits, VOCAB)
+    assert found.best is not None
+    assert [row for row, is_finite in enumerate(found.best[1]) if not is_finite] == [3]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("token_ids", VOCAB),
+        ("token_ids", NUM_EMBEDDINGS),
         ("token_ids", -1),
         ("positions", NUM_POSITIONS),
         ("sampled_rows", 5),
@@ -145,7 +177,7 @@ def test_a_batch_whose_adapters_may_have_biases_is_left_to_the_layers(cpu, dtype
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 
 
-@pytest.mark.parametrize("part", ["embedding", "cos", "norm", "head"])
+@pytest.mark.parametrize("part", ["embedding", "cos", "norm", "head", "head_group", "vocab_size"])
 def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
     parts = make_model_parts(cpu, torch.float32)
     wrong = {
@@ -153,6 +185,8 @@ def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
         "cos": parts.cos[:-1],
         "norm": Norm(parts.norm.weight[:-1], 1e-5),
         "head": cpu.linear(torch.randn(8, HIDDEN + 1), None, keep_weight=False),
+        "head_group": replace(HEAD_GROUP, out_features=(NUM_LOGITS - 1,)),
+        "vocab_size": NUM_LOGITS + 1,
     }
     with pytest.raises(ValueError, match=part):
         cpu.decoder_model(replace(parts, **{part: wrong[part]}))

@@ -109,7 +109,7 @@ def serve(parts: startup.EngineParts, batches: Sequence[list[ScheduledSequence]]
     vocab_size = parts.description.vocab_size
     sampler = DeviceSampler(TritonBackend(), parts.accelerator, vocab_size, parts.description.max_num_seqs)
     for items in batches:
-        logits = parts.runner.forward(parts.builder.build(items))
+        logits = parts.runner.forward(parts.builder.build(items)).logits
         for temperature, bias in ((0.0, {}), (1.0, {}), (0.0, {3: 1.0}), (1.0, {3: 1.0})):
             params = SamplingParams(max_tokens=1, temperature=temperature, logit_bias=bias)
             row = SamplingRow(params, 1, 2, [], [], ())

@@ -19,6 +19,8 @@ GROUPS = (
     LoraGroup(2, 4, HIDDEN, (INTERMEDIATE, INTERMEDIATE)),
     LoraGroup(3, 6, INTERMEDIATE, (HIDDEN,)),
 )
+NUM_LOGITS = 4203
+HEAD_GROUP = LoraGroup(4, 7, HIDDEN, (NUM_LOGITS,))
 RANKS = (4, 1, 9)
 CASES = {  # context lengths and rows of each sequence
     "one row": ([5], [1]),
@@ -88,11 +90,11 @@ def make_parts(
 
 
 def make_table(dtype: torch.dtype) -> AdapterTable:
-    """An adapter of each rank on all linears; the last one's o_proj is absent."""
+    """An adapter of each rank on all linears; the last one's o_proj is absent, and the first one's lm_head."""
     pieces: list[Tensor] = []
-    offset_a = torch.zeros(len(RANKS), len(GROUPS), dtype=torch.int64)
-    offset_b = torch.zeros(len(RANKS), 7, dtype=torch.int64)
-    lora_rank = torch.zeros(len(RANKS), 7, dtype=torch.int32)
+    offset_a = torch.zeros(len(RANKS), 5, dtype=torch.int64)
+    offset_b = torch.zeros(len(RANKS), 8, dtype=torch.int64)
+    lora_rank = torch.zeros(len(RANKS), 8, dtype=torch.int32)
 
     def append(rows: int, columns: int, seed: int) -> int:
         offset = sum(piece.numel() for piece in pieces)
@@ -100,8 +102,8 @@ def make_table(dtype: torch.dtype) -> AdapterTable:
         return offset
 
     for slot, rank in enumerate(RANKS):
-        for group in GROUPS:
-            if (slot, group.group_index) == (2, 1):
+        for group in (*GROUPS, HEAD_GROUP):
+            if (slot, group.group_index) in ((2, 1), (0, 4)):
                 continue
             members = range(group.member_start, group.member_start + len(group.out_features))
             offset_a[slot, group.group_index] = append(rank * len(members), group.in_features, slot * 10)

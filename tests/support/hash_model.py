@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.argmax import argmax_reference
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.sampling import DrawParams, sample_reference
@@ -68,7 +70,8 @@ class HashRunner:
         self._block_size = block_size
         self._table = table
 
-    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
+    def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
+        """Every other time with the largest logits, as a backend may."""
         if arrivals is not None:
             arrivals.before_group(0)
         self.num_forwards += 1
@@ -82,8 +85,9 @@ class HashRunner:
         assert batch.segments.has_adapter == any(value != BASE for value in adapter_of_row)
         assert adapter_of_sampled == [adapter_of_row[row] for row in batch.sampled_rows.tolist()]
         self._write(batch, adapter_of_row)
-        logits = [self._logits(batch, row, adapter_of_row[row]) for row in batch.sampled_rows.tolist()]
-        return torch.from_numpy(np.array(logits, np.float32).reshape(num_sampled, LOGITS_SIZE))
+        rows = [self._logits(batch, row, adapter_of_row[row]) for row in batch.sampled_rows.tolist()]
+        logits = torch.from_numpy(np.array(rows, np.float32).reshape(num_sampled, LOGITS_SIZE))
+        return ModelOutput(logits, argmax_reference(logits, VOCAB_SIZE) if self.num_forwards % 2 else None)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:

@@ -1,10 +1,11 @@
 /* The first index of each row's largest element. */
-#include <math.h>
+#include "argmax.h"
 
-#include "vector.h"
+#include <math.h>
 
 #define PARALLEL_ELEMENTS (512 << 10)
 #define CHUNK (32 * LANES) /* elements between two looks at the largest so far */
+#define PART (4 * CHUNK)   /* elements of a row in one item of work */
 
 INLINE float largest_of(vf values)
 {
@@ -25,17 +26,17 @@ INLINE float scalar(const void *x, int64_t i, const enum dtype dtype)
     return value;
 }
 
-/* The index, or its complement when the element is not finite. NaN counts as the largest. */
-INLINE int64_t best_of(const void *x, int64_t size, const enum dtype dtype)
+/* Of the elements from start to end. */
+INLINE struct peak peak_of(const void *x, int64_t start, int64_t end, const enum dtype dtype)
 {
-    float best = -INFINITY;
-    int64_t best_start = 0, start = 0;
+    struct peak peak = {-INFINITY, start};
+    int64_t next = start;
     vi nans = {0};
-    for (; start + CHUNK <= size; start += CHUNK) {
+    for (; next + CHUNK <= end; next += CHUNK) {
         vf largest[4];
         for (int v = 0; v < 4; v++)
             largest[v] = splat(-INFINITY);
-        for (int64_t i = start; i < start + CHUNK; i += 4 * LANES)
+        for (int64_t i = next; i < next + CHUNK; i += 4 * LANES)
 #pragma GCC unroll 4
             for (int v = 0; v < 4; v++) {
                 const vf value = load(x, i + v * LANES, dtype);
@@ -43,28 +44,50 @@ INLINE int64_t best_of(const void *x, int64_t size, const enum dtype dtype)
                 largest[v] = vmax(value, largest[v]);
             }
         const float of_chunk = largest_of(vmax(vmax(largest[0], largest[1]), vmax(largest[2], largest[3])));
-        if (of_chunk > best) {
-            best = of_chunk;
-            best_start = start;
-        }
+        if (of_chunk > peak.value)
+            peak = (struct peak){of_chunk, next};
     }
     bool has_nan = false;
     for (int i = 0; i < LANES; i++)
         has_nan = has_nan || nans[i] != 0;
-    for (int64_t i = start; i < size; i++) {
-        const float value = scalar(x, i, dtype);
+    for (; next < end; next++) {
+        const float value = scalar(x, next, dtype);
         has_nan = has_nan || value != value;
-        if (value > best) {
-            best = value;
-            best_start = i;
-        }
+        if (value > peak.value)
+            peak = (struct peak){value, next};
     }
-    for (int64_t i = has_nan ? 0 : best_start; i < size; i++) {
-        const float value = scalar(x, i, dtype);
-        if (has_nan ? value != value : value == best)
-            return has_nan || isinf(best) ? ~i : i;
+    return has_nan ? (struct peak){NAN, start} : peak;
+}
+
+static struct peak peak_of_row(const void *x, int64_t start, int64_t end, enum dtype dtype)
+{
+    return dtype == BFLOAT16 ? peak_of(x, start, end, BFLOAT16) : peak_of(x, start, end, FLOAT32);
+}
+
+int64_t num_peaks_of(int64_t size) { return (size + PART - 1) / PART; }
+
+/* Columns that one thread has computed are left to it, as far as can be. */
+void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t stride, int64_t num_rows, int64_t size,
+                  enum dtype dtype)
+{
+    const int64_t num_peaks = num_peaks_of(size);
+    struct work work = start_work(team, num_peaks * num_rows);
+    for (int64_t item; take(team, &work, &item);) {
+        const int64_t part = item / num_rows, row = item % num_rows, start = part * PART;
+        peaks[row * num_peaks + part] = peak_of_row(at(x, row * stride, dtype), start, MIN(size, start + PART), dtype);
     }
-    return ~INT64_C(0); /* not reached: the largest is somewhere */
+}
+
+int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void *x, enum dtype dtype)
+{
+    struct peak best = peaks[0];
+    for (int64_t i = 1; i < num_peaks && !isnan(best.value); i++)
+        if (isnan(peaks[i].value) || peaks[i].value > best.value)
+            best = peaks[i];
+    int64_t i = best.start;
+    while (isnan(best.value) ? !isnan(scalar(x, i, dtype)) : scalar(x, i, dtype) != best.value)
+        i++;
+    return isfinite(best.value) ? i : ~i;
 }
 
 EXPORT int argmax(int64_t *best, const void *x, int64_t stride, int64_t num_rows, int64_t size, int dtype,
@@ -72,10 +95,9 @@ EXPORT int argmax(int64_t *best, const void *x, int64_t stride, int64_t num_rows
 {
 #pragma omp parallel for num_threads(num_threads) if (num_rows * size > PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < num_rows; row++) {
-        if (dtype == BFLOAT16)
-            best[row] = best_of(at(x, row * stride, BFLOAT16), size, BFLOAT16);
-        else
-            best[row] = best_of(at(x, row * stride, FLOAT32), size, FLOAT32);
+        const void *values = at(x, row * stride, (enum dtype)dtype);
+        const struct peak peak = peak_of_row(values, 0, size, (enum dtype)dtype);
+        best[row] = index_of_largest(&peak, 1, values, (enum dtype)dtype);
     }
     return OK;
 }

@@ -93,14 +93,6 @@ static void set_attention(struct run *run)
     };
 }
 
-/* The next part of the scratch memory; counts only while `memory` is NULL. */
-static void *reserve(char *memory, size_t *used, size_t size_bytes)
-{
-    void *part = memory ? memory + *used : NULL;
-    *used += (size_bytes + 63) & ~(size_t)63;
-    return part;
-}
-
 /* Points the run into the scratch memory; returns how much there must be. Layers leave their output to the next one in
  * `between`, in turn. */
 static size_t lay_out(struct run *run, char *memory, int num_threads)

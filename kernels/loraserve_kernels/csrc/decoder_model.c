@@ -1,8 +1,9 @@
-/* A whole model of decoder layers: embedding, layers, norm and lm_head of the sampled rows.
+/* A whole model of decoder layers: embedding, layers and, of the sampled rows, norm, lm_head and argmax.
  *
  * The operations around the layers are small, but each one called from Python takes 50 to 120 us in a decode step, whose
  * weights have driven all code from the caches.
  */
+#include "argmax.h"
 #include "decoder_layer.h"
 #include "packed_linear.h"
 #include "row_ops.h"
@@ -11,12 +12,15 @@
 struct decoder_model {
     const struct decoder_layer *const *layers;
     int64_t num_layers, hidden_size;
-    const void *embedding; /* dense [vocab_size, hidden_size] */
-    int64_t vocab_size;
+    const void *embedding; /* dense [num_embeddings, hidden_size] */
+    int64_t num_embeddings;
     const void *cosine, *sine; /* dense [num_positions, rotary_dim] */
     int64_t num_positions, rotary_dim;
     const void *norm; /* weight */
     struct packed_linear head;
+    const struct group *head_group; /* of adapters; NULL without any, as head_table */
+    const struct table *head_table;
+    int64_t vocab_size; /* columns of the logits that a token can be chosen from */
     float eps;
 };
 
@@ -44,16 +48,18 @@ static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
     return are_below(values, count, num_rows);
 }
 
-#define MODEL_PIECES 4 /* of work around the layers */
+#define MODEL_PIECES 7 /* of work around the layers */
 
 /* What is to be done for one step. */
 struct model_call {
     const struct decoder_model *model;
     const struct model_step *step;
     struct layers_plan layers;
-    char *x, *out, *cosine, *sine;
-    void *hidden, *logits;
-    char *linear_scratch;
+    char *x, *out, *cosine, *sine, *hidden; /* what lm_head is given */
+    void *logits, *linear_scratch;
+    struct lora_size lora_size; /* of lm_head */
+    struct lora_plan lora_plan;
+    struct peak *peaks;
     size_t row_bytes, angle_bytes;
     enum dtype dtype;
 };
@@ -61,6 +67,28 @@ struct model_call {
 static void copy_row(char *rows, int64_t row, const void *table, int64_t id, size_t row_bytes)
 {
     memcpy(rows + (size_t)row * row_bytes, (const char *)table + (size_t)id * row_bytes, row_bytes);
+}
+
+/* Points the call into the scratch memory; returns how much there must be. */
+static size_t lay_out(struct model_call *call, char *memory, int num_threads)
+{
+    const struct decoder_model *model = call->model;
+    const struct layer_step *step = &call->step->layers;
+    const size_t num_rows = (size_t)step->num_rows, num_sampled = (size_t)step->num_wanted;
+    size_t used = 0;
+    call->x = reserve(memory, &used, num_rows * call->row_bytes);
+    call->out = reserve(memory, &used, num_sampled * call->row_bytes);
+    call->hidden = reserve(memory, &used, num_sampled * call->row_bytes);
+    call->cosine = reserve(memory, &used, num_rows * call->angle_bytes);
+    call->sine = reserve(memory, &used, num_rows * call->angle_bytes);
+    call->peaks = reserve(memory, &used, num_sampled * (size_t)num_peaks_of(model->vocab_size) * sizeof *call->peaks);
+    call->linear_scratch = reserve(memory, &used,
+                                   linear_scratch(&model->head, step->num_wanted, num_threads, call->dtype));
+    void *lora = reserve(memory, &used, lora_scratch(&call->lora_size));
+    if (memory && call->lora_size.num_items > 0)
+        call->lora_plan = lora_prepare(model->head_group, model->head_table, &step->wanted_segments, &call->lora_size,
+                                       lora);
+    return used;
 }
 
 static void model_region(struct team *team, void *argument)
@@ -80,39 +108,47 @@ static void model_region(struct team *team, void *argument)
     layers_stage(team, &call->layers);
     struct work norming = start_work(team, num_sampled);
     while (take(team, &norming, &row))
-        rms_norm_row((char *)call->hidden + (size_t)row * call->row_bytes, call->out + (size_t)row * call->row_bytes,
+        rms_norm_row(call->hidden + (size_t)row * call->row_bytes, call->out + (size_t)row * call->row_bytes,
                      model->norm, model->hidden_size, model->eps, call->dtype);
     complete(team);
     linear_stage(team, &model->head, call->logits, model->head.num_outputs, call->hidden, model->hidden_size, num_sampled,
                  call->linear_scratch, call->dtype);
+    if (call->lora_size.num_items > 0) {
+        lora_shrink_stage(team, &call->lora_plan, call->hidden, model->hidden_size, call->dtype);
+        complete(team);
+        lora_expand_stage(team, &call->lora_plan, call->logits, model->head.num_outputs, call->dtype);
+    }
+    complete(team);
+    argmax_stage(team, call->peaks, call->logits, model->head.num_outputs, num_sampled, model->vocab_size, call->dtype);
     complete(team);
 }
 
-/* hidden: [num_sampled, hidden_size], what lm_head is given; logits: [num_sampled, num_outputs]; both dense. Nothing is
- * changed when another status than OK is returned. */
-EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *hidden, void *logits,
+/* logits: dense [num_sampled, num_outputs]. best: of each of these rows the first index of its largest logit, or its
+ * complement when that is not finite. Nothing is changed when another status than OK is returned. */
+EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
                          int dtype, int num_threads)
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
     const int64_t num_rows = step->layers.num_rows, num_sampled = step->layers.num_wanted;
-    if (!are_below(step->token_ids, num_rows, model->vocab_size) ||
+    if (!are_below(step->token_ids, num_rows, model->num_embeddings) ||
         !are_below(step->positions, num_rows, model->num_positions) ||
         !are_rows(step->layers.wanted_rows, num_sampled, num_rows))
         return BAD_TOKEN;
-    struct model_call call = {.model = model, .step = step, .hidden = hidden, .logits = logits,
+    struct model_call call = {.model = model, .step = step, .logits = logits,
                               .row_bytes = (size_t)model->hidden_size * size_of((enum dtype)dtype),
                               .angle_bytes = (size_t)model->rotary_dim * size_of((enum dtype)dtype),
                               .dtype = (enum dtype)dtype};
-    const size_t head_bytes = linear_scratch(&model->head, num_sampled, num_threads, call.dtype);
-    call.linear_scratch = grow_scratch(&scratch, &capacity,
-                                       head_bytes + (size_t)num_rows * 2 * (call.row_bytes + call.angle_bytes));
-    if (!call.linear_scratch)
+    if (model->head_table && step->layers.wanted_segments.count > 0) {
+        const enum status status = lora_measure(model->head_group, model->head_table, &step->layers.wanted_segments,
+                                                num_sampled, &call.lora_size);
+        if (status != OK)
+            return status;
+    }
+    char *memory = grow_scratch(&scratch, &capacity, lay_out(&call, NULL, num_threads));
+    if (!memory)
         return OUT_OF_MEMORY;
-    call.x = call.linear_scratch + head_bytes;
-    call.out = call.x + (size_t)num_rows * call.row_bytes;
-    call.cosine = call.out + (size_t)num_rows * call.row_bytes;
-    call.sine = call.cosine + (size_t)num_rows * call.angle_bytes;
+    lay_out(&call, memory, num_threads);
     struct layer_step layers = step->layers;
     layers.cosine = call.cosine;
     layers.sine = call.sine;
@@ -122,15 +158,22 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
     if (status != OK)
         return status;
     const int64_t num_pieces = model->num_layers * LAYER_PIECES + MODEL_PIECES;
-    return run_team(num_threads, num_pieces, model_region, &call) ? OK : OUT_OF_MEMORY;
+    if (!run_team(num_threads, num_pieces, model_region, &call))
+        return OUT_OF_MEMORY;
+    const int64_t num_peaks = num_peaks_of(model->vocab_size);
+    for (int64_t row = 0; row < num_sampled; row++) {
+        const void *of_row = at(logits, row * model->head.num_outputs, call.dtype);
+        best[row] = index_of_largest(call.peaks + row * num_peaks, num_peaks, of_row, call.dtype);
+    }
+    return OK;
 }
 
 #else
 
-EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *hidden, void *logits,
+EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
                          int dtype, int num_threads)
 {
-    (void)model, (void)step, (void)hidden, (void)logits, (void)dtype, (void)num_threads;
+    (void)model, (void)step, (void)logits, (void)best, (void)dtype, (void)num_threads;
     return UNSUPPORTED;
 }
 

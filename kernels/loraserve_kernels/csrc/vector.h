@@ -343,3 +343,11 @@ INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
     }
     return *buffer;
 }
+
+/* The next part of scratch memory; counts only while `memory` is NULL. */
+INLINE void *reserve(char *memory, size_t *used, size_t size_bytes)
+{
+    void *part = memory ? memory + *used : NULL;
+    *used += (size_bytes + 63) & ~(size_t)63;
+    return part;
+}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -188,10 +189,10 @@ def test_the_next_step_is_queued_while_the_one_before_runs(
     were_done: list[list[bool]] = []
     forward, wait = runner.forward, StepInFlight.wait
 
-    def forward_and_record(batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
-        logits = forward(batch, arrivals)
+    def forward_and_record(batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
+        output = forward(batch, arrivals)
         ends.append(accelerator.record())
-        return logits
+        return output
 
     def look_and_wait(step: StepInFlight) -> Sampled:
         if engine._in_flight is not None:
@@ -429,10 +430,10 @@ def test_nothing_takes_an_adapters_place_before_the_step_in_flight_has_read_it(
     ends: list[HostEvent] = []
     forward = runner.forward
 
-    def forward_and_record(batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor:
-        logits = forward(batch, arrivals)
+    def forward_and_record(batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
+        output = forward(batch, arrivals)
         ends.append(accelerator.record())
-        return logits
+        return output
 
     monkeypatch.setattr(runner, "forward", forward_and_record)
     engine.add_request(ask("goes", adapter=large))
