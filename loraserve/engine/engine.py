@@ -195,7 +195,7 @@ class Engine:
             if sequence.status is Status.FINISHED:
                 continue  # it ended while the step was queued, or a sibling's values were not finite
             if is_finite:
-                self._scheduler.computed(sequence, 0, is_finite=True)
+                self._scheduler.remember_blocks(sequence)
                 outputs.append(self._append(sequence, token_id, logprob))
             else:
                 outputs += self._fail_not_finite(sequence)
@@ -207,21 +207,15 @@ class Engine:
         finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
         if finish_reason is not None:
             self._finish(sequence)
-        state = sequence.state
-        is_first = not sequence.is_first_output_sent
-        sequence.is_first_output_sent = True
-        assert state.first_scheduled_s is not None
-        return SequenceOutput(
-            request_id=state.request.request_id,
-            index=sequence.index,
-            token_ids=[token_id],
-            logprobs=None if logprob is None else [logprob],
-            finish_reason=finish_reason,
-            stop_token_id=stop_token_id,
-            num_cached_tokens=state.num_cached_tokens if is_first and sequence.index == 0 else 0,
-            prompt_logprobs=state.prompt_logprobs if is_first and sequence.index == 0 else None,
-            queue_s=state.first_scheduled_s - state.arrival_s if is_first else None,
-        )
+        output = SequenceOutput(sequence.request.request_id, sequence.index, [token_id])
+        if logprob is not None:
+            output.logprobs = [logprob]
+        if finish_reason is not None:
+            output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
+        if not sequence.is_first_output_sent:
+            sequence.is_first_output_sent = True
+            _add_what_comes_once(output, sequence)
+        return output
 
     # ---- endings
 
@@ -318,6 +312,16 @@ class Engine:
     def check_invariants(self) -> None:
         """Raises AssertionError. Idle: nothing is referenced."""
         self._scheduler.check_invariants()
+
+
+def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
+    """With a choice's first token, or a request's."""
+    state = sequence.state
+    assert state.first_scheduled_s is not None
+    output.queue_s = state.first_scheduled_s - state.arrival_s
+    if sequence.index == 0:
+        output.num_cached_tokens = state.num_cached_tokens
+        output.prompt_logprobs = state.prompt_logprobs
 
 
 def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:

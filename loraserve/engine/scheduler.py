@@ -103,7 +103,7 @@ class Scheduler:
         """What to compute behind a step whose tokens are unknown: one row more of each of its sequences that go on.
 
         ends: whether a sequence's next token is its last one, whatever it is. The rows are ordered by adapter slot, and
-        `computed` is told of them as of others, but only once the tokens they are of are known.
+        count as computed only once the tokens they are of are known.
 
         None, and nothing is changed, where `schedule` could do anything else: somebody may be admitted, a prompt is not
         computed, a block is to be copied, blocks or rows do not suffice; or when no sequence goes on.
@@ -139,14 +139,9 @@ class Scheduler:
             self.finish(parent)
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
-    def computed(self, sequence: Sequence, num_rows: int, *, is_finite: bool | None) -> None:
-        """Account for a step's rows. is_finite: of the sequence's sampled row; None when none was sampled yet.
-
-        Full blocks become findable only after a finite sampled row, which depends on all of them.
-        """
-        sequence.num_computed_tokens += num_rows
-        if is_finite:
-            self._blocks.remember(sequence)
+    def remember_blocks(self, sequence: Sequence) -> None:
+        """Let others find its full, computed blocks. Only once its sampled row, which depends on all, is finite."""
+        self._blocks.remember(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Free everything the sequence holds, whatever its status. It must not be finished yet."""

@@ -107,14 +107,14 @@ class Bench:
 
     def _compute(self, sequence: Sequence, num_rows: int) -> None:
         state = sequence.state
-        self.scheduler.computed(sequence, num_rows, is_finite=None)
+        sequence.num_computed_tokens += num_rows
         if sequence.num_uncomputed_tokens > 0:
             return
         choices = [sequence] if state.is_forked else self.scheduler.fork(sequence)
         if state.wants_prompt_logprobs:
             state.prompt_logprobs = [None] * len(state.request.prompt_token_ids)
         for choice in choices:
-            self.scheduler.computed(choice, 0, is_finite=True)
+            self.scheduler.remember_blocks(choice)
             choice.token_ids.append(0)
             if choice.num_output_tokens == state.request.sampling.max_tokens:
                 self.scheduler.finish(choice)
@@ -600,7 +600,7 @@ def queue(bench: Bench) -> list[Sequence]:
     """A step whose tokens are still being chosen; of whom."""
     sequences = []
     for item in bench.scheduler.schedule().scheduled:
-        bench.scheduler.computed(item.sequence, item.num_rows, is_finite=None)
+        item.sequence.num_computed_tokens += item.num_rows
         if item.sequence.num_uncomputed_tokens == 0:
             state = item.sequence.state
             sequences += [item.sequence] if state.is_forked else bench.scheduler.fork(item.sequence)
@@ -691,7 +691,7 @@ def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps(
     while bench.scheduler.try_schedule_ahead(goes_on) is not None:
         num_ahead += 1
         sequence.token_ids.append(0)
-        bench.scheduler.computed(sequence, 1, is_finite=None)
+        sequence.num_computed_tokens += 1
     assert num_ahead == MAX_CLOSED_STEPS
 
 
@@ -739,7 +739,7 @@ def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
     (sequence,) = queue(bench)
     assert bench.scheduler.try_schedule_ahead(goes_on) is not None
     sequence.token_ids.append(0)
-    bench.scheduler.computed(sequence, 1, is_finite=None)
+    sequence.num_computed_tokens += 1
     memory.wait_for_upload()
     assert bench.scheduler.try_schedule_ahead(goes_on) is None
     sequence.token_ids.append(0)
