@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.draw import DrawsOnHost
 
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
@@ -66,7 +67,8 @@ def main() -> None:
     for shape in args.shapes:
         num_rows, vocab_size = map(int, shape.split("x"))
         logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype)).to(args.device)
-        sampler = Sampler(vocab_size, vocab_size, backend.argmax)
+        draw = backend.draw if isinstance(backend, DrawsOnHost) else None
+        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw)
         print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.device}, {torch.get_num_threads()} threads")
         for name, params in CASES.items():
             rows = make_rows(params, num_rows, vocab_size, args.num_prompt)

@@ -1,7 +1,7 @@
 """What the engine adds to a step besides the forward pass, at several batch sizes and contexts. One JSON line a case.
 
 Scheduling, building the batch, sampling, bookkeeping and messages: the engine process's own loop over a socket pair,
-read between the steps. Greedy, base model: a step with adapters takes longer and adds the same.
+read between the steps. Base model: a step with adapters takes longer and adds the same. Greedy unless told otherwise.
 
 Run: python benchmarks/bench_step_overhead.py --model benchmarks/out/llama-100m
 """
@@ -51,7 +51,10 @@ class TimedForward:
 
 
 class Bench:
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, temperature: float, top_k: int, top_p: float) -> None:
+        self._sampling = SamplingParams(
+            max_tokens=STEPS, temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=True
+        )
         engine = start_engine(model, enable_lora=False)
         runner: ModelRunner = engine._runner
         self._forward = TimedForward(runner.forward)
@@ -64,9 +67,10 @@ class Bench:
 
     def measure(self, num_sequences: int, num_prompt: int) -> dict[str, float]:
         """Medians over decode steps in which every sequence takes part."""
-        sampling = SamplingParams(max_tokens=STEPS, temperature=0.0, ignore_eos=True)
         requests = [
-            EngineRequest(f"{num_sequences}-{num_prompt}-{i}", [2 + i, *[1 + i % 97] * (num_prompt - 1)], sampling)
+            EngineRequest(
+                f"{num_sequences}-{num_prompt}-{i}", [2 + i, *[1 + i % 97] * (num_prompt - 1)], self._sampling
+            )
             for i in range(num_sequences)
         ]
         self._peer.sendall(encode_frame(AddRequests(requests)))
@@ -95,8 +99,11 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     args = parser.parse_args()
-    bench = Bench(args.model)
+    bench = Bench(args.model, args.temperature, args.top_k, args.top_p)
     for case in CASES:
         print(json.dumps(bench.measure(*case)), flush=True)
 

@@ -207,6 +207,7 @@ SIGNATURES = {
     "rms_norm": [c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_int, c_int],
     "linear_rowmajor": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int, c_int],
     "argmax": [c_void_p, *POINTER_STRIDE, c_int64, c_int64, c_int, c_int],
+    "draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_weight_bytes": [c_int64, c_int64, c_int],

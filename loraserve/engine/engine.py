@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
+from loraserve_kernels.draw import DrawsOnHost
 from loraserve_kernels.sampling import SamplesOnDevice
 
 from loraserve.engine.adapter_memory import AdapterMemory
@@ -329,4 +330,5 @@ def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
     vocab_size, device = parts.description.vocab_size, None
     if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
         device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)
-    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, device)
+    draw = parts.backend.draw if isinstance(parts.backend, DrawsOnHost) else None
+    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, device)

@@ -93,6 +93,11 @@ class HostRows:
         self.num_lanes = -(-self.vocab_size // LANE_LENGTH)
         self._is_bfloat16 = logits.dtype == np.uint16
 
+    def tensor(self) -> Tensor:
+        """Not copied."""
+        rows = torch.from_numpy(self.logits)
+        return rows.view(torch.bfloat16) if self._is_bfloat16 else rows
+
     def argmax(self) -> tuple[Ints, Floats]:
         if not self._is_bfloat16:
             token_ids = self.logits.argmax(-1)

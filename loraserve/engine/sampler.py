@@ -6,17 +6,20 @@ from dataclasses import dataclass
 
 import numpy as np
 from loraserve_kernels.argmax import BestTokens, argmax_reference
+from loraserve_kernels.draw import Draw
 from torch import Tensor
 
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
-from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
+from loraserve.engine.logit_rows import Floats, HostRows, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.token_choice import choose_tokens, most_narrow, top_candidates
 
 Argmax = Callable[[Tensor, int], BestTokens]
 """`Backend.argmax`."""
+DrawTokens = Callable[[Tensor, int, Sequence[Draw]], list[int]]
+"""`DrawsOnHost.draw`."""
 
 _PROMPT_CHUNK = 256
 """Prompt rows at a time: bounds what a GPU pass copies, 156 MB at 151936 tokens."""
@@ -46,7 +49,7 @@ class Sampler:
     it. Its noise is a function of (seed, position). Equal logits go by ascending token id, so top_k keeps exactly k.
 
     Order: raw logprobs; allowed_token_ids, logit_bias, min_tokens, penalties (`logit_edits`); greedy stops here;
-    temperature, min_p, top_k, top_p, draw (`token_choice`).
+    temperature, min_p, top_k, top_p, draw (the backend's where it has that, else `token_choice`).
 
     A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
     """
@@ -56,16 +59,18 @@ class Sampler:
         vocab_size: int,
         logits_size: int,
         argmax: Argmax = argmax_reference,
+        draw: DrawTokens | None = None,
         device: DeviceSampler | None = None,
     ) -> None:
         """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
 
-        argmax: the backend's, for batches that ask for nothing else. device: where logits are on a GPU that can sample.
+        argmax, draw: the backend's, for logits on the host. device: where logits are on a GPU that can sample.
         """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
         self.logits_size = logits_size
         self._argmax = argmax
+        self._draw = draw
         self._device = device
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow], best: BestTokens | None = None) -> Sampled:
@@ -78,10 +83,11 @@ class Sampler:
             return Sampled([], [], [])
         if self._device is not None:
             return Sampled.collect(self._device.queue(logits, rows))
-        if all(row.takes_argmax for row in rows):
+        draws = self._draw is not None
+        if all(row.takes_argmax or (draws and row.draws_freely) for row in rows):
             best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
-            if not any(row.bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
-                return Sampled(best_ids, [None] * len(rows), are_finite)
+            if not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
+                return Sampled(self._draw_beside(best_ids, logits, rows), [None] * len(rows), are_finite)
         return self._sample_in_passes(logits, rows)
 
     def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:
@@ -90,6 +96,26 @@ class Sampler:
             return None
         self._check(logits, len(rows))
         return self._device.queue(logits, rows)
+
+    def _draw_beside(self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+        """Each row's token: its best one where it takes that."""
+        draws = [row.draw_from(index) for index, row in enumerate(rows) if not row.takes_argmax]
+        if not draws:
+            return best_ids
+        assert self._draw is not None, "rows that draw"
+        token_ids = list(best_ids)
+        for draw, token_id in zip(draws, self._draw(logits, self.vocab_size, draws), strict=True):
+            token_ids[draw.row] = token_id
+        return token_ids
+
+    def _choose_tokens(
+        self, logits: LogitRows, row_ids: Ints, peaks: Floats, rows: Sequence[SamplingRow]
+    ) -> Ints | list[int]:
+        """See `choose_tokens`."""
+        if self._draw is None or not isinstance(logits, HostRows):
+            return choose_tokens(logits, row_ids, peaks, rows)
+        draws = [row.draw_from(row_id) for row_id, row in zip(row_ids.tolist(), rows, strict=True)]
+        return self._draw(logits.tensor(), self.vocab_size, draws)
 
     def _sample_in_passes(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
         raw = open_rows(logits, self.vocab_size)
@@ -101,7 +127,7 @@ class Sampler:
         ]
         if drawn:
             row_ids = np.array(drawn)
-            token_ids[row_ids] = choose_tokens(raw, row_ids, peaks[row_ids], [rows[index] for index in drawn])
+            token_ids[row_ids] = self._choose_tokens(raw, row_ids, peaks[row_ids], [rows[index] for index in drawn])
         if edited:
             row_ids = np.array(edited)
             token_ids[row_ids], is_finite[row_ids] = self._sample_edited(
@@ -149,7 +175,7 @@ class Sampler:
             [i for i, row in enumerate(rows) if np.isfinite(peaks[i]) and not row.is_greedy], dtype=np.int64
         )
         if len(drawn):
-            token_ids[drawn] = choose_tokens(edited, drawn, peaks[drawn], [rows[i] for i in drawn])
+            token_ids[drawn] = self._choose_tokens(edited, drawn, peaks[drawn], [rows[i] for i in drawn])
         return token_ids, is_finite
 
     def _best_allowed(self, raw: LogitRows, row_id: np.int64, raw_best: np.int64, row: SamplingRow) -> np.int64 | None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from loraserve_kernels.draw import Draw
 from loraserve_kernels.logit_edits import ListedTokens
 
 from loraserve.engine.logit_rows import Floats, Ints
@@ -101,6 +102,8 @@ class SamplingRow:
     """Else `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
     """Whatever the outputs are, the token is its largest logit, unless that is banned, and no more is asked for."""
+    draws_freely: bool = field(init=False)
+    """As well, but that the token is drawn from the logits as they are, unless some are banned."""
     all_stop_token_ids: frozenset[int] = field(init=False)
     """EOS and the request's own; banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
 
@@ -111,7 +114,9 @@ class SamplingRow:
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
         self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
         has_edits = params.has_penalties or bool(params.allowed_token_ids or params.logit_bias)
-        self.takes_argmax = self.is_greedy and not has_edits and params.logprobs is None
+        asks_for_more = has_edits or params.logprobs is not None
+        self.takes_argmax = self.is_greedy and not asks_for_more
+        self.draws_freely = not self.is_greedy and not asks_for_more
 
     @property
     def num_output_tokens(self) -> int:
@@ -121,9 +126,14 @@ class SamplingRow:
     def is_below_min_tokens(self) -> bool:
         return self.num_output_tokens < self.params.min_tokens
 
-    def bans(self, token_id: int) -> bool:
-        """Whether the token would end the output below min_tokens."""
-        return token_id in self.all_stop_token_ids and self.is_below_min_tokens
+    def has_bans(self, best_id: int) -> bool:
+        """Whether min_tokens bans a token that could be chosen: of greedy rows only the largest logit's."""
+        return self.is_below_min_tokens and (not self.is_greedy or best_id in self.all_stop_token_ids)
+
+    def draw_from(self, row: int) -> Draw:
+        """How its token is drawn, of that row of logits."""
+        params = self.params
+        return Draw(row, params.temperature, params.top_k, params.top_p, params.min_p, self.seed, self.position)
 
     @property
     def has_edits(self) -> bool:

@@ -16,18 +16,7 @@ INLINE float largest_of(vf values)
     return largest;
 }
 
-INLINE float scalar(const void *x, int64_t i, const enum dtype dtype)
-{
-    if (dtype == FLOAT32)
-        return ((const float *)x)[i];
-    const uint32_t bits = (uint32_t)((const uint16_t *)x)[i] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Of the elements from start to end. */
-INLINE struct peak peak_of(const void *x, int64_t start, int64_t end, const enum dtype dtype)
+INLINE struct peak find_peak(const void *x, int64_t start, int64_t end, const enum dtype dtype)
 {
     struct peak peak = {-INFINITY, start};
     int64_t next = start;
@@ -51,7 +40,7 @@ INLINE struct peak peak_of(const void *x, int64_t start, int64_t end, const enum
     for (int i = 0; i < LANES; i++)
         has_nan = has_nan || nans[i] != 0;
     for (; next < end; next++) {
-        const float value = scalar(x, next, dtype);
+        const float value = load_one(x, next, dtype);
         has_nan = has_nan || value != value;
         if (value > peak.value)
             peak = (struct peak){value, next};
@@ -59,9 +48,9 @@ INLINE struct peak peak_of(const void *x, int64_t start, int64_t end, const enum
     return has_nan ? (struct peak){NAN, start} : peak;
 }
 
-static struct peak peak_of_row(const void *x, int64_t start, int64_t end, enum dtype dtype)
+struct peak peak_of(const void *x, int64_t start, int64_t end, enum dtype dtype)
 {
-    return dtype == BFLOAT16 ? peak_of(x, start, end, BFLOAT16) : peak_of(x, start, end, FLOAT32);
+    return dtype == BFLOAT16 ? find_peak(x, start, end, BFLOAT16) : find_peak(x, start, end, FLOAT32);
 }
 
 int64_t num_peaks_of(int64_t size) { return (size + PART - 1) / PART; }
@@ -74,7 +63,7 @@ void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t 
     struct work work = start_work(team, num_peaks * num_rows);
     for (int64_t item; take(team, &work, &item);) {
         const int64_t part = item / num_rows, row = item % num_rows, start = part * PART;
-        peaks[row * num_peaks + part] = peak_of_row(at(x, row * stride, dtype), start, MIN(size, start + PART), dtype);
+        peaks[row * num_peaks + part] = peak_of(at(x, row * stride, dtype), start, MIN(size, start + PART), dtype);
     }
 }
 
@@ -85,7 +74,7 @@ int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void
         if (isnan(peaks[i].value) || peaks[i].value > best.value)
             best = peaks[i];
     int64_t i = best.start;
-    while (isnan(best.value) ? !isnan(scalar(x, i, dtype)) : scalar(x, i, dtype) != best.value)
+    while (isnan(best.value) ? !isnan(load_one(x, i, dtype)) : load_one(x, i, dtype) != best.value)
         i++;
     return isfinite(best.value) ? i : ~i;
 }
@@ -96,7 +85,7 @@ EXPORT int argmax(int64_t *best, const void *x, int64_t stride, int64_t num_rows
 #pragma omp parallel for num_threads(num_threads) if (num_rows * size > PARALLEL_ELEMENTS)
     for (int64_t row = 0; row < num_rows; row++) {
         const void *values = at(x, row * stride, (enum dtype)dtype);
-        const struct peak peak = peak_of_row(values, 0, size, (enum dtype)dtype);
+        const struct peak peak = peak_of(values, 0, size, (enum dtype)dtype);
         best[row] = index_of_largest(&peak, 1, values, (enum dtype)dtype);
     }
     return OK;

@@ -10,6 +10,9 @@ struct peak {
     int64_t start; /* not behind the first element of this value, and not far before it */
 };
 
+/* Of the elements from start to end. */
+struct peak peak_of(const void *x, int64_t start, int64_t end, enum dtype dtype);
+
 /* Peaks that argmax_stage makes for a row. */
 int64_t num_peaks_of(int64_t size);
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -65,6 +65,21 @@ INLINE vf spread(const void *word)
     uint32_t bits;
     memcpy(&bits, word, sizeof bits);
     return (vf)((vu){0} + bits);
+}
+
+/* Bit i: lane i of a mask. */
+INLINE unsigned lanes_of(vi mask)
+{
+#if defined(__AVX512DQ__)
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+    return (unsigned)_mm256_movemask_ps((__m256)mask);
+#else
+    unsigned lanes = 0;
+    for (int i = 0; i < LANES; i++)
+        lanes |= (unsigned)(mask[i] != 0) << i;
+    return lanes;
+#endif
 }
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
@@ -137,6 +152,16 @@ INLINE void store_partial(void *base, int64_t index, int64_t count, vf value, co
     uint32_t buffer[LANES];
     store(buffer, 0, value, dtype);
     memcpy((void *)at(base, index, dtype), buffer, (size_t)count * size_of(dtype));
+}
+
+INLINE float load_one(const void *base, int64_t index, const enum dtype dtype)
+{
+    if (dtype == FLOAT32)
+        return ((const float *)base)[index];
+    const uint32_t bits = (uint32_t)((const uint16_t *)base)[index] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 INLINE vf load_upto(const void *base, int64_t index, int64_t count, const enum dtype dtype)

@@ -1,6 +1,7 @@
 """The sampler against float64 references that do one thing after the other on a whole row."""
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.draw import DrawsOnHost
 
 import loraserve.engine.sampler as sampler_module
 from loraserve.engine.logit_rows import DeviceRows
@@ -29,17 +32,33 @@ def make_logits(num_rows, vocab_size, seed=0, scale=2.0):
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample(logits, rows, vocab_size=None):
-    return Sampler(vocab_size or logits.shape[1], logits.shape[1]).sample(logits, rows)
+def sample(logits, rows, vocab_size=None, draw=None):
+    sampler = Sampler(vocab_size or logits.shape[1], logits.shape[1], draw=draw or backend_draw())
+    return sampler.sample(logits, rows)
+
+
+def backend_draw():
+    """Of the test's `backend`."""
+    return
+
+
+def draw_in_c():
+    found, reason = choose_backend("cpu")
+    if not isinstance(found, DrawsOnHost):
+        pytest.skip(f"no C functions here ({reason})")
+    return found.draw
 
 
 def sample_one(logits, params, **row):
     return sample(logits, [make_row(params, **row)]).token_ids[0]
 
 
-@pytest.fixture(params=["numpy", "torch"])
+@pytest.fixture(params=["numpy", "torch", "c"])
 def backend(request, monkeypatch):
-    """The GPU's implementation gives the same answers."""
+    """The GPU's implementation gives the same answers, and so do the C functions."""
+    if request.param == "c":
+        draw = draw_in_c()
+        monkeypatch.setattr(sys.modules[__name__], "backend_draw", lambda: draw)
     if request.param == "torch":
         monkeypatch.setattr(sampler_module, "open_rows", lambda logits, vocab_size: DeviceRows(logits[:, :vocab_size]))
 
@@ -194,6 +213,7 @@ def test_tiny_and_huge_temperatures_are_finite(backend):
 
 
 @pytest.mark.parametrize("change", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("backend", ["numpy", "torch"], indirect=True)
 def test_the_ends_of_the_noise_hit_tokens_with_probability(change, monkeypatch, backend):
     logits = make_logits(2, 700)
     logits[:, :100] = -torch.inf
@@ -513,15 +533,17 @@ sampling_rows = st.builds(
     scale=st.sampled_from([0.1, 2.0, 10.0]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     bad=st.sets(st.integers(0, 11), max_size=3),
+    in_c=st.booleans(),
 )
-def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype, bad):
+def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype, bad, in_c):
+    draw = draw_in_c() if in_c else None
     logits = make_logits(len(rows), 1024, seed, scale).to(dtype)
     logits[[index for index in bad if index < len(rows)], 5] = torch.nan
 
-    together = sample(logits, rows, vocab_size=997)
+    together = sample(logits, rows, vocab_size=997, draw=draw)
 
     for index, row in enumerate(rows):
-        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997)
+        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997, draw=draw)
         assert alone.is_finite == [together.is_finite[index]]
         if alone.is_finite[0]:
             assert alone.token_ids == [together.token_ids[index]]
