@@ -7,15 +7,6 @@
 #define CHUNK (32 * LANES) /* elements between two looks at the largest so far */
 #define PART (4 * CHUNK)   /* elements of a row in one item of work */
 
-INLINE float largest_of(vf values)
-{
-    float lanes[LANES], largest = -INFINITY;
-    memcpy(lanes, &values, sizeof lanes);
-    for (int i = 0; i < LANES; i++)
-        largest = MAX(largest, lanes[i]);
-    return largest;
-}
-
 INLINE struct peak find_peak(const void *x, int64_t start, int64_t end, const enum dtype dtype)
 {
     struct peak peak = {-INFINITY, start};

@@ -10,7 +10,8 @@
 
 #define LANE_LENGTH 64 /* tokens of a lane, as sampling.py's; not LANES */
 #define NUM_BINS 4096
-#define CHUNK (8 * LANES)
+#define CHUNK (8 * LANES) /* tokens whose weights are added up in float32 */
+#define GROUP (4 * LANES)
 /* Of the weight of the largest logit, what is lighter than exp(-FURTHEST) is less than a random number can tell. */
 #define FURTHEST 60.0
 
@@ -102,9 +103,33 @@ INLINE vi bins_of(vf distance, const struct scale *scale)
     return __builtin_convertvector(vmin(distance * scale->bins_per_distance, splat(NUM_BINS - 1)), vi);
 }
 
-/* Returns the weight of all tokens, also of those in no bin. */
+/* Brings the furthest as near as is known to leave top_k tokens: as many groups of tokens have one that is no further. */
+INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
+                         const enum dtype dtype)
+{
+    memset(drawing->count, 0, sizeof drawing->count);
+    for (int64_t start = 0; start < size; start += GROUP) {
+        vf largest = load_before(x, start, size, dtype);
+        for (int64_t i = start + LANES; i < MIN(size, start + GROUP); i += LANES)
+            largest = vmax(largest, load_before(x, i, size, dtype));
+        const float distance = (scale->peak - largest_of(largest)) * scale->inverse_temperature;
+        if (distance <= scale->furthest)
+            drawing->count[MIN((int64_t)(distance * scale->bins_per_distance), NUM_BINS - 1)]++;
+    }
+    int64_t bin = 0;
+    for (int64_t found = 0; bin < NUM_BINS; bin++)
+        if ((found += drawing->count[bin]) >= top_k)
+            break;
+    const float furthest = 1.0001f * (float)(bin + 1) / scale->bins_per_distance; /* products are rounded */
+    if (furthest < scale->furthest) {
+        scale->furthest = furthest;
+        scale->bins_per_distance = NUM_BINS / furthest;
+    }
+}
+
+/* Returns the weight of all tokens, also of those in no bin, where that is needed. */
 INLINE double fill_bins(struct drawing *drawing, const void *x, int64_t size, const struct scale *scale,
-                        const enum dtype dtype)
+                        bool needs_total, const enum dtype dtype)
 {
     double total = 0;
     memset(drawing->mass, 0, sizeof drawing->mass);
@@ -113,9 +138,11 @@ INLINE double fill_bins(struct drawing *drawing, const void *x, int64_t size, co
         vf sum = {0};
         for (int64_t i = start; i < MIN(size, start + CHUNK); i += LANES) {
             const vf value = load_before(x, i, size, dtype), distance = distance_of(value, scale);
+            unsigned lanes = lanes_of((distance <= scale->furthest) & (value >= scale->floor));
+            if (!lanes && !needs_total)
+                continue;
             const vf weight = weight_of(value, distance, scale);
             sum += weight;
-            unsigned lanes = lanes_of((distance <= scale->furthest) & (weight > 0.0f));
             if (!lanes)
                 continue;
             const vi bins = bins_of(distance, scale);
@@ -234,11 +261,14 @@ INLINE int64_t draw_of_likely(struct drawing *drawing, const struct draw *draw, 
 {
     drawing->bin = -1;
     const bool has_top_k = draw->top_k > 0 && draw->top_k < size;
-    const double total = fill_bins(drawing, x, size, scale, dtype);
-    struct kept kept = keep_top_k(drawing, has_top_k ? draw->top_k : size, x, size, scale, dtype);
+    struct scale near = *scale;
+    if (has_top_k)
+        bring_nearer(&near, drawing, draw->top_k, x, size, dtype);
+    const double total = fill_bins(drawing, x, size, &near, !has_top_k && draw->top_p < 1, dtype);
+    struct kept kept = keep_top_k(drawing, has_top_k ? draw->top_k : size, x, size, &near, dtype);
     if (draw->top_p < 1)
-        kept = keep_mass(drawing, kept, draw->top_p * (has_top_k ? kept.mass : total), x, size, scale, dtype);
-    return find_token(drawing, kept, target_of(uniform_of(draw), kept.mass), x, size, scale, dtype);
+        kept = keep_mass(drawing, kept, draw->top_p * (has_top_k ? kept.mass : total), x, size, &near, dtype);
+    return find_token(drawing, kept, target_of(uniform_of(draw), kept.mass), x, size, &near, dtype);
 }
 
 /* Over all tokens, lane by lane: lane l holds tokens l, l + num_lanes, l + 2 num_lanes, ... */
