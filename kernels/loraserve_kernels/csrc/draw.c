@@ -103,7 +103,7 @@ INLINE vi bins_of(vf distance, const struct scale *scale)
     return __builtin_convertvector(vmin(distance * scale->bins_per_distance, splat(NUM_BINS - 1)), vi);
 }
 
-/* Brings the furthest as near as is known to leave top_k tokens: as many groups of tokens have one that is no further. */
+/* Brings the furthest as near as leaves top_k tokens: as many groups of tokens have one that is no further. */
 INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t top_k, const void *x, int64_t size,
                          const enum dtype dtype)
 {
