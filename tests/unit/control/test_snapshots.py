@@ -1,4 +1,5 @@
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,8 @@ def test_a_deletion_is_drained_once_every_engine_has_let_go(
             telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]
             for name in ("sql", "poet"):
                 digest = await one.publish(name, name)
+                # What a server has not heard of yet it would let go of again.
+                await eventually(partial(two.residency.is_wanted, digest))
                 for node in (one, two):
                     await node.residency.load(digest)
             assert (await one.adapters.delete(ACME, "r", "sql", drain_s=0)).drained
