@@ -21,7 +21,7 @@ bool amx_is_on(void) { return is_on; }
 #define PAGE_BYTES 4096
 #define NUM_PAGES 12 /* asked for at a time */
 #define LINE_BYTES (4 * AMX_WORDS)
-#define COMPRESSED_AHEAD (6 * COMPRESSED_TILE_BYTES) /* of one panel, asked for ahead */
+#define TILES_AHEAD 6 /* of one compressed panel, asked for ahead */
 #define MAX_STEP_LINES 8 /* more would wait for each other */
 
 static bool cpu_has_amx(void)
@@ -121,12 +121,13 @@ void amx_multiply_tile(float *sums, struct amx_rows rows, const char *weight, in
         multiply_tile_by_1(sums, rows, weight, words);
 }
 
-/* While a tile of a panel is multiplied, the next one is decompressed. */
+/* While a tile of a panel is multiplied, the next one is decompressed. Behind the end of a panel lies the next of the four,
+ * and what is asked for is the one after the four: without that 16 rows, 768 -> 4,096 took 12 % longer. */
 #define MULTIPLY_COMPRESSED(panel, tile)                                                                              \
     _tile_loadd(tile, tiles[i % 2][panel], LINE_BYTES);                                                               \
     _tile_dpbf16ps(panel, 4, tile);                                                                                   \
     if (i + 1 < num_tiles)                                                                                            \
-        decompress_tile(tiles[(i + 1) % 2][panel], &next[panel], COMPRESSED_AHEAD);
+        decompress_tile(tiles[(i + 1) % 2][panel], &next[panel], i + 1 + TILES_AHEAD < num_tiles ? ahead : ahead_after);
 
 AMX_FUNCTION void amx_multiply_compressed_tile(float *sums, struct amx_rows rows, const struct compressed_panel *panels,
                                                int64_t words)
@@ -134,9 +135,10 @@ AMX_FUNCTION void amx_multiply_compressed_tile(float *sums, struct amx_rows rows
     char tiles[2][4][WEIGHT_TILE_BYTES] __attribute__((aligned(64)));
     struct compressed_panel next[4];
     const int64_t num_tiles = words / AMX_WORDS;
+    const int64_t ahead = TILES_AHEAD * COMPRESSED_TILE_BYTES, ahead_after = ahead + 3 * num_tiles * COMPRESSED_TILE_BYTES;
     for (int panel = 0; panel < 4; panel++) {
         next[panel] = panels[panel];
-        decompress_tile(tiles[0][panel], &next[panel], COMPRESSED_AHEAD);
+        decompress_tile(tiles[0][panel], &next[panel], ahead);
     }
     _tile_zero(0);
     _tile_zero(1);
