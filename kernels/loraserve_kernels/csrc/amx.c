@@ -201,11 +201,22 @@ void amx_ask_for_rest(struct amx_ahead *ahead)
         ask_for_line(ahead);
 }
 
+/* NOTE: a stretch's tiles and the sums have L1 for themselves: rows of x pass by it, and the next stretch is decompressed into
+ * what was just read. 128 rows, 768 -> 4,096, one core: 13.4 ns a product of tiles without either, 11.6 so. */
+#define LOAD_ROWS(tile, x, stride)                                                                                    \
+    if (ahead)                                                                                                        \
+        _tile_stream_loadd(tile, x, stride);                                                                          \
+    else                                                                                                              \
+        _tile_loadd(tile, x, stride);
+
+/* ahead: NULL for rows that are soon multiplied again. */
 AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *rows, const bool is_pair,
-                                         const char *weight, int64_t panel_bytes, int64_t words, bool add,
-                                         struct amx_ahead *ahead)
+                                         const struct amx_stretch *stretch, bool add, struct amx_ahead *ahead,
+                                         const struct amx_refill *refill)
 {
-    struct amx_ahead asked = *ahead; /* in registers */
+    struct amx_ahead asked = {0}; /* in registers */
+    if (ahead)
+        asked = *ahead;
     const char *first = rows[0].x, *second = is_pair ? rows[1].x : NULL;
     if (add) {
         EACH_SUM(_tile_loadd)
@@ -215,33 +226,53 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
         _tile_zero(2);
         _tile_zero(3);
     }
-    for (int64_t word = 0; word < words; word += AMX_WORDS, first += rows[0].step) {
-        const char *tile = weight + word * LINE_BYTES;
-        for (int64_t i = 0; i < asked.step_lines; i++)
+    for (int64_t i = 0; i < stretch->words / AMX_WORDS; i++, first += rows[0].step) {
+        const int64_t offset = i * WEIGHT_TILE_BYTES;
+        for (int64_t line = 0; line < asked.step_lines; line++)
             ask_for_line(&asked);
-        _tile_loadd(6, tile, LINE_BYTES);
-        _tile_loadd(4, first, rows[0].stride);
+        _tile_loadd(6, stretch->weight + offset, LINE_BYTES);
+        LOAD_ROWS(4, first, rows[0].stride)
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, tile + panel_bytes, LINE_BYTES);
+        _tile_loadd(7, stretch->weight + stretch->panel_bytes + offset, LINE_BYTES);
         _tile_dpbf16ps(1, 4, 7);
+        if (refill && i < refill->num_tiles)
+            decompress_tile(refill->weight + offset, refill->panels, 0);
         if (is_pair) {
-            _tile_loadd(5, second, rows[1].stride);
+            LOAD_ROWS(5, second, rows[1].stride)
             second += rows[1].step;
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        if (refill && i < refill->num_tiles)
+            decompress_tile(refill->weight + stretch->panel_bytes + offset, refill->panels + 1, 0);
     }
     EACH_SUM(_tile_stored)
-    *ahead = asked;
+    if (ahead)
+        *ahead = asked;
 }
 
 AMX_FUNCTION void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight,
-                                      int64_t panel_bytes, int64_t words, bool add, struct amx_ahead *ahead)
+                                      int64_t panel_bytes, int64_t words)
 {
+    const struct amx_stretch stretch = {weight, panel_bytes, words};
     if (num_tiles == 2)
-        multiply_panels(sums, rows, true, weight, panel_bytes, words, add, ahead);
+        multiply_panels(sums, rows, true, &stretch, false, NULL, NULL);
     else
-        multiply_panels(sums, rows, false, weight, panel_bytes, words, add, ahead);
+        multiply_panels(sums, rows, false, &stretch, false, NULL, NULL);
+}
+
+AMX_FUNCTION void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles,
+                                       const struct amx_stretch *stretch, bool add, struct amx_ahead *ahead,
+                                       const struct amx_refill *refill)
+{
+    if (num_tiles == 2 && refill)
+        multiply_panels(sums, rows, true, stretch, add, ahead, refill);
+    else if (num_tiles == 2)
+        multiply_panels(sums, rows, true, stretch, add, ahead, NULL);
+    else if (refill)
+        multiply_panels(sums, rows, false, stretch, add, ahead, refill);
+    else
+        multiply_panels(sums, rows, false, stretch, add, ahead, NULL);
 }
 
 #define SCORE_GROUP(group, tile)                                                                                      \
@@ -356,9 +387,14 @@ void amx_gemm(float *c, int64_t c_stride, const float *a, int64_t a_stride, cons
     (void)c, (void)c_stride, (void)a, (void)a_stride, (void)b, (void)b_stride, (void)rows, (void)columns, (void)words;
 }
 void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
-                       int64_t words, bool add, struct amx_ahead *ahead)
+                       int64_t words)
 {
-    (void)sums, (void)rows, (void)num_tiles, (void)weight, (void)panel_bytes, (void)words, (void)add, (void)ahead;
+    (void)sums, (void)rows, (void)num_tiles, (void)weight, (void)panel_bytes, (void)words;
+}
+void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
+                          bool add, struct amx_ahead *ahead, const struct amx_refill *refill)
+{
+    (void)sums, (void)rows, (void)num_tiles, (void)stretch, (void)add, (void)ahead, (void)refill;
 }
 
 #endif

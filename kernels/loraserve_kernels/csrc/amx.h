@@ -51,10 +51,26 @@ struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num
 /* Asks at once for what amx_multiply_panels left. */
 void amx_ask_for_rest(struct amx_ahead *ahead);
 
-/* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32], added to if
- * `add`. */
+/* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32]. */
 void amx_multiply_panels(float *sums, const struct amx_rows *rows, int num_tiles, const char *weight, int64_t panel_bytes,
-                       int64_t words, bool add, struct amx_ahead *ahead);
+                       int64_t words);
+
+/* A part of two panels' depth that stays in L1 while many rows are multiplied. */
+struct amx_stretch {
+    const char *weight;
+    int64_t panel_bytes, words; /* bytes from one panel to the other; a multiple of 16 */
+};
+
+/* Compressed tiles that take the place of a stretch's, each as soon as it was multiplied for the last time. */
+struct amx_refill {
+    char *weight;                    /* the stretch's */
+    struct compressed_panel *panels; /* two */
+    int64_t num_tiles;               /* of each; at most the stretch's */
+};
+
+/* As amx_multiply_panels for a stretch; sums are added to if `add`. Rows of x pass by L1. refill: may be NULL. */
+void amx_multiply_stretch(float *sums, const struct amx_rows *rows, int num_tiles, const struct amx_stretch *stretch,
+                          bool add, struct amx_ahead *ahead, const struct amx_refill *refill);
 
 #define AMX_QUERIES 4 /* query vectors that amx_score_keys takes at a time */
 

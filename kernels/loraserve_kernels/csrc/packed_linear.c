@@ -253,28 +253,28 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     struct compressed_panel compressed[2];
     char decompressed[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
-    if (linear->is_compressed)
+    if (linear->is_compressed) {
         compressed_panels(compressed, 2, linear, panel);
-    for (int64_t word = 0; word < words; word += AMX_STRETCH) {
-        const int64_t stretch = MIN(words - word, AMX_STRETCH);
-        const char *weight = panels + word * (int64_t)sizeof(vf);
-        int64_t stride = panel_bytes;
-        if (linear->is_compressed) {
-            for (int64_t i = 0; i < stretch / AMX_WORDS; i++)
-                for (int p = 0; p < 2; p++)
-                    decompress_tile(decompressed[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
-            weight = decompressed[0];
-            stride = sizeof decompressed[0];
-        }
+        for (int64_t i = 0; i < MIN(words, AMX_STRETCH) / AMX_WORDS; i++)
+            for (int p = 0; p < 2; p++)
+                decompress_tile(decompressed[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
+    }
+    for (int64_t word = 0, end; word < words; word = end) {
+        end = MIN(words, word + AMX_STRETCH);
+        const struct amx_stretch stretch =
+            linear->is_compressed ? (struct amx_stretch){decompressed[0], sizeof decompressed[0], end - word}
+                                  : (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word};
+        const struct amx_refill refill = {decompressed[0], compressed, MIN(words - end, AMX_STRETCH) / AMX_WORDS};
         for (int64_t row = 0, taken; row < input->num_rows; row += taken) {
             taken = input->num_rows - row > AMX_ROWS && input->num_rows >= whole_pair ? pair_rows : AMX_ROWS;
             const int64_t first = first_row(input, row, taken);
             struct amx_rows rows[2] = {tile_at(input, first), tile_at(input, first + AMX_ROWS)};
             for (int i = 0; i < 2; i++)
                 rows[i].x += word / AMX_WORDS * rows[i].step;
-            amx_multiply_panels(sums[row / AMX_ROWS], rows, (int)(taken / AMX_ROWS), weight, stride, stretch, word > 0,
-                                &ahead);
-            if (word + AMX_STRETCH >= words)
+            const bool refills = linear->is_compressed && row + taken >= input->num_rows;
+            amx_multiply_stretch(sums[row / AMX_ROWS], rows, (int)(taken / AMX_ROWS), &stretch, word > 0, &ahead,
+                                 refills ? &refill : NULL);
+            if (end == words)
                 store_sums((void *)at(y, first * y_stride, BFLOAT16), y_stride, sums[row / AMX_ROWS], linear, panel,
                            MIN(taken, input->num_rows - first), 2, BFLOAT16);
         }

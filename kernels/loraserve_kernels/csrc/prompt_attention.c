@@ -98,7 +98,6 @@ static void score_keys(const struct attention *p, const struct keys *keys, int64
                        const struct workspace *w)
 {
     const int64_t words = p->head_dim / 2, end_group = (end + GROUP - 1) / GROUP;
-    struct amx_ahead nothing = amx_ask_for(NULL, 0, 1);
     for (int64_t group = first / GROUP; group < end_group; group += 2) {
         struct amx_rows rows[2] = {group_of_keys(p, keys, group)};
         if (group + 1 < end_group)
@@ -106,7 +105,7 @@ static void score_keys(const struct attention *p, const struct keys *keys, int64
         for (int64_t query = 0; query < queries; query += WIDTH)
             amx_multiply_panels(w->scores + query * KEYS + group * GROUP % KEYS * WIDTH, rows,
                                 group + 1 < end_group ? 2 : 1, (const char *)(w->queries + query * words),
-                                words * 4 * LANES, words, false, &nothing);
+                                words * 4 * LANES, words);
     }
 }
 
