@@ -4,10 +4,25 @@ Nothing happens with another C library.
 """
 
 import ctypes
+from collections.abc import Mapping
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _MIB = 1 << 20
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
+
+
+def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process whose large blocks ask the system for huge pages; what the user chose stays.
+
+    It can only be asked for before a process starts. Nothing changes where the system gives none (`transparent_hugepage`
+    is "never") or all processes (it is "always").
+    """
+    tunables = environment.get(_TUNABLES, "")
+    if _HUGE_PAGES in tunables:
+        return dict(environment)
+    return {**environment, _TUNABLES: f"{tunables}:{_HUGE_PAGES}=1".removeprefix(":")}
 
 
 def give_large_blocks_back() -> None:

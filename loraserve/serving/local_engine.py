@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.malloc import with_huge_pages
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.framing import FrameBuffer, encode_frame
@@ -290,7 +291,7 @@ def _spawn(command: Sequence[str], fd: int) -> subprocess.Popen[bytes]:
 
     The child finds our packages where we did, also when they are not installed; -P keeps the working directory out.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**with_huge_pages(os.environ), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen([*command, str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL, env=environment)
 
 

@@ -292,6 +292,16 @@ def test_signals_of_the_terminal_do_not_stop_the_engine() -> None:
     run(test)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a process's environment is read from /proc")
+def test_engine_asks_for_huge_pages() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            environment = Path(f"/proc/{engine.pid}/environ").read_bytes().split(b"\0")
+            assert any(b"glibc.malloc.hugetlb=" in variable for variable in environment)
+
+    run(test)
+
+
 @pytest.mark.parametrize("how", ["kill", "close_socket"])
 def test_engine_ends_with_its_parent(how: str) -> None:
     parent = [sys.executable, "-P", str(SUPPORT / "engine_parent.py"), how, *FAKE_ENGINE]
