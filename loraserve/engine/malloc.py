@@ -16,8 +16,8 @@ _HUGE_PAGES = "glibc.malloc.hugetlb"
 def with_huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment of a process whose large blocks ask the system for huge pages; what the user chose stays.
 
-    It can only be asked for before a process starts. Nothing changes where the system gives them to no process or to all
-    (`/sys/kernel/mm/transparent_hugepage/enabled` is "never" or "always").
+    It can only be asked for before a process starts. Nothing changes where the system gives them to no process, or to
+    all: `/sys/kernel/mm/transparent_hugepage/enabled` is "never" or "always".
     """
     tunables = environment.get(_TUNABLES, "")
     if _HUGE_PAGES in tunables:
