@@ -48,7 +48,7 @@ struct amx_ahead {
  * meanwhile. */
 struct amx_ahead amx_ask_for(const char *memory, int64_t size_bytes, int64_t num_steps);
 
-/* Asks at once for what amx_multiply_panels left. */
+/* Asks at once for what amx_multiply_stretch left. */
 void amx_ask_for_rest(struct amx_ahead *ahead);
 
 /* As amx_multiply_tile for num_tiles (1 or 2) tiles of 16 rows and two panels; sums [num_tiles, 16, 32]. */
