@@ -17,7 +17,7 @@ from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
-from loraserve_kernels.draw import Draw, check_draw, pack_draws
+from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -297,7 +297,8 @@ class CpuBackend:
 
     def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
         """See `DrawsOnHost.draw`."""
-        check_draw(logits, num_columns, draws)
+        check_argmax(logits, num_columns)
+        check_draws(draws, logits.shape[0])
         require_cpu("logits", logits)
         if logits.dtype not in DTYPE_CODES:
             logits = logits.float()

@@ -215,7 +215,7 @@ SIGNATURES = {
     "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],
-    "decoder_model": [c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_int],
+    "decoder_model": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int],
 }
 
 

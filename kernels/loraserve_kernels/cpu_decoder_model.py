@@ -14,6 +14,7 @@ from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelSt
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biases, step_struct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
+from loraserve_kernels.draw import check_draws, pack_draws
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.step_batch import StepBatch
 
@@ -70,16 +71,22 @@ class CpuDecoderModel:
             num_sampled = self._step.layers.num_wanted
             self._logits = torch.empty((num_sampled, self._head.out_features), dtype=shape.dtype)
             self._best = (c_int64 * num_sampled)()
+        draws = batch.draws
+        check_draws(draws, len(self._best))
+        drawn = (c_int64 * len(draws))()
         status = self._function(
             addressof(self._struct),
             addressof(self._step),
             self._logits.data_ptr(),
             addressof(self._best),
+            pack_draws(draws),
+            len(draws),
+            addressof(drawn),
             DTYPE_CODES[shape.dtype],
             torch.get_num_threads(),
         )
         raise_for(status)
-        return ModelOutput(self._logits, best_tokens(self._best))
+        return ModelOutput(self._logits, best_tokens(self._best), list(drawn))
 
     def _bind_head(self, table: AdapterTable) -> None:
         """Take the addresses of its adapters' matrices for the calls to come."""

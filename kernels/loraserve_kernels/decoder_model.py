@@ -1,4 +1,4 @@
-"""A whole model of decoder layers: embedding, layers and, of the sampled rows, final norm, `lm_head` and argmax."""
+"""A whole model of decoder layers: embedding, layers and, of sampled rows, final norm, `lm_head`, argmax and draws."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,6 +36,8 @@ class ModelOutput:
     """[R, N], adapters added; N may be more than there are tokens."""
     best: BestTokens | None = None
     """`Backend.argmax` of them, where it came with them."""
+    drawn: list[int] | None = None
+    """Of the batch's draws, as `DrawsOnHost.draw` has them, where they came with them."""
 
 
 class DecoderModel(Protocol):

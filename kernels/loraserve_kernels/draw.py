@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from loraserve_kernels.argmax import check_argmax
 from loraserve_kernels.checks import mismatch
 from loraserve_kernels.sampling import LEAST_TEMPERATURE
 
@@ -44,12 +43,11 @@ class DrawsOnHost(Protocol):
         ...
 
 
-def check_draw(logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> None:
-    """Raise `ValueError` unless these are as `DrawsOnHost.draw` says."""
-    check_argmax(logits, num_columns)
+def check_draws(draws: Sequence[Draw], num_rows: int) -> None:
+    """Raise `ValueError` unless they are as `DrawsOnHost.draw` says, for so many rows of logits."""
     for draw in draws:
-        if not 0 <= draw.row < logits.shape[0]:
-            raise mismatch("draw.row", draw.row, f"0 to {logits.shape[0] - 1}")
+        if not 0 <= draw.row < num_rows:
+            raise mismatch("draw.row", draw.row, f"0 to {num_rows - 1}")
         if not draw.temperature >= LEAST_TEMPERATURE:
             raise mismatch("draw.temperature", draw.temperature, f"at least {LEAST_TEMPERATURE}")
 

@@ -4,11 +4,13 @@ Rows are the tokens computed in the step, packed without padding: all rows of a 
 sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from loraserve_kernels.attention_work import AttentionWork
+from loraserve_kernels.draw import Draw
 
 
 @dataclass(slots=True)
@@ -53,3 +55,5 @@ class StepBatch:
     """Of the R sampled rows, for `lm_head`, which sees only those."""
     attention: AttentionWork | None = None
     """None = not made: only the GPU's attention reads it, and it then makes its own, at the price of a wait."""
+    draws: Sequence[Draw] = ()
+    """Tokens that a model of one op may draw along with its logits; a draw's row is one of the R."""

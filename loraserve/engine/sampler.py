@@ -73,10 +73,32 @@ class Sampler:
         self._draw = draw
         self._device = device
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow], best: BestTokens | None = None) -> Sampled:
+    def draws_of(self, rows: Sequence[tuple[int, SamplingRow]]) -> list[Draw]:
+        """What `sample` will draw, for a model that can do so with its forward pass; rows with their row of its logits.
+
+        None where `sample` does more than to draw, or tokens are not drawn by the backend.
+        """
+        if self._draw is None or self._device is not None:
+            return []
+        draws: list[Draw] = []
+        for row_id, row in rows:
+            if row.takes_argmax:
+                continue
+            if not row.draws_freely or row.is_below_min_tokens:
+                return []
+            draws.append(row.draw_from(row_id))
+        return draws
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        best: BestTokens | None = None,
+        drawn: list[int] | None = None,
+    ) -> Sampled:
         """`logits` [R, logits_size], float32, bfloat16 or float16, any device, not written to.
 
-        best: what `argmax` gives for them, where that is known.
+        best: what `argmax` gives for them, where that is known. drawn: tokens of `draws_of`, where they are.
         """
         self._check(logits, len(rows))
         if not rows:
@@ -87,7 +109,7 @@ class Sampler:
         if all(row.takes_argmax or (draws and row.draws_freely) for row in rows):
             best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
             if not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
-                return Sampled(self._draw_beside(best_ids, logits, rows), [None] * len(rows), are_finite)
+                return Sampled(self._draw_beside(best_ids, logits, rows, drawn), [None] * len(rows), are_finite)
         return self._sample_in_passes(logits, rows)
 
     def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:
@@ -97,15 +119,19 @@ class Sampler:
         self._check(logits, len(rows))
         return self._device.queue(logits, rows)
 
-    def _draw_beside(self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    def _draw_beside(
+        self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow], drawn: list[int] | None
+    ) -> list[int]:
         """Each row's token: its best one where it takes that."""
-        draws = [row.draw_from(index) for index, row in enumerate(rows) if not row.takes_argmax]
-        if not draws:
+        row_ids = [index for index, row in enumerate(rows) if not row.takes_argmax]
+        if not row_ids:
             return best_ids
-        assert self._draw is not None, "rows that draw"
+        if drawn is None:
+            assert self._draw is not None, "rows that draw"
+            drawn = self._draw(logits, self.vocab_size, [rows[row_id].draw_from(row_id) for row_id in row_ids])
         token_ids = list(best_ids)
-        for draw, token_id in zip(draws, self._draw(logits, self.vocab_size, draws), strict=True):
-            token_ids[draw.row] = token_id
+        for row_id, token_id in zip(row_ids, drawn, strict=True):
+            token_ids[row_id] = token_id
         return token_ids
 
     def _choose_tokens(

@@ -1,6 +1,7 @@
 """From a plan to a step that is queued: its batch, the forward pass, the choice of its tokens."""
 
 import time
+from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from loraserve.engine.endings import Endings
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.sampler import Sampled, Sampler
+from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan
 from loraserve.engine.sequence import Sequence, Status
 from loraserve.engine.step_in_flight import StepInFlight
@@ -57,7 +59,10 @@ class StepQueue:
             self._runner.copy_blocks(plan.block_copies)
         slots = (item.sequence.adapter_slot for item in plan.scheduled)
         arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
-        output = self._runner.forward(self._builder.build(plan.scheduled), arrivals)
+        batch = self._builder.build(plan.scheduled)
+        known_rows = self._rows_known_before(plan.scheduled)
+        batch.draws = self._sampler.draws_of(known_rows)
+        output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
         num_rows = sum(item.num_rows for item in plan.scheduled)
         sequences: list[Sequence] = []
@@ -72,9 +77,10 @@ class StepQueue:
             return StepInFlight([], Sampled([], [], []), num_rows)
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
-        sampling_rows = [sequence.row_to_sample(len(sequence.token_ids), self._eos) for sequence in sequences]
+        sampling_rows = [row for _, row in known_rows] or [self._row_to_sample(sequence) for sequence in sequences]
         queued = self._sampler.try_queue(logits, sampling_rows)
-        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows, best), num_rows)
+        drawn = output.drawn if batch.draws else None
+        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows, best, drawn), num_rows)
 
     def try_queue_ahead(self, step: StepInFlight) -> StepInFlight | None:
         """The step after `step`, the last one queued and not collected; waits for neither.
@@ -102,6 +108,24 @@ class StepQueue:
         for sequence in step.sequences:
             if sequence.status is Status.RUNNING:
                 sequence.num_computed_tokens += 1
+
+    def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
+        """What to sample, with its row of the logits. None where the step's sequences are not known before it: a prompt
+        is about to fork."""
+        known: list[tuple[int, SamplingRow]] = []
+        end_row = 0
+        for item in scheduled:
+            end_row += item.num_sampled_rows
+            sequence = item.sequence
+            if item.num_rows < sequence.num_uncomputed_tokens:
+                continue
+            if not sequence.state.is_forked and sequence.request.sampling.n > 1:
+                return []
+            known.append((end_row - 1, self._row_to_sample(sequence)))
+        return known
+
+    def _row_to_sample(self, sequence: Sequence) -> SamplingRow:
+        return sequence.row_to_sample(len(sequence.token_ids), self._eos)
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
         """Note what was computed; returns the sequences to sample from the item's last row.

@@ -5,6 +5,7 @@ import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
+from loraserve_kernels.draw import Draw
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
@@ -111,8 +112,27 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sam
         assert found is not None
         assert torch.equal(found.logits, logits)
         assert found.best == cpu.argmax(logits, VOCAB)
+        assert found.drawn == []
     for cache, expected in zip([*caches[0], *caches[1]], [*expected_caches[0], *expected_caches[1]], strict=True):
         assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_tokens_are_drawn_as_by_the_separate_op(cpu, dtype, num_threads):
+    """Not from every row, and from one twice: it depends on the draw alone."""
+    model = make_model(cpu, make_model_parts(cpu, dtype))
+    case = make_case("16 rows", dtype)
+    choices = [(1.0, 0, 1.0, 0.0), (0.7, 0, 0.9, 0.0), (1.3, 40, 1.0, 0.0), (1.0, 0, 1.0, 0.1), (2.0, 300, 0.5, 0.0)]
+    draws = [Draw(row, *choices[row % 5], seed=row - 3, position=7 * row) for row in (2, 0, 7, 11, 11, 9, 15, 3)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(num_threads)
+        for some in (draws, [], draws[3:]):
+            found = model(*make_caches(case), replace(with_tokens(case, slice(None)), draws=some), case.table)
+            assert found is not None
+            assert found.drawn == cpu.draw(found.logits, VOCAB, some)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
@@ -138,13 +158,16 @@ def test_new_values_in_the_tensors_of_a_batch_are_seen(cpu, dtype):
 def test_a_row_that_is_not_finite_is_told(cpu, dtype, value):
     parts = make_model_parts(cpu, dtype)
     case = make_case("16 rows", dtype, with_adapters=False)
-    batch = with_tokens(case, slice(None))
+    draws = [Draw(row, 1.0, 0, 1.0, 0.0, seed=0, position=row) for row in range(len(case.batch.slot_mapping))]
+    batch = replace(with_tokens(case, slice(None)), draws=draws)
     parts.embedding[batch.token_ids[3]] = value
     found = make_model(cpu, parts)(*make_caches(case), batch, None)
     assert found is not None
     assert found.best == cpu.argmax(found.logits, VOCAB)
     assert found.best is not None
     assert [row for row, is_finite in enumerate(found.best[1]) if not is_finite] == [3]
+    assert found.drawn is not None
+    assert [row for row, token_id in enumerate(found.drawn) if token_id < 0] == [3]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +186,17 @@ def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, valu
     getattr(batch, name)[-1] = value
     caches = make_caches(case)
     with pytest.raises(ValueError, match=r"token id, position or sampled row"):
+        make_model(cpu, make_model_parts(cpu, dtype))(*caches, batch, case.table)
+    assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
+
+
+@pytest.mark.parametrize(("draw", "message"), [({"row": 5}, "draw.row is 5"), ({"temperature": 0.0}, "temperature")])
+def test_nothing_is_changed_when_a_token_cannot_be_drawn(cpu, dtype, draw, message):
+    case = make_case("decode", dtype)
+    good = Draw(0, 1.0, 0, 1.0, 0.0, seed=0, position=0)
+    batch = replace(with_tokens(case), draws=[good, good._replace(**draw)])
+    caches = make_caches(case)
+    with pytest.raises(ValueError, match=message):
         make_model(cpu, make_model_parts(cpu, dtype))(*caches, batch, case.table)
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 

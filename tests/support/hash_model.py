@@ -16,9 +16,10 @@ import torch
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.decoder_model import ModelOutput
+from loraserve_kernels.draw import Draw
 from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.reference_backend import ReferenceBackend
-from loraserve_kernels.sampling import DrawParams, sample_reference
+from loraserve_kernels.sampling import DrawParams, pack_draws, sample_reference
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -61,6 +62,8 @@ class HashRunner:
         """The next batch writes NaN for the rows of this sequence of it (counted around)."""
         self.poisoned: set[str] = set()
         self.num_forwards = 0
+        self.num_drawn_within = 0
+        """Tokens."""
         self.num_ahead = 0
         """Forwards of batches that were queued behind a step whose tokens were not collected."""
         self.batch_adapters: list[set[str | None]] = []
@@ -71,7 +74,7 @@ class HashRunner:
         self._table = table
 
     def forward(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> ModelOutput:
-        """Every other time with the largest logits, as a backend may."""
+        """Every other time with the largest logits and the drawn tokens, as a backend may."""
         if arrivals is not None:
             arrivals.before_group(0)
         self.num_forwards += 1
@@ -87,7 +90,10 @@ class HashRunner:
         self._write(batch, adapter_of_row)
         rows = [self._logits(batch, row, adapter_of_row[row]) for row in batch.sampled_rows.tolist()]
         logits = torch.from_numpy(np.array(rows, np.float32).reshape(num_sampled, LOGITS_SIZE))
-        return ModelOutput(logits, argmax_reference(logits, VOCAB_SIZE) if self.num_forwards % 2 else None)
+        if self.num_forwards % 2:
+            return ModelOutput(logits)
+        self.num_drawn_within += len(batch.draws)
+        return ModelOutput(logits, argmax_reference(logits, VOCAB_SIZE), draw_reference(logits, batch.draws))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
@@ -190,6 +196,23 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
         return super().build_ahead(scheduled, tokens, token_rows)
 
 
+def draw_reference(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """See `DrawsOnHost.draw`."""
+    if not draws:
+        return []
+    rows, *columns = map(list, zip(*draws, strict=True))
+    token_ids, are_finite = sample_reference(logits[rows], VOCAB_SIZE, pack_draws(*columns), None)
+    return torch.where(are_finite, token_ids, -1).tolist()
+
+
+class _DrawingBackend(ReferenceBackend):
+    """`DrawsOnHost`."""
+
+    def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
+        assert num_columns == VOCAB_SIZE
+        return draw_reference(logits, draws)
+
+
 class _SamplingBackend(ReferenceBackend):
     """`SamplesOnDevice`."""
 
@@ -222,7 +245,7 @@ def make_hash_engine(
     max_blocks = -(-max_model_len // block_size)
     sizes = (config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
     if accelerator is None:
-        backend, builder = ReferenceBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
+        backend, builder = _DrawingBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
     else:
         backend, builder = _SamplingBackend(), _RecordingGpuBuilder(runner, *sizes, accelerator)
     parts = SimpleNamespace(

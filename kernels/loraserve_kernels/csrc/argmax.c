@@ -23,7 +23,7 @@ INLINE struct peak find_peak(const void *x, int64_t start, int64_t end, const en
                 nans |= value != value;
                 largest[v] = vmax(value, largest[v]);
             }
-        const float of_chunk = largest_of(vmax(vmax(largest[0], largest[1]), vmax(largest[2], largest[3])));
+        const float of_chunk = horizontal_max(vmax(vmax(largest[0], largest[1]), vmax(largest[2], largest[3])));
         if (of_chunk > peak.value)
             peak = (struct peak){of_chunk, next};
     }
@@ -58,12 +58,18 @@ void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t 
     }
 }
 
-int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void *x, enum dtype dtype)
+struct peak largest_peak(const struct peak *peaks, int64_t num_peaks)
 {
     struct peak best = peaks[0];
     for (int64_t i = 1; i < num_peaks && !isnan(best.value); i++)
         if (isnan(peaks[i].value) || peaks[i].value > best.value)
             best = peaks[i];
+    return best;
+}
+
+int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void *x, enum dtype dtype)
+{
+    const struct peak best = largest_peak(peaks, num_peaks);
     int64_t i = best.start;
     while (isnan(best.value) ? !isnan(load_one(x, i, dtype)) : load_one(x, i, dtype) != best.value)
         i++;

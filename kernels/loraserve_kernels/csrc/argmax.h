@@ -21,5 +21,8 @@ int64_t num_peaks_of(int64_t size);
 void argmax_stage(struct team *team, struct peak *peaks, const void *x, int64_t stride, int64_t num_rows, int64_t size,
                   enum dtype dtype);
 
+/* Of a row: the first of the largest. */
+struct peak largest_peak(const struct peak *peaks, int64_t num_peaks);
+
 /* The first index of the row's largest element, or its complement when that is not finite. */
 int64_t index_of_largest(const struct peak *peaks, int64_t num_peaks, const void *x, enum dtype dtype);

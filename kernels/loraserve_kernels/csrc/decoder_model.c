@@ -1,10 +1,10 @@
-/* A whole model of decoder layers: embedding, layers and, of the sampled rows, norm, lm_head and argmax.
+/* A whole model of decoder layers: embedding, layers and, of the sampled rows, norm, lm_head, argmax and draws.
  *
  * The operations around the layers are small, but each one called from Python takes 50 to 120 us in a decode step, whose
  * weights have driven all code from the caches.
  */
-#include "argmax.h"
 #include "decoder_layer.h"
+#include "draw.h"
 #include "packed_linear.h"
 #include "row_ops.h"
 
@@ -48,7 +48,7 @@ static bool are_rows(const int64_t *values, int64_t count, int64_t num_rows)
     return are_below(values, count, num_rows);
 }
 
-#define MODEL_PIECES 7 /* of work around the layers */
+#define MODEL_PIECES 8 /* of work around the layers */
 
 /* What is to be done for one step. */
 struct model_call {
@@ -60,6 +60,7 @@ struct model_call {
     struct lora_size lora_size; /* of lm_head */
     struct lora_plan lora_plan;
     struct peak *peaks;
+    struct draw_plan drawing;
     size_t row_bytes, angle_bytes;
     enum dtype dtype;
 };
@@ -84,6 +85,9 @@ static size_t lay_out(struct model_call *call, char *memory, int num_threads)
     call->peaks = reserve(memory, &used, num_sampled * (size_t)num_peaks_of(model->vocab_size) * sizeof *call->peaks);
     call->linear_scratch = reserve(memory, &used,
                                    linear_scratch(&model->head, step->num_wanted, num_threads, call->dtype));
+    call->drawing.peaks = call->peaks;
+    call->drawing.scratch = reserve(memory, &used, call->drawing.num_draws > 0 ? (size_t)num_threads *
+                                                       draw_scratch(model->vocab_size) : 0);
     void *lora = reserve(memory, &used, lora_scratch(&call->lora_size));
     if (memory && call->lora_size.num_items > 0)
         call->lora_plan = lora_prepare(model->head_group, model->head_table, &step->wanted_segments, &call->lora_size,
@@ -121,12 +125,16 @@ static void model_region(struct team *team, void *argument)
     complete(team);
     argmax_stage(team, call->peaks, call->logits, model->head.num_outputs, num_sampled, model->vocab_size, call->dtype);
     complete(team);
+    if (call->drawing.num_draws > 0) {
+        draw_stage(team, &call->drawing);
+        complete(team);
+    }
 }
 
 /* logits: dense [num_sampled, num_outputs]. best: of each of these rows the first index of its largest logit, or its
- * complement when that is not finite. Nothing is changed when another status than OK is returned. */
+ * complement when that is not finite. drawn: see draw.h. Nothing is changed when another status than OK is returned. */
 EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
-                         int dtype, int num_threads)
+                         const struct draw *draws, int64_t num_draws, int64_t *drawn, int dtype, int num_threads)
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
@@ -139,6 +147,9 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
                               .row_bytes = (size_t)model->hidden_size * size_of((enum dtype)dtype),
                               .angle_bytes = (size_t)model->rotary_dim * size_of((enum dtype)dtype),
                               .dtype = (enum dtype)dtype};
+    call.drawing = (struct draw_plan){.draws = draws, .num_draws = num_draws, .x = logits,
+                                      .stride = model->head.num_outputs, .size = model->vocab_size, .chosen = drawn,
+                                      .dtype = (enum dtype)dtype};
     if (model->head_table && step->layers.wanted_segments.count > 0) {
         const enum status status = lora_measure(model->head_group, model->head_table, &step->layers.wanted_segments,
                                                 num_sampled, &call.lora_size);
@@ -171,9 +182,10 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
 #else
 
 EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
-                         int dtype, int num_threads)
+                         const struct draw *draws, int64_t num_draws, int64_t *drawn, int dtype, int num_threads)
 {
-    (void)model, (void)step, (void)logits, (void)best, (void)dtype, (void)num_threads;
+    (void)model, (void)step, (void)logits, (void)best, (void)draws, (void)num_draws, (void)drawn, (void)dtype;
+    (void)num_threads;
     return UNSUPPORTED;
 }
 

@@ -3,29 +3,24 @@
  * The most likely tokens first are needed only where something ends: at top_k, at top_p, and at the random number. So
  * tokens are dealt to bins by their distance from the largest logit, and only the bins where that is are sorted.
  */
+#include "draw.h"
+
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
-#include "argmax.h"
-
 #define LANE_LENGTH 64 /* tokens of a lane, as sampling.py's; not LANES */
 #define NUM_BINS 4096
-#define CHUNK (8 * LANES) /* tokens whose weights are added up in float32 */
-#define GROUP (4 * LANES)
+#define VECTORS 4 /* of tokens that are weighed together, see vexp_within */
+#define GROUP (VECTORS * LANES)
 /* Of the weight of the largest logit, what is lighter than exp(-FURTHEST) is less than a random number can tell. */
 #define FURTHEST 60.0
-
-/* How one row is drawn. */
-struct draw {
-    double temperature, top_p, log_min_p; /* 1: all; -INFINITY: no minimum */
-    uint64_t seed, position;
-    int64_t row, top_k; /* top_k: 0: all */
-};
+#define LIGHTEST 87.0f /* exp(-LIGHTEST) is close to the least normal number */
 
 /* What a token weighs: exp(-distance), with the largest logit at distance 0. */
 struct scale {
     float peak, inverse_temperature;
-    float floor;    /* what is below weighs nothing */
+    float floor;    /* what is below weighs nothing; not below what is LIGHTEST */
     float furthest; /* what is further goes to no bin */
     float bins_per_distance;
 };
@@ -69,9 +64,23 @@ static double target_of(double uniform, double mass) { return fmin(uniform * mas
 
 INLINE vf distance_of(vf x, const struct scale *scale) { return (scale->peak - x) * scale->inverse_temperature; }
 
+/* Of `count` vectors of logits at these distances. */
+INLINE void weigh(vf *weights, const vf *x, const vf *distances, const struct scale *scale, const int count)
+{
+#pragma GCC unroll 4
+    for (int v = 0; v < count; v++)
+        weights[v] = vmax(splat(-LIGHTEST), -distances[v]);
+    vexp_within(weights, count);
+#pragma GCC unroll 4
+    for (int v = 0; v < count; v++)
+        weights[v] = choose(x[v] >= scale->floor, weights[v], (vf){0});
+}
+
 INLINE vf weight_of(vf x, vf distance, const struct scale *scale)
 {
-    return choose(x >= scale->floor, vexp(-distance), (vf){0});
+    vf weight;
+    weigh(&weight, &x, &distance, scale, 1);
+    return weight;
 }
 
 /* Elements i to i + LANES; those from `end` on are -INFINITY. */
@@ -79,6 +88,8 @@ INLINE vf load_before(const void *x, int64_t i, int64_t end, const enum dtype dt
 {
     if (i + LANES <= end)
         return load(x, i, dtype);
+    if (i >= end)
+        return splat(-INFINITY);
     float values[LANES];
     const vf loaded = load_partial(x, i, end - i, dtype);
     memcpy(values, &loaded, sizeof values);
@@ -87,14 +98,11 @@ INLINE vf load_before(const void *x, int64_t i, int64_t end, const enum dtype dt
     return load(values, 0, FLOAT32);
 }
 
-INLINE double sum_of(vf values)
+INLINE void load_group(vf *values, const void *x, int64_t i, int64_t end, const enum dtype dtype)
 {
-    float lanes[LANES];
-    double sum = 0;
-    memcpy(lanes, &values, sizeof lanes);
-    for (int i = 0; i < LANES; i++)
-        sum += lanes[i];
-    return sum;
+#pragma GCC unroll 4
+    for (int v = 0; v < VECTORS; v++)
+        values[v] = load_before(x, i + v * LANES, end, dtype);
 }
 
 /* Of distances up to the furthest: descends as logits do. */
@@ -109,10 +117,10 @@ INLINE void bring_nearer(struct scale *scale, struct drawing *drawing, int64_t t
 {
     memset(drawing->count, 0, sizeof drawing->count);
     for (int64_t start = 0; start < size; start += GROUP) {
-        vf largest = load_before(x, start, size, dtype);
-        for (int64_t i = start + LANES; i < MIN(size, start + GROUP); i += LANES)
-            largest = vmax(largest, load_before(x, i, size, dtype));
-        const float distance = (scale->peak - largest_of(largest)) * scale->inverse_temperature;
+        vf values[VECTORS];
+        load_group(values, x, start, size, dtype);
+        const vf largest = vmax(vmax(values[0], values[1]), vmax(values[2], values[3]));
+        const float distance = (scale->peak - horizontal_max(largest)) * scale->inverse_temperature;
         if (distance <= scale->furthest)
             drawing->count[MIN((int64_t)(distance * scale->bins_per_distance), NUM_BINS - 1)]++;
     }
@@ -134,25 +142,28 @@ INLINE double fill_bins(struct drawing *drawing, const void *x, int64_t size, co
     double total = 0;
     memset(drawing->mass, 0, sizeof drawing->mass);
     memset(drawing->count, 0, sizeof drawing->count);
-    for (int64_t start = 0; start < size; start += CHUNK) {
-        vf sum = {0};
-        for (int64_t i = start; i < MIN(size, start + CHUNK); i += LANES) {
-            const vf value = load_before(x, i, size, dtype), distance = distance_of(value, scale);
-            unsigned lanes = lanes_of((distance <= scale->furthest) & (value >= scale->floor));
-            if (!lanes && !needs_total)
-                continue;
-            const vf weight = weight_of(value, distance, scale);
-            sum += weight;
-            if (!lanes)
-                continue;
-            const vi bins = bins_of(distance, scale);
-            for (; lanes; lanes &= lanes - 1) {
-                const int lane = __builtin_ctz(lanes);
-                drawing->mass[bins[lane]] += weight[lane];
+    for (int64_t start = 0; start < size; start += GROUP) {
+        vf values[VECTORS], distances[VECTORS], weights[VECTORS];
+        unsigned lanes[VECTORS], all_lanes = 0;
+        load_group(values, x, start, size, dtype);
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) {
+            distances[v] = distance_of(values[v], scale);
+            lanes[v] = lanes_of((distances[v] <= scale->furthest) & (values[v] >= scale->floor));
+            all_lanes |= lanes[v];
+        }
+        if (!all_lanes && !needs_total)
+            continue;
+        weigh(weights, values, distances, scale, VECTORS);
+        total += horizontal_sum((weights[0] + weights[1]) + (weights[2] + weights[3]));
+        for (int v = 0; all_lanes && v < VECTORS; v++) {
+            const vi bins = bins_of(distances[v], scale);
+            for (; lanes[v]; lanes[v] &= lanes[v] - 1) {
+                const int lane = __builtin_ctz(lanes[v]);
+                drawing->mass[bins[lane]] += weights[v][lane];
                 drawing->count[bins[lane]]++;
             }
         }
-        total += sum_of(sum);
     }
     return total;
 }
@@ -265,24 +276,45 @@ INLINE int64_t draw_of_likely(struct drawing *drawing, const struct draw *draw, 
     if (has_top_k)
         bring_nearer(&near, drawing, draw->top_k, x, size, dtype);
     const double total = fill_bins(drawing, x, size, &near, !has_top_k && draw->top_p < 1, dtype);
-    struct kept kept = keep_top_k(drawing, has_top_k ? draw->top_k : size, x, size, &near, dtype);
+    struct kept kept = {NUM_BINS, 0, total}; /* all */
+    if (has_top_k)
+        kept = keep_top_k(drawing, draw->top_k, x, size, &near, dtype);
     if (draw->top_p < 1)
-        kept = keep_mass(drawing, kept, draw->top_p * (has_top_k ? kept.mass : total), x, size, &near, dtype);
+        kept = keep_mass(drawing, kept, draw->top_p * kept.mass, x, size, &near, dtype);
     return find_token(drawing, kept, target_of(uniform_of(draw), kept.mass), x, size, &near, dtype);
+}
+
+static int64_t num_lanes_of(int64_t size) { return (size + LANE_LENGTH - 1) / LANE_LENGTH; }
+
+/* Tokens from i on to as many lanes; what lies behind the last lane is added to what nobody reads. */
+INLINE void add_to_lanes(float *lanes, const void *x, int64_t i, int64_t size, const struct scale *scale,
+                         const int count, const enum dtype dtype)
+{
+    vf values[VECTORS], distances[VECTORS], weights[VECTORS];
+#pragma GCC unroll 4
+    for (int v = 0; v < count; v++) {
+        values[v] = load_before(x, i + v * LANES, size, dtype);
+        distances[v] = distance_of(values[v], scale);
+    }
+    weigh(weights, values, distances, scale, count);
+#pragma GCC unroll 4
+    for (int v = 0; v < count; v++)
+        store(lanes, v * LANES, load(lanes, v * LANES, FLOAT32) + weights[v], FLOAT32);
 }
 
 /* Over all tokens, lane by lane: lane l holds tokens l, l + num_lanes, l + 2 num_lanes, ... */
 INLINE int64_t draw_of_all(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size,
                            const struct scale *scale, const enum dtype dtype)
 {
-    const int64_t num_lanes = (size + LANE_LENGTH - 1) / LANE_LENGTH;
+    const int64_t num_lanes = num_lanes_of(size);
     memset(drawing->lanes, 0, (size_t)(num_lanes + LANES) * sizeof *drawing->lanes);
-    for (int64_t start = 0; start < size; start += num_lanes)
-        for (int64_t lane = 0; lane < num_lanes; lane += LANES) {
-            const vf values = load_before(x, start + lane, MAX(start + lane, MIN(size, start + num_lanes)), dtype);
-            const vf weights = weight_of(values, distance_of(values, scale), scale);
-            store(drawing->lanes, lane, load(drawing->lanes, lane, FLOAT32) + weights, FLOAT32);
-        }
+    for (int64_t start = 0; start < size; start += num_lanes) {
+        int64_t lane = 0;
+        for (; lane + (VECTORS - 1) * LANES < num_lanes; lane += GROUP)
+            add_to_lanes(drawing->lanes + lane, x, start + lane, size, scale, VECTORS, dtype);
+        for (; lane < num_lanes; lane += LANES)
+            add_to_lanes(drawing->lanes + lane, x, start + lane, size, scale, 1, dtype);
+    }
     double total = 0, before = 0;
     for (int64_t lane = 0; lane < num_lanes; lane++)
         total += drawing->lanes[lane];
@@ -304,66 +336,78 @@ INLINE int64_t draw_of_all(struct drawing *drawing, const struct draw *draw, con
     return lane + place * num_lanes;
 }
 
+/* peaks: of the row; NULL: not known. */
 INLINE int64_t draw_row(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size,
-                        const enum dtype dtype)
+                        const struct peak *peaks, const enum dtype dtype)
 {
-    const float peak = peak_of(x, 0, size, dtype).value;
+    const float peak = peaks ? largest_peak(peaks, num_peaks_of(size)).value : peak_of(x, 0, size, dtype).value;
     if (!isfinite(peak))
         return -1;
     const bool has_top_k = draw->top_k > 0 && draw->top_k < size;
     /* Without top_k, what is lighter than that weighs less than half of what top_p leaves out. */
     const bool is_cut = !has_top_k && draw->top_p < 1;
     const double furthest = is_cut ? fmin(FURTHEST, log(2 * (double)size / (1 - draw->top_p))) : FURTHEST;
+    const double floor = (double)peak + draw->temperature * fmax(draw->log_min_p, -LIGHTEST);
     const struct scale scale = {.peak = peak, .inverse_temperature = (float)(1 / draw->temperature),
-                                .floor = (float)((double)peak + draw->temperature * draw->log_min_p),
+                                .floor = (float)fmax(floor, -FLT_MAX), /* which leaves out -INFINITY */
                                 .furthest = (float)furthest, .bins_per_distance = (float)(NUM_BINS / furthest)};
     if (has_top_k || draw->top_p < 1)
         return draw_of_likely(drawing, draw, x, size, &scale, dtype);
     return draw_of_all(drawing, draw, x, size, &scale, dtype);
 }
 
-struct draw_call {
-    const struct draw *draws;
-    int64_t num_draws;
-    const void *x;
-    int64_t stride, size, *chosen;
-    char *scratch;
-    size_t thread_bytes;
-    enum dtype dtype;
-};
-
-static void draw_region(struct team *team, void *argument)
+/* Scratch memory of one thread in `memory`, or only its size while that is NULL. */
+static struct drawing *lay_out(char *memory, int64_t size, size_t *used)
 {
-    const struct draw_call *call = argument;
-    char *memory = call->scratch + (size_t)team->thread * call->thread_bytes;
-    size_t used = 0;
-    struct drawing *drawing = reserve(memory, &used, sizeof *drawing);
-    drawing->lanes = reserve(memory, &used, (size_t)(call->size / LANE_LENGTH + 1 + LANES) * sizeof *drawing->lanes);
-    drawing->tokens = reserve(memory, &used, (size_t)call->size * sizeof *drawing->tokens);
-    struct work work = start_work(team, call->num_draws);
-    for (int64_t i; take(team, &work, &i);) {
-        const struct draw *draw = call->draws + i;
-        const void *x = at(call->x, draw->row * call->stride, call->dtype);
-        call->chosen[i] = call->dtype == BFLOAT16 ? draw_row(drawing, draw, x, call->size, BFLOAT16)
-                                                  : draw_row(drawing, draw, x, call->size, FLOAT32);
+    *used = 0;
+    struct drawing *drawing = reserve(memory, used, sizeof *drawing);
+    float *lanes = reserve(memory, used, (size_t)(num_lanes_of(size) + LANES) * sizeof *lanes);
+    struct token *tokens = reserve(memory, used, (size_t)size * sizeof *tokens);
+    if (memory) {
+        drawing->lanes = lanes;
+        drawing->tokens = tokens;
     }
+    return drawing;
+}
+
+size_t draw_scratch(int64_t size)
+{
+    size_t used;
+    lay_out(NULL, size, &used);
+    return used;
+}
+
+void draw_stage(struct team *team, const struct draw_plan *plan)
+{
+    const int64_t num_peaks = num_peaks_of(plan->size);
+    struct work work = start_work(team, plan->num_draws);
+    for (int64_t i; take(team, &work, &i);) {
+        const struct draw *draw = plan->draws + i;
+        const void *x = at(plan->x, draw->row * plan->stride, plan->dtype);
+        const struct peak *peaks = plan->peaks ? plan->peaks + draw->row * num_peaks : NULL;
+        size_t used;
+        char *scratch = plan->scratch + (size_t)team->thread * draw_scratch(plan->size);
+        struct drawing *drawing = lay_out(scratch, plan->size, &used); /* not before an item is taken: see team.h */
+        plan->chosen[i] = plan->dtype == BFLOAT16 ? draw_row(drawing, draw, x, plan->size, peaks, BFLOAT16)
+                                                  : draw_row(drawing, draw, x, plan->size, peaks, FLOAT32);
+    }
+}
+
+static void draw_region(struct team *team, void *plan)
+{
+    draw_stage(team, plan);
     complete(team);
 }
 
-/* chosen: a token id for each draw, -1 where the row's largest logit is not finite. size: logits of a row. Stride in
- * elements; the draws' rows must lie in x. */
+/* See `draw_plan`. */
 EXPORT int draw(int64_t *chosen, const struct draw *draws, int64_t num_draws, const void *x, int64_t stride,
                 int64_t size, int dtype, int num_threads)
 {
     static _Thread_local void *scratch;
     static _Thread_local size_t capacity;
-    size_t thread_bytes = 0;
-    reserve(NULL, &thread_bytes, sizeof(struct drawing));
-    reserve(NULL, &thread_bytes, (size_t)(size / LANE_LENGTH + 1 + LANES) * sizeof(float));
-    reserve(NULL, &thread_bytes, (size_t)size * sizeof(struct token));
-    char *memory = grow_scratch(&scratch, &capacity, (size_t)num_threads * thread_bytes);
+    char *memory = grow_scratch(&scratch, &capacity, (size_t)num_threads * draw_scratch(size));
     if (!memory)
         return OUT_OF_MEMORY;
-    struct draw_call call = {draws, num_draws, x, stride, size, chosen, memory, thread_bytes, (enum dtype)dtype};
-    return run_team(num_threads, 1, draw_region, &call) ? OK : OUT_OF_MEMORY;
+    struct draw_plan plan = {draws, num_draws, x, stride, size, NULL, chosen, memory, (enum dtype)dtype};
+    return run_team(num_threads, 1, draw_region, &plan) ? OK : OUT_OF_MEMORY;
 }

@@ -84,16 +84,6 @@ INLINE unsigned lanes_of(vi mask)
 
 INLINE vf choose(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 
-INLINE float largest_of(vf values)
-{
-    float lanes[LANES];
-    memcpy(lanes, &values, sizeof lanes);
-    float largest = lanes[0];
-    for (int i = 1; i < LANES; i++)
-        largest = MAX(largest, lanes[i]);
-    return largest;
-}
-
 /* b where one is a NaN. GCC 12 makes a comparison and three bitwise instructions of `choose`. */
 #if defined(__AVX512F__)
 INLINE vf vmax(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }

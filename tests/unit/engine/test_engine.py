@@ -139,6 +139,32 @@ def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> Non
     assert len({tuple(choice.token_ids) for choice in choices.values()}) == 3
 
 
+@pytest.mark.parametrize(
+    ("params", "num_drawn_within"),
+    [
+        ({}, 3),  # in every other of six forward passes
+        ({"n": 3}, 6),  # but in the first, whose one row is drawn from three times
+        ({"prompt_logprobs": 0}, 3),
+        ({"min_tokens": 4}, 1),
+        ({"logprobs": 0}, 0),
+        ({"presence_penalty": 0.5}, 0),
+    ],
+    ids=str,
+)
+def test_tokens_are_drawn_within_the_forward_pass_where_nothing_else_is_asked_for(
+    engine: Engine, runner: HashRunner, params: dict[str, float], num_drawn_within: int
+) -> None:
+    prompt = list(range(1, 13))  # more than one step computes: the first token is drawn in the second
+    drawn = ask("drawn", prompt, params=replace(GREEDY, max_tokens=6, temperature=1.0, top_k=5, seed=3, **params))
+    greedy = ask("greedy", params=replace(GREEDY, max_tokens=6))
+    engine.add_request(drawn)
+    engine.add_request(greedy)
+    choices = run_to_idle(engine)
+    assert choices.pop(("greedy", 0)) == answer(greedy)
+    assert choices == {("drawn", index): answer(drawn, index=index) for index in range(drawn.sampling.n)}
+    assert runner.num_drawn_within == num_drawn_within
+
+
 def test_prompt_logprobs_and_logprobs_survive_chunks_and_choices(engine: Engine) -> None:
     params = SamplingParams(max_tokens=3, n=2, logprobs=2, prompt_logprobs=1, ignore_eos=True)
     request = ask(prompt=list(range(1, 24)), params=params)

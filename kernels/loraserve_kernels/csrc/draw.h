@@ -1,0 +1,28 @@
+/* See draw.c. */
+#pragma once
+
+#include "argmax.h"
+
+/* How one row is drawn. */
+struct draw {
+    double temperature, top_p, log_min_p; /* 1: all; -INFINITY: no minimum */
+    uint64_t seed, position;
+    int64_t row, top_k; /* top_k: 0: all */
+};
+
+/* Tokens to be drawn from rows of `size` logits. Stride in elements; the draws' rows must lie in x. */
+struct draw_plan {
+    const struct draw *draws;
+    int64_t num_draws;
+    const void *x;
+    int64_t stride, size;
+    const struct peak *peaks; /* [rows of x, num_peaks_of(size)]; NULL: not known */
+    int64_t *chosen;          /* of each draw a token id, -1 where the row's largest logit is not finite */
+    char *scratch;            /* draw_scratch(size) bytes for each thread */
+    enum dtype dtype;
+};
+
+size_t draw_scratch(int64_t size);
+
+/* One piece of work. NOTE: x and peaks must be complete; what is chosen is to be completed. */
+void draw_stage(struct team *team, const struct draw_plan *plan);
