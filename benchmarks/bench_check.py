@@ -1,7 +1,7 @@
 """Flags ratios that fell since the committed result by more than the repeats spread. `make bench-check` runs it.
 
-Ratios of one run, never times: the machine may be another one. Measures what the committed result has gates for, as far
-as it is installed here. Exits with 1 if any ratio fell.
+Ratios of one run, never times: the machine may be another one, with a CPU of the same kind. Measures what the committed
+result has gates for, as far as it is installed here. Exits with 1 if any ratio fell.
 """
 
 import argparse
@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench_rivals import RESULT
 from goals import GATED, Change, changes, ratios
-from results_file import read_runs
+from machine import describe_machine
+from results_file import RESULTS, read_runs, result_path
 from work import OUT
 
 NEEDS = {"vllm-plain": "--vllm-plain-python", "vllm": "--vllm-python", "llama": "--llama-cpp"}
@@ -21,7 +21,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fresh", type=Path, help="A result measured before; else measured now, passing options on.")
     args, options = parser.parse_known_args()
-    committed = read_runs(RESULT)
+    path = result_path(describe_machine().capability)
+    committed = read_runs(path)
+    if not committed:
+        sys.exit(f"no result of this kind of CPU to compare with: {path.name} is not one of {_names(RESULTS)}")
     fresh = read_runs(args.fresh or _measured(options, [ratio.goal.key for ratio in ratios(committed)]))
     found = changes(committed, fresh)
     print(f"{'':62}{'committed':>10}{'now':>8}{'loss':>8}{'noise':>8}")
@@ -32,6 +35,10 @@ def main() -> None:
         if ratio.goal not in compared and ratio.goal in GATED:
             print(f"not measured: {ratio.goal.work} / {ratio.goal.against}")
     sys.exit(any(change.is_loss for change in found))
+
+
+def _names(folder: Path) -> str:
+    return ", ".join(sorted(path.name for path in folder.glob("cpu-*.json")))
 
 
 def _measured(options: list[str], committed: list[str]) -> Path:

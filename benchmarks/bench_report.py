@@ -1,4 +1,4 @@
-"""Writes the tables of `benchmarks/results/cpu.json` into the documents, between their markers, and the plots.
+"""Writes the tables of each kind of CPU's result into the documents, between their markers, and the plots.
 
 `make bench` runs it after measuring.
 """
@@ -6,10 +6,9 @@
 import statistics
 from pathlib import Path
 
-from bench_rivals import RESULT
 from goals import GATED, Ratio, ratios
 from report_plots import rivals_plot, throughput_plot
-from results_file import Figures, Run, newest, read_runs
+from results_file import RESULTS, Figures, Run, newest, read_runs
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs" / "performance.md"
@@ -18,17 +17,21 @@ IMAGES = ROOT / "docs" / "images"
 
 
 def main() -> None:
-    runs = read_runs(RESULT)
+    IMAGES.mkdir(exist_ok=True)
+    for path in sorted(RESULTS.glob("cpu-*.json")):
+        report(path.stem.removeprefix("cpu-"), read_runs(path))
+
+
+def report(kind: str, runs: list[Run]) -> None:
     found = ratios(runs)
     gated = [ratio for ratio in found if ratio.goal in GATED]
-    IMAGES.mkdir(exist_ok=True)
-    (IMAGES / "throughput.svg").write_text(throughput_plot(newest_figures(runs)))
-    (IMAGES / "rivals.svg").write_text(rivals_plot(found))
-    fill(DOCUMENT, "runs", runs_table(runs))
-    fill(DOCUMENT, "goals", goals_table(gated))
-    fill(DOCUMENT, "comparisons", comparisons_table([ratio for ratio in found if ratio not in gated]))
-    fill(DOCUMENT, "figures", figures_table(runs))
-    fill(README, "goals", goals_table(gated, names_run=False))
+    (IMAGES / f"throughput-{kind}.svg").write_text(throughput_plot(newest_figures(runs)))
+    (IMAGES / f"rivals-{kind}.svg").write_text(rivals_plot(found))
+    fill(DOCUMENT, f"runs-{kind}", runs_table(runs))
+    fill(DOCUMENT, f"goals-{kind}", goals_table(gated))
+    fill(DOCUMENT, f"comparisons-{kind}", comparisons_table([ratio for ratio in found if ratio not in gated]))
+    fill(DOCUMENT, f"figures-{kind}", figures_table(runs))
+    fill(README, f"goals-{kind}", goals_table(gated, names_run=False))
 
 
 def fill(path: Path, name: str, text: str) -> None:

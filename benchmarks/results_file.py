@@ -8,13 +8,14 @@ import msgspec
 Figures = dict[str, list[float]]
 """Figure → its value in every repeat."""
 Pair = tuple[str, str]
+RESULTS = Path(__file__).parent / "results"
 
 
 class Machine(msgspec.Struct, frozen=True):
     cpu: str
     cores: int
     capability: str
-    """The widest vector instructions that torch uses."""
+    """The widest instructions for vectors or matrices that it has."""
     python: str
     commit: str
     """With + if files had changed since."""
@@ -31,6 +32,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     machine: Machine
     versions: dict[str, str]
     figures: Figures
+
+
+def result_path(capability: str) -> Path:
+    """Of machines of that capability: what CPUs of another kind reach is another result."""
+    return RESULTS / f"cpu-{capability.lower()}.json"
 
 
 def read_runs(path: Path) -> list[Run]:

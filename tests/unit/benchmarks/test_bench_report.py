@@ -1,10 +1,13 @@
 from pathlib import Path
+from shutil import copytree
 from xml.etree import ElementTree
 
+import bench_report
+import pytest
 from bench_report import comparisons_table, figures_table, fill, goals_table, newest_figures, runs_table
 from goals import GATED, ratios
 from report_plots import rivals_plot, throughput_plot
-from results_file import Machine, Run
+from results_file import RESULTS, Machine, Run
 
 
 def run(run_id: str, **figures: list[float]) -> Run:
@@ -42,6 +45,24 @@ def test_only_what_stands_between_the_markers_is_replaced(tmp_path: Path) -> Non
     fill(page, "goals", "new")
     fill(page, "figures", "nowhere")
     assert page.read_text() == "a\n<!-- goals:start -->\nnew\n<!-- goals:end -->\nb\n"
+
+
+def test_documents_and_plots_are_those_of_the_committed_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = bench_report.ROOT
+    copytree(root / "docs", tmp_path / "docs")
+    (tmp_path / "README.md").write_bytes((root / "README.md").read_bytes())
+    for name in ("DOCUMENT", "README", "IMAGES"):
+        monkeypatch.setattr(bench_report, name, tmp_path / getattr(bench_report, name).relative_to(root))
+    bench_report.main()
+    kinds = [path.stem.removeprefix("cpu-") for path in RESULTS.glob("cpu-*.json")]
+    plots = [f"docs/images/{plot}-{kind}.svg" for kind in kinds for plot in ("rivals", "throughput")]
+    for path in ("README.md", "docs/performance.md", *plots):
+        assert (tmp_path / path).read_bytes() == (root / path).read_bytes(), "`make bench` writes it"
+    for name in ("goals", "comparisons", "figures", "runs"):
+        page = (root / "docs" / "performance.md").read_text()
+        assert all(f"<!-- {name}-{kind}:start -->" in page for kind in kinds), name
 
 
 def test_plots_show_every_throughput_and_every_rival() -> None:
