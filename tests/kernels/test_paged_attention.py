@@ -142,6 +142,25 @@ def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype
         torch.set_num_threads(threads)
 
 
+@pytest.mark.usefixtures("amx")
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 21}, {"softcap": 3.0}])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(2, 2, 64, 16), (4, 2, 32, 48), (6, 2, 96, 16), (4, 1, 128, 32)]
+)
+def test_a_row_of_a_prompt_has_the_bits_of_a_decode_row(cpu_library, heads, kv_heads, head_dim, block_size, options):
+    backend, context = CpuBackend(cpu_library), 150
+    inputs = make_attention_inputs([context], [context], heads, kv_heads, head_dim, block_size, torch.bfloat16)
+    decode = dataclasses.replace(
+        inputs.batch,
+        block_table=inputs.batch.block_table.repeat(context, 1),
+        context_lens=torch.arange(1, context + 1, dtype=torch.int32),
+        row_start=torch.arange(context, dtype=torch.int32),
+        num_rows=torch.ones(context, dtype=torch.int32),
+    )
+    prompt = run(backend, inputs, scaling=0.2, **options)
+    assert torch.equal(run(backend, dataclasses.replace(inputs, batch=decode), scaling=0.2, **options), prompt)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_the_tolerance_catches_an_off_by_one_window(backend, device, dtype, assert_close):
     inputs = make_attention_inputs([40], [4], 2, 1, 16, dtype=dtype, device=device)

@@ -4,7 +4,8 @@
  * up to TILE_QUERIES query vectors, so K and V are read and widened once for all of them. Keys are taken KEYS at a time,
  * aligned to absolute positions: transpose K, S = Q Kᵀ, online softmax in float32, O += P V. Scores and
  * values of keys no row of the tile may see are never used, so whatever lies in unused cache slots cannot leak. Where
- * the CPU has AMX, tiles of few query vectors are attended to by decode_attention.c, of many by prompt_attention.c.
+ * the CPU multiplies bfloat16, tiles of few query vectors are attended to by decode_attention.c; where it has AMX, tiles
+ * of many by prompt_attention.c.
  *
  * The context is cut into spans of SPAN keys whose partial results are merged in order. When there are few items
  * and long contexts the spans of decode tiles run in parallel, else one after the other: the same
