@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loraserve.engine.logit_rows import Floats, Ints, LogitRows
-from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
 
 
@@ -33,24 +32,32 @@ def ids_in_vocab(token_ids: Sequence[int], vocab_size: int) -> Ints:
 
 @dataclass(slots=True)
 class _Edits:
-    """Token ids of several rows, laid end to end, with columns of numbers aligned with them."""
+    """Token ids of several rows, laid end to end, maybe with a column of numbers aligned with them."""
 
     vocab_size: int
-    row_ids: list[Ints] = field(default_factory=list)
+    row_ids: list[int] = field(default_factory=list)
     token_ids: list[Ints] = field(default_factory=list)
-    columns: list[tuple[Floats, ...]] = field(default_factory=list)
+    columns: list[Floats] = field(default_factory=list)
 
-    def add(self, row_id: int, token_ids: Ints, *columns: Floats) -> None:
+    def add(self, row_id: int, token_ids: Ints, column: Floats | None = None) -> None:
         """`token_ids` without repetition; a column has one number per token."""
-        keep = (token_ids >= 0) & (token_ids < self.vocab_size)
-        token_ids = token_ids[keep]
-        self.row_ids.append(np.full(len(token_ids), row_id))
+        self.row_ids.append(row_id)
         self.token_ids.append(token_ids)
-        self.columns.append(tuple(column[keep] for column in columns))
+        if column is not None:
+            self.columns.append(column)
 
-    def join(self) -> tuple[Ints, Ints, list[Floats]]:
-        columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
-        return np.concatenate(self.row_ids), np.concatenate(self.token_ids), columns
+    def join(self) -> tuple[Ints, Ints, Floats]:
+        """Those in the vocabulary; the column is empty where none was given."""
+        # Over all rows at once: an operation of numpy takes 5 us in a step.
+        token_ids = np.concatenate(self.token_ids)
+        row_ids = np.repeat(self.row_ids, [len(ids) for ids in self.token_ids])
+        column = np.concatenate(self.columns) if self.columns else np.empty(0, dtype=np.float32)
+        keep = (token_ids >= 0) & (token_ids < self.vocab_size)
+        if not keep.all():
+            row_ids, token_ids = row_ids[keep], token_ids[keep]
+            if self.columns:
+                column = column[keep]
+        return row_ids, token_ids, column
 
 
 def _restore_allowed(logits: LogitRows, row_ids: Ints, edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
@@ -69,7 +76,7 @@ def _add_bias(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
         if bias := row.params.logit_bias:
             edits.add(index, np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32))
     if edits.row_ids:
-        indices, token_ids, (biases,) = edits.join()
+        indices, token_ids, biases = edits.join()
         edited.put(indices, token_ids, edited.gather(indices, token_ids) + biases)
 
 
@@ -88,13 +95,20 @@ def _apply_penalties(edited: LogitRows, rows: Sequence[SamplingRow]) -> None:
     for index, row in enumerate(rows):
         if row.has_penalties:
             state = _penalty_state(row)
-            repetition = np.full(len(state.token_ids), row.params.repetition_penalty, dtype=np.float32)
-            edits.add(index, state.token_ids, repetition, _subtrahends(row.params, state))
+            edits.add(index, state.token_ids, state.output_counts)
     if edits.row_ids:
-        indices, token_ids, (repetitions, subtrahends) = edits.join()
+        indices, token_ids, counts = edits.join()
+        repetitions, frequencies, presences = _penalties(rows)[:, indices]
         values = edited.gather(indices, token_ids)
         values = np.where(values > 0, values / repetitions, values * repetitions)
-        edited.put(indices, token_ids, values - subtrahends)
+        edited.put(indices, token_ids, values - (frequencies * counts + presences * (counts > 0)))
+
+
+def _penalties(rows: Sequence[SamplingRow]) -> Floats:
+    """[3, R]: of repetition, frequency and presence."""
+    each = [row.params for row in rows]
+    penalties = [(params.repetition_penalty, params.frequency_penalty, params.presence_penalty) for params in each]
+    return np.array(penalties, dtype=np.float32).T
 
 
 def _penalty_state(row: SamplingRow) -> PenaltyState:
@@ -103,8 +117,3 @@ def _penalty_state(row: SamplingRow) -> PenaltyState:
         state = row.penalty_state = PenaltyState(row.prompt_token_ids if row.params.repetition_penalty != 1 else ())
     state.catch_up(row.output_token_ids)
     return state
-
-
-def _subtrahends(params: SamplingParams, state: PenaltyState) -> Floats:
-    counts = state.output_counts
-    return (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).astype(np.float32)
