@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.draw import DrawsOnHost
+from loraserve_kernels.score import ScoresOnHost
 
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
+from loraserve.engine.token_scores import score_tokens
 
 GREEDY = SamplingParams(max_tokens=256, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=256, temperature=0.8)
@@ -68,7 +70,8 @@ def main() -> None:
         num_rows, vocab_size = map(int, shape.split("x"))
         logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype)).to(args.device)
         draw = backend.draw if isinstance(backend, DrawsOnHost) else None
-        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw)
+        score = backend.score if isinstance(backend, ScoresOnHost) else score_tokens
+        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw, score)
         print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.device}, {torch.get_num_threads()} threads")
         for name, params in CASES.items():
             rows = make_rows(params, num_rows, vocab_size, args.num_prompt)

@@ -1,7 +1,7 @@
 """The ops in C on CPU: float32 and bfloat16; the reference backend serves other dtypes (float16, float8 caches)."""
 
 from collections.abc import Sequence
-from ctypes import addressof, c_int64
+from ctypes import addressof, c_double, c_int64
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
+from loraserve_kernels.score import Ask, Score, check_asks, pack_asks, read_scores
 from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 
@@ -315,3 +316,26 @@ class CpuBackend:
         )
         raise_for(status)
         return list(chosen)
+
+    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+        """See `ScoresOnHost.score`."""
+        check_argmax(logits, num_columns)
+        check_asks(asks, logits.shape[0], num_columns)
+        require_cpu("logits", logits)
+        if logits.dtype not in DTYPE_CODES:
+            logits = logits.float()
+        packed, starts = pack_asks(asks, num_columns)
+        numbers, logprobs = (c_int64 * starts[-1])(), (c_double * starts[-1])()
+        status = self._c.score(
+            addressof(numbers),
+            addressof(logprobs),
+            packed,
+            len(asks),
+            logits.data_ptr(),
+            logits.stride(0),
+            num_columns,
+            DTYPE_CODES[logits.dtype],
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return read_scores(starts, list(numbers), list(logprobs))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from loraserve_kernels.draw import DrawsOnHost
 from loraserve_kernels.sampling import SamplesOnDevice
+from loraserve_kernels.score import ScoresOnHost
 
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
@@ -32,6 +33,7 @@ from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, ModelDescription, start
 from loraserve.engine.step_in_flight import StepInFlight
 from loraserve.engine.step_queue import StepQueue
+from loraserve.engine.token_scores import score_tokens
 
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
 
@@ -331,4 +333,5 @@ def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
     if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
         device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)
     draw = parts.backend.draw if isinstance(parts.backend, DrawsOnHost) else None
-    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, device)
+    score = parts.backend.score if isinstance(parts.backend, ScoresOnHost) else score_tokens
+    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, score, device)

@@ -1,28 +1,28 @@
 """One engine step's logits to one token per row."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.score import Ask, Score
 from torch import Tensor
 
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
-from loraserve.engine.logit_rows import Floats, HostRows, Ints, LogitRows, open_rows
+from loraserve.engine.logit_rows import HostRows, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
-from loraserve.engine.token_choice import choose_tokens, most_narrow, top_candidates
+from loraserve.engine.token_choice import choose_tokens
+from loraserve.engine.token_scores import score_tokens
 
 Argmax = Callable[[Tensor, int], BestTokens]
 """`Backend.argmax`."""
 DrawTokens = Callable[[Tensor, int, Sequence[Draw]], list[int]]
 """`DrawsOnHost.draw`."""
-
-_PROMPT_CHUNK = 256
-"""Prompt rows at a time: bounds what a GPU pass copies, 156 MB at 151936 tokens."""
+ScoreTokens = Callable[[Tensor, int, Sequence[Ask]], list[Score]]
+"""`ScoresOnHost.score`."""
 
 
 @dataclass(slots=True)
@@ -60,23 +60,25 @@ class Sampler:
         logits_size: int,
         argmax: Argmax = argmax_reference,
         draw: DrawTokens | None = None,
+        score: ScoreTokens = score_tokens,
         device: DeviceSampler | None = None,
     ) -> None:
         """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
 
-        argmax, draw: the backend's, for logits on the host. device: where logits are on a GPU that can sample.
+        argmax, draw, score: the backend's, for logits on the host. device: where logits are on a GPU that can sample.
         """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
         self.logits_size = logits_size
         self._argmax = argmax
         self._draw = draw
+        self._score = score
         self._device = device
 
     def draws_of(self, rows: Sequence[tuple[int, SamplingRow]]) -> list[Draw]:
         """What `sample` will draw, for a model that can do so with its forward pass; rows with their row of its logits.
 
-        None where `sample` does more than to draw, or tokens are not drawn by the backend.
+        None where it draws from edited logits, or tokens are not drawn by the backend.
         """
         if self._draw is None or self._device is not None:
             return []
@@ -105,12 +107,12 @@ class Sampler:
             return Sampled([], [], [])
         if self._device is not None:
             return Sampled.collect(self._device.queue(logits, rows))
-        draws = self._draw is not None
-        if all(row.takes_argmax or (draws and row.draws_freely) for row in rows):
-            best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
-            if not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True)):
-                return Sampled(self._draw_beside(best_ids, logits, rows, drawn), [None] * len(rows), are_finite)
-        return self._sample_in_passes(logits, rows)
+        best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
+        if self._are_unedited(rows, best_ids):
+            token_ids = self._draw_beside(best_ids, logits, rows, drawn)
+        else:
+            token_ids, are_finite = self._sample_in_passes(logits, rows, best_ids, are_finite)
+        return Sampled(token_ids, self._logprobs(logits, token_ids, are_finite, rows), are_finite)
 
     def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:
         """`sample` without waiting for it; None where tokens are not chosen on a device."""
@@ -118,6 +120,13 @@ class Sampler:
             return None
         self._check(logits, len(rows))
         return self._device.queue(logits, rows)
+
+    def _are_unedited(self, rows: Sequence[SamplingRow], best_ids: list[int]) -> bool:
+        """Whether each row takes its largest logit or is drawn by the backend, from logits as they are."""
+        draws = self._draw is not None
+        if not all(row.takes_argmax or (draws and row.draws_freely) for row in rows):
+            return False
+        return not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True))
 
     def _draw_beside(
         self, best_ids: list[int], logits: Tensor, rows: Sequence[SamplingRow], drawn: list[int] | None
@@ -135,31 +144,33 @@ class Sampler:
         return token_ids
 
     def _choose_tokens(
-        self, logits: LogitRows, row_ids: Ints, peaks: Floats, rows: Sequence[SamplingRow]
+        self, logits: LogitRows, row_ids: Ints, best_ids: Ints, rows: Sequence[SamplingRow]
     ) -> Ints | list[int]:
-        """See `choose_tokens`."""
+        """See `choose_tokens`; `best_ids` are aligned with `row_ids`."""
         if self._draw is None or not isinstance(logits, HostRows):
-            return choose_tokens(logits, row_ids, peaks, rows)
+            return choose_tokens(logits, row_ids, logits.gather(row_ids, best_ids), rows)
         draws = [row.draw_from(row_id) for row_id, row in zip(row_ids.tolist(), rows, strict=True)]
         return self._draw(logits.tensor(), self.vocab_size, draws)
 
-    def _sample_in_passes(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+    def _sample_in_passes(
+        self, logits: Tensor, rows: Sequence[SamplingRow], best_ids: list[int], are_finite: list[bool]
+    ) -> tuple[list[int], list[bool]]:
+        """The tokens, and whether they are defined."""
         raw = open_rows(logits, self.vocab_size)
-        token_ids, peaks = raw.argmax()
-        is_finite = np.isfinite(peaks)
-        edited = [index for index, row in enumerate(rows) if is_finite[index] and row.has_edits]
+        token_ids, is_finite = np.array(best_ids), np.array(are_finite)
+        edited = [index for index, row in enumerate(rows) if are_finite[index] and row.has_edits]
         drawn = [
-            index for index, row in enumerate(rows) if is_finite[index] and not row.is_greedy and not row.has_edits
+            index for index, row in enumerate(rows) if are_finite[index] and not row.is_greedy and not row.has_edits
         ]
         if drawn:
             row_ids = np.array(drawn)
-            token_ids[row_ids] = self._choose_tokens(raw, row_ids, peaks[row_ids], [rows[index] for index in drawn])
+            token_ids[row_ids] = self._choose_tokens(raw, row_ids, token_ids[row_ids], [rows[index] for index in drawn])
         if edited:
             row_ids = np.array(edited)
             token_ids[row_ids], is_finite[row_ids] = self._sample_edited(
                 raw, row_ids, token_ids[row_ids], [rows[index] for index in edited]
             )
-        return Sampled(token_ids.tolist(), self._logprobs(raw, peaks, token_ids, is_finite, rows), is_finite.tolist())
+        return token_ids.tolist(), is_finite.tolist()
 
     def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Each row's raw logprob of its target and its `num_top` most likely tokens; NaN and none for a row not finite.
@@ -169,18 +180,9 @@ class Sampler:
         self._check(logits, len(target_token_ids))
         if not target_token_ids:
             return []
-        raw = open_rows(logits, self.vocab_size)
-        targets = np.array(target_token_ids, dtype=np.int64)
-        _, peaks = raw.argmax()
-        outcomes = [TokenLogprob(token_id, math.nan, 1, []) for token_id in target_token_ids]
-        finite = np.flatnonzero(np.isfinite(peaks))
-        for start in range(0, len(finite), _PROMPT_CHUNK):
-            chunk = finite[start : start + _PROMPT_CHUNK]
-            num_tops = np.full(len(chunk), num_top)
-            found = _score(raw, chunk, peaks[chunk], targets[chunk], num_tops)
-            for row_id, logprob in zip(chunk, found, strict=True):
-                outcomes[row_id] = logprob
-        return outcomes
+        asks = [Ask(index, token_id, num_top) for index, token_id in enumerate(target_token_ids)]
+        scores = self._score(logits, self.vocab_size, asks)
+        return [TokenLogprob(ask.token_id, *score) for ask, score in zip(asks, scores, strict=True)]
 
     def _check(self, logits: Tensor, num_rows: int) -> None:
         expected = (num_rows, self.logits_size)
@@ -201,7 +203,7 @@ class Sampler:
             [i for i, row in enumerate(rows) if np.isfinite(peaks[i]) and not row.is_greedy], dtype=np.int64
         )
         if len(drawn):
-            token_ids[drawn] = self._choose_tokens(edited, drawn, peaks[drawn], [rows[i] for i in drawn])
+            token_ids[drawn] = self._choose_tokens(edited, drawn, token_ids[drawn], [rows[i] for i in drawn])
         return token_ids, is_finite
 
     def _best_allowed(self, raw: LogitRows, row_id: np.int64, raw_best: np.int64, row: SamplingRow) -> np.int64 | None:
@@ -213,48 +215,15 @@ class Sampler:
         return allowed[raw.gather(np.full(len(allowed), row_id), allowed).argmax()]
 
     def _logprobs(
-        self, raw: LogitRows, peaks: Floats, token_ids: Ints, is_finite: np.ndarray, rows: Sequence[SamplingRow]
+        self, logits: Tensor, token_ids: list[int], is_finite: list[bool], rows: Sequence[SamplingRow]
     ) -> list[TokenLogprob | None]:
         outcomes: list[TokenLogprob | None] = [None] * len(rows)
-        asked = [(index, row.params.logprobs) for index, row in enumerate(rows) if is_finite[index]]
-        asked = [(index, num_top) for index, num_top in asked if num_top is not None]
-        if asked:
-            row_ids, num_tops = np.array(asked).T
-            found = _score(raw, row_ids, peaks[row_ids], token_ids[row_ids], num_tops)
-            for row_id, logprob in zip(row_ids, found, strict=True):
-                outcomes[row_id] = logprob
+        asks = [
+            Ask(index, token_ids[index], row.params.logprobs)
+            for index, row in enumerate(rows)
+            if row.params.logprobs is not None and is_finite[index]
+        ]
+        if asks:
+            for ask, score in zip(asks, self._score(logits, self.vocab_size, asks), strict=True):
+                outcomes[ask.row] = TokenLogprob(ask.token_id, *score)
         return outcomes
-
-
-def _score(raw: LogitRows, row_ids: Ints, peaks: Floats, token_ids: Ints, num_tops: Ints) -> list[TokenLogprob]:
-    """Aligned with `row_ids`, rows with finite peaks; each has one token and how many of the most likely to list."""
-    ones = np.ones(len(row_ids), dtype=np.float32)
-    masses = raw.lane_mass(row_ids, peaks, ones, np.full(len(row_ids), -np.inf, dtype=np.float32))
-    log_totals = [
-        float(peak) + math.log(mass) for peak, mass in zip(peaks, masses.sum(1, dtype=np.float64), strict=True)
-    ]
-    values = raw.gather(row_ids, token_ids)
-    ranks = 1 + raw.count_above(row_ids, values)
-    tops = _top(raw, row_ids, np.minimum(num_tops, raw.vocab_size))
-    return [
-        TokenLogprob(
-            token_id=int(token_ids[i]),
-            logprob=float(values[i]) - log_total,
-            rank=int(ranks[i]),
-            top=[(token_id, value - log_total) for token_id, value in tops[i]],
-        )
-        for i, log_total in enumerate(log_totals)
-    ]
-
-
-def _top(raw: LogitRows, row_ids: Ints, num_tops: Ints) -> list[list[tuple[int, float]]]:
-    """Per row its most likely tokens with their logits."""
-    tops: list[list[tuple[int, float]]] = [[] for _ in row_ids]
-    narrow = np.flatnonzero((num_tops > 0) & (num_tops <= most_narrow(raw)))
-    wide = np.flatnonzero(num_tops > most_narrow(raw))
-    for places in (narrow, *wide[:, None]):  # a wide row is sorted whole: one at a time
-        if len(places):
-            found = top_candidates(raw, row_ids[places], num_tops[places])
-            for index, ids, values in zip(places, found.token_ids.tolist(), found.values.tolist(), strict=True):
-                tops[index] = list(zip(ids, values, strict=True))[: num_tops[index]]
-    return tops

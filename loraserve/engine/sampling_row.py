@@ -101,7 +101,7 @@ class SamplingRow:
     needs_outputs: bool = field(init=False)
     """Else `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
-    """Whatever the outputs are, the token is its largest logit, unless that is banned, and no more is asked for."""
+    """Whatever the outputs are, the token is its largest logit, unless that is banned."""
     draws_freely: bool = field(init=False)
     """As well, but that the token is drawn from the logits as they are, unless some are banned."""
     all_stop_token_ids: frozenset[int] = field(init=False)
@@ -114,9 +114,8 @@ class SamplingRow:
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
         self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
         has_edits = params.has_penalties or bool(params.allowed_token_ids or params.logit_bias)
-        asks_for_more = has_edits or params.logprobs is not None
-        self.takes_argmax = self.is_greedy and not asks_for_more
-        self.draws_freely = not self.is_greedy and not asks_for_more
+        self.takes_argmax = self.is_greedy and not has_edits
+        self.draws_freely = not self.is_greedy and not has_edits
 
     @property
     def num_output_tokens(self) -> int:

@@ -20,6 +20,7 @@ from loraserve_kernels.draw import Draw
 from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.sampling import DrawParams, pack_draws, sample_reference
+from loraserve_kernels.score import Ask, Score, score_reference
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -206,11 +207,15 @@ def draw_reference(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
 
 
 class _DrawingBackend(ReferenceBackend):
-    """`DrawsOnHost`."""
+    """`DrawsOnHost` and `ScoresOnHost`."""
 
     def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
         assert num_columns == VOCAB_SIZE
         return draw_reference(logits, draws)
+
+    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
+        assert num_columns == VOCAB_SIZE
+        return score_reference(logits, num_columns, asks)
 
 
 class _SamplingBackend(ReferenceBackend):
@@ -293,7 +298,7 @@ class Choice:
 
 
 def approximately(logprob: TokenLogprob) -> TokenLogprob:
-    """Equal to one of the same token and rank whose numbers are rounded otherwise, as a device does."""
+    """Equal to one of the same token and rank whose numbers are rounded otherwise, as a backend does."""
 
     def about(value: float) -> Any:
         return pytest.approx(value, abs=1e-6)
@@ -311,7 +316,8 @@ def expected_choice(request: EngineRequest, index: int, adapter_value: float, ma
     if params.prompt_logprobs is not None and index == 0:
         rows = np.array([logits_after(adapter_value, prompt[:end]) for end in range(1, len(prompt))], np.float32)
         logits = torch.from_numpy(rows.reshape(-1, LOGITS_SIZE))
-        choice.prompt_logprobs = [None, *sampler.prompt_logprobs(logits, prompt[1:], params.prompt_logprobs)]
+        found = sampler.prompt_logprobs(logits, prompt[1:], params.prompt_logprobs)
+        choice.prompt_logprobs = [None, *map(approximately, found)]
     while choice.finish_reason is None:
         tokens = prompt + choice.token_ids
         row = SamplingRow(params, params.seed + index, len(tokens), prompt, choice.token_ids, (EOS,))

@@ -1,8 +1,6 @@
 /* The first index of each row's largest element. */
 #include "argmax.h"
 
-#include <math.h>
-
 #define PARALLEL_ELEMENTS (512 << 10)
 #define CHUNK (32 * LANES) /* elements between two looks at the largest so far */
 #define PART (4 * CHUNK)   /* elements of a row in one item of work */

@@ -4,6 +4,34 @@
 #include "team.h"
 #include "vector.h"
 
+#include <math.h>
+
+/* Elements i to i + LANES; those from `end` on are -INFINITY. */
+INLINE vf load_before(const void *x, int64_t i, int64_t end, const enum dtype dtype)
+{
+    if (i + LANES <= end)
+        return load(x, i, dtype);
+    if (i >= end)
+        return splat(-INFINITY);
+    float values[LANES];
+    const vf loaded = load_partial(x, i, end - i, dtype);
+    memcpy(values, &loaded, sizeof values);
+    for (int64_t lane = end - i; lane < LANES; lane++)
+        values[lane] = -INFINITY;
+    return load(values, 0, FLOAT32);
+}
+
+/* Ascends from the largest element, equal ones by index. No element is a NaN. */
+INLINE uint64_t key_of(float value, int64_t index)
+{
+    const float positive_zero = value + 0.0f; /* -0 is 0 */
+    uint32_t bits;
+    memcpy(&bits, &positive_zero, sizeof bits);
+    return (uint64_t)(bits >> 31 ? bits : ~bits & INT32_MAX) << 32 | (uint64_t)index;
+}
+
+INLINE int64_t index_of_key(uint64_t key) { return (int64_t)(key & UINT32_MAX); }
+
 /* What is known of the largest element of some of a row. */
 struct peak {
     float value;   /* NaN where there is one: it counts as the largest */

@@ -26,7 +26,7 @@ struct scale {
 };
 
 struct token {
-    uint64_t key; /* ascends from the largest logit, equal ones by id */
+    uint64_t key; /* see key_of */
     float weight;
 };
 
@@ -81,21 +81,6 @@ INLINE vf weight_of(vf x, vf distance, const struct scale *scale)
     vf weight;
     weigh(&weight, &x, &distance, scale, 1);
     return weight;
-}
-
-/* Elements i to i + LANES; those from `end` on are -INFINITY. */
-INLINE vf load_before(const void *x, int64_t i, int64_t end, const enum dtype dtype)
-{
-    if (i + LANES <= end)
-        return load(x, i, dtype);
-    if (i >= end)
-        return splat(-INFINITY);
-    float values[LANES];
-    const vf loaded = load_partial(x, i, end - i, dtype);
-    memcpy(values, &loaded, sizeof values);
-    for (int64_t lane = end - i; lane < LANES; lane++)
-        values[lane] = -INFINITY;
-    return load(values, 0, FLOAT32);
 }
 
 INLINE void load_group(vf *values, const void *x, int64_t i, int64_t end, const enum dtype dtype)
@@ -172,14 +157,6 @@ static int compare(const void *a, const void *b)
 {
     const uint64_t first = ((const struct token *)a)->key, second = ((const struct token *)b)->key;
     return first < second ? -1 : first > second;
-}
-
-static uint64_t key_of(float value, int64_t id)
-{
-    const float positive_zero = value + 0.0f; /* -0 is 0 */
-    uint32_t bits;
-    memcpy(&bits, &positive_zero, sizeof bits);
-    return (uint64_t)(bits >> 31 ? bits : ~bits & INT32_MAX) << 32 | (uint64_t)id;
 }
 
 /* The tokens of a bin, sorted. */
@@ -264,7 +241,7 @@ INLINE int64_t find_token(struct drawing *drawing, struct kept kept, double targ
         if (before > target)
             break;
     }
-    return (int64_t)(drawing->tokens[i].key & UINT32_MAX);
+    return index_of_key(drawing->tokens[i].key);
 }
 
 INLINE int64_t draw_of_likely(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size,

@@ -145,13 +145,13 @@ def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> Non
         ({}, 3),  # in every other of six forward passes
         ({"n": 3}, 6),  # but in the first, whose one row is drawn from three times
         ({"prompt_logprobs": 0}, 3),
+        ({"logprobs": 0}, 3),
         ({"min_tokens": 4}, 1),
-        ({"logprobs": 0}, 0),
         ({"presence_penalty": 0.5}, 0),
     ],
     ids=str,
 )
-def test_tokens_are_drawn_within_the_forward_pass_where_nothing_else_is_asked_for(
+def test_tokens_are_drawn_within_the_forward_pass_unless_their_logits_are_edited(
     engine: Engine, runner: HashRunner, params: dict[str, float], num_drawn_within: int
 ) -> None:
     prompt = list(range(1, 13))  # more than one step computes: the first token is drawn in the second

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.draw import DrawsOnHost
+from loraserve_kernels.score import ScoresOnHost
 
 import loraserve.engine.sampler as sampler_module
+import loraserve.engine.token_scores as scores_module
 from loraserve.engine.logit_rows import DeviceRows
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
@@ -32,21 +34,24 @@ def make_logits(num_rows, vocab_size, seed=0, scale=2.0):
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def sample(logits, rows, vocab_size=None, draw=None):
-    sampler = Sampler(vocab_size or logits.shape[1], logits.shape[1], draw=draw or backend_draw())
-    return sampler.sample(logits, rows)
+def make_sampler(vocab_size, logits_size, ops=None):
+    return Sampler(vocab_size, logits_size, **(ops or backend_ops()))
 
 
-def backend_draw():
+def sample(logits, rows, vocab_size=None, ops=None):
+    return make_sampler(vocab_size or logits.shape[1], logits.shape[1], ops).sample(logits, rows)
+
+
+def backend_ops():
     """Of the test's `backend`."""
-    return
+    return {}
 
 
-def draw_in_c():
+def ops_in_c():
     found, reason = choose_backend("cpu")
-    if not isinstance(found, DrawsOnHost):
+    if not isinstance(found, DrawsOnHost) or not isinstance(found, ScoresOnHost):
         pytest.skip(f"no C functions here ({reason})")
-    return found.draw
+    return {"argmax": found.argmax, "draw": found.draw, "score": found.score}
 
 
 def sample_one(logits, params, **row):
@@ -57,10 +62,11 @@ def sample_one(logits, params, **row):
 def backend(request, monkeypatch):
     """The GPU's implementation gives the same answers, and so do the C functions."""
     if request.param == "c":
-        draw = draw_in_c()
-        monkeypatch.setattr(sys.modules[__name__], "backend_draw", lambda: draw)
+        ops = ops_in_c()
+        monkeypatch.setattr(sys.modules[__name__], "backend_ops", lambda: ops)
     if request.param == "torch":
-        monkeypatch.setattr(sampler_module, "open_rows", lambda logits, vocab_size: DeviceRows(logits[:, :vocab_size]))
+        for module in (sampler_module, scores_module):
+            monkeypatch.setattr(module, "open_rows", lambda logits, vocab_size: DeviceRows(logits[:, :vocab_size]))
 
 
 # References.
@@ -467,7 +473,7 @@ def test_equal_logits_share_a_rank_and_list_the_lower_id_first(backend):
     logits = torch.zeros(1, 300)
     logits[0, [200, 100]] = 1.0
 
-    (logprob,) = Sampler(300, 300).prompt_logprobs(logits, [200], 3)
+    (logprob,) = make_sampler(300, 300).prompt_logprobs(logits, [200], 3)
 
     assert logprob.rank == 1
     assert [token_id for token_id, _ in logprob.top] == [100, 200, 0]
@@ -477,7 +483,7 @@ def test_prompt_logprobs_are_those_of_single_rows(backend):
     logits = make_logits(600, 130)
     targets = [(7 * index) % 128 for index in range(600)]
     logits[5, 3] = torch.nan
-    engine_sampler = Sampler(128, 130)
+    engine_sampler = make_sampler(128, 130)
 
     found = engine_sampler.prompt_logprobs(logits, targets, 4)
 
@@ -489,8 +495,30 @@ def test_prompt_logprobs_are_those_of_single_rows(backend):
     assert found[599].logprob == pytest.approx(expected[targets[599]], abs=1e-5)
 
 
-def test_nothing_to_sample():
-    engine_sampler = Sampler(10, 16)
+def test_logprobs_of_tokens_that_are_known_take_one_call():
+    ops = ops_in_c()
+    logits = make_logits(3, 300)
+    rows = [make_row(replace(GREEDY, logprobs=2)), make_row(replace(RANDOM, logprobs=0)), make_row(GREEDY)]
+    expected = sample(logits, rows, ops=ops)
+    best = ops["argmax"](logits, 300)
+    drawn = ops["draw"](logits, 300, make_sampler(300, 300, ops).draws_of(list(enumerate(rows))))
+    calls = []
+    score = ops["score"]
+    only_score = {
+        "argmax": None,
+        "draw": lambda *args: calls.append("draw"),
+        "score": lambda *args: calls.append("score") or score(*args),
+    }
+
+    found = make_sampler(300, 300, only_score).sample(logits, rows, best, drawn)
+
+    assert found == expected
+    assert calls == ["score"]
+    assert found.logprobs[2] is None
+
+
+def test_nothing_to_sample(backend):
+    engine_sampler = make_sampler(10, 16)
 
     assert engine_sampler.sample(torch.empty(0, 16), []).token_ids == []
     assert engine_sampler.prompt_logprobs(torch.empty(0, 16), [], 5) == []
@@ -536,14 +564,14 @@ sampling_rows = st.builds(
     in_c=st.booleans(),
 )
 def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype, bad, in_c):
-    draw = draw_in_c() if in_c else None
+    ops = ops_in_c() if in_c else None
     logits = make_logits(len(rows), 1024, seed, scale).to(dtype)
     logits[[index for index in bad if index < len(rows)], 5] = torch.nan
 
-    together = sample(logits, rows, vocab_size=997, draw=draw)
+    together = sample(logits, rows, vocab_size=997, ops=ops)
 
     for index, row in enumerate(rows):
-        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997, draw=draw)
+        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997, ops=ops)
         assert alone.is_finite == [together.is_finite[index]]
         if alone.is_finite[0]:
             assert alone.token_ids == [together.token_ids[index]]
