@@ -86,7 +86,10 @@ class BatchBuilder:
         return self._batch
 
     def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """What changes with every step. Lists first: a numpy array takes one element in the time of ten."""
+        """What changes with every step. Lists first: a numpy array takes one element in the time of ten.
+
+        A token that is not known yet is filled in as 0.
+        """
         token_ids: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -100,7 +103,7 @@ class BatchBuilder:
             in_table.append(self._fill_block_table(i, sequence, start, end))
             context_lens.append(end)
             if item.num_rows == 1:
-                token_ids.append(sequence.token_ids[start])
+                token_ids.append(sequence.token_ids[start] if start < len(sequence.token_ids) else 0)
                 positions.append(start)
                 slots.append(sequence.blocks[start // size] * size + start % size)
             else:

@@ -42,13 +42,12 @@ class QueuedTokens:
         """Of what `wait` returned; None where none was asked for or the row is not finite."""
         return [None] * len(token_ids) if self._logprobs is None else self._logprobs.read(token_ids, is_finite)
 
-    def gather(self, rows: Tensor, token_ids: Tensor) -> None:
-        """Queue a copy of these rows' tokens, for a row that is not finite of any token, to `token_ids`.
+    def copy_to(self, token_ids: Tensor, chosen_rows: Tensor, rows: Tensor) -> None:
+        """Queue a copy of these rows' tokens to rows of `token_ids`; of a row that is not finite, any token.
 
-        rows: int64, on the device as `token_ids`. Waits for nothing.
+        chosen_rows, rows: int64, aligned, on the device as `token_ids`. Waits for nothing.
         """
-        torch.index_select(self._on_device, 0, rows, out=token_ids)
-        token_ids.clamp_(min=0)
+        token_ids.index_copy_(0, rows, self._on_device.index_select(0, chosen_rows).clamp_(min=0))
 
 
 class DeviceSampler:

@@ -12,7 +12,7 @@ from loraserve_kernels.score import ScoresOnHost
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_sampler import DeviceSampler
+from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.endings import Endings
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
@@ -28,7 +28,7 @@ from loraserve.engine.request import (
 )
 from loraserve.engine.request_check import check_request
 from loraserve.engine.sampler import Sampler
-from loraserve.engine.scheduler import Scheduler, running_digests
+from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
 from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, ModelDescription, start
 from loraserve.engine.step_in_flight import StepInFlight
@@ -67,7 +67,6 @@ class Engine:
             builder=parts.builder,
             runner=parts.runner,
             sampler=_sampler(parts, config),
-            endings=self._endings,
             eos_token_ids=eos_token_ids,
         )
         self._in_flight: StepInFlight | None = None
@@ -159,19 +158,24 @@ class Engine:
         outputs: list[SequenceOutput] = []
         step, self._in_flight = self._in_flight, None
         if step is None or not step.is_wanted:
-            step, outputs = self._start_step()
+            step, outputs = self._start_step(self._scheduler.schedule())
         if step is not None:
-            self._in_flight = self._steps.try_queue_ahead(step)
+            if isinstance(step.sampled, QueuedTokens):
+                plan = self._scheduler.try_schedule_ahead(self._endings.ends_with_next)
+                if plan is not None:
+                    self._in_flight, failures = self._start_step(plan, step)
+                    outputs += failures
             outputs += self._collect(step)
-        if self._in_flight is not None:
-            self._steps.account_ahead(self._in_flight)
+        elif self._adapters is not None and not outputs:
+            self._adapters.wait_for_upload()  # nothing else can be done
         if self._check_invariants:
             self._scheduler.check_invariants()
         return outputs
 
-    def _start_step(self) -> tuple[StepInFlight | None, list[SequenceOutput]]:
-        """(What was queued, the outputs of requests that failed before)."""
-        plan = self._scheduler.schedule()
+    def _start_step(
+        self, plan: StepPlan, before: StepInFlight | None = None
+    ) -> tuple[StepInFlight | None, list[SequenceOutput]]:
+        """(What was queued behind `before`, the outputs of requests that failed)."""
         outputs = [
             output
             for sequence, message in plan.failed
@@ -181,11 +185,7 @@ class Engine:
         ]
         if plan.failed:  # a sibling of one that failed may have been admitted, if the adapter could be read then
             plan.scheduled = [item for item in plan.scheduled if item.sequence.status is Status.RUNNING]
-        if plan.scheduled:
-            return self._steps.queue(plan), outputs
-        if self._adapters is not None and not outputs:
-            self._adapters.wait_for_upload()  # nothing else can be done
-        return None, outputs
+        return self._steps.queue(plan, before) if plan.scheduled else None, outputs
 
     def _collect(self, step: StepInFlight) -> list[SequenceOutput]:
         self._num_steps += 1

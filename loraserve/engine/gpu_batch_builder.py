@@ -30,9 +30,10 @@ class GpuBatchBuilder(BatchBuilder):
         graph_sizes: Seq[int],
     ) -> None:
         """work: None for a backend that reads no lists. graph_sizes: ascending; empty = nothing is captured."""
-        lists = [BufferSpec((max_num_seqs,), np.int64), *([] if work is None else work.specs)]
+        of_tokens = [BufferSpec((max_num_seqs,), np.int64)] * 2
+        lists = [*of_tokens, *([] if work is None else work.specs)]
         super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists)
-        self._token_rows, *work_lists = self._lists
+        self._chosen_rows, self._token_rows, *work_lists = self._lists
         if work is not None:
             work.use(work_lists)
         self._work = work
@@ -47,30 +48,29 @@ class GpuBatchBuilder(BatchBuilder):
         self._buffers.wait()
         return super().build(scheduled)
 
-    def build_ahead(self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, token_rows: Seq[int]) -> StepBatch:
-        """A batch of one row a sequence, whose token the step before is still choosing: row token_rows[i] of `tokens`.
+    def build_ahead(
+        self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, chosen_rows: Seq[int | None]
+    ) -> StepBatch:
+        """A batch some of whose tokens the step before is still choosing.
+
+        chosen_rows: the row of `tokens` that each sequence's one row has its token from; None where its are known.
 
         NOTE: that step may be running, and goes on reading the tensors. They get their new values in its stream, behind
         it. The arrays are free once its own batch was copied, which happened as the step before it ended: to wait for
         that is to wait for a step that was collected.
         """
         self._buffers.wait()
-        num_seqs, size = len(scheduled), self._block_size
-        sequences = [item.sequence for item in scheduled]
-        positions = [sequence.num_computed_tokens for sequence in sequences]
-        self._in_table = [
-            self._fill_block_table(i, sequence, position, position + 1)
-            for i, (sequence, position) in enumerate(zip(sequences, positions, strict=True))
-        ]
-        self._token_rows.array[:num_seqs] = token_rows
-        self._positions.array[:num_seqs] = positions
-        self._slot_mapping.array[:num_seqs] = [
-            sequence.blocks[position // size] * size + position % size
-            for sequence, position in zip(sequences, positions, strict=True)
-        ]
-        self._context_lens.array[:num_seqs] = self._positions.array[:num_seqs] + 1
-        batch = self._filled(scheduled)
-        tokens.gather(self._token_rows.tensor[:num_seqs], batch.token_ids)
+        num_unknown = row = 0
+        for item, chosen_row in zip(scheduled, chosen_rows, strict=True):
+            if chosen_row is not None:
+                self._chosen_rows.array[num_unknown] = chosen_row
+                self._token_rows.array[num_unknown] = row
+                num_unknown += 1
+            row += item.num_rows
+        batch = self.build(scheduled)
+        if num_unknown:
+            chosen, rows = self._chosen_rows.tensor[:num_unknown], self._token_rows.tensor[:num_unknown]
+            tokens.copy_to(batch.token_ids, chosen, rows)
         return batch
 
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:

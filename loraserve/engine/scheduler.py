@@ -93,33 +93,33 @@ class Scheduler:
         plan = StepPlan()
         self._num_closed_steps = 0
         num_preempted_before = self.num_preemptions
-        self._schedule_all_running(plan)
-        if self.num_preemptions == num_preempted_before and len(self.waiting) > 0:
-            self._admit_waiting(plan, self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled))
+        if not self._try_schedule_rows(self.running, plan):
+            self._schedule_each(self.running, plan)
+        if self.num_preemptions == num_preempted_before:
+            self._admit_waiting(self.running, plan)
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
 
-    def try_schedule_ahead(self, ends: Callable[[Sequence], bool]) -> list[ScheduledSequence] | None:
-        """What to compute behind a step whose tokens are unknown: one row more of each of its sequences that go on.
+    def try_schedule_ahead(self, ends: Callable[[Sequence], bool]) -> StepPlan | None:
+        """What to compute behind a step that is queued and whose tokens are unknown, as if none of them ended anybody.
 
-        ends: whether a sequence's next token is its last one, whatever it is. The rows are ordered by adapter slot, and
-        count as computed only once the tokens they are of are known.
+        ends: whether a sequence's next token is its last one, whatever it is. A sequence of whose tokens none is left
+        to compute gets a row for the token that it is about to get.
 
-        None, and nothing is changed, where `schedule` could do anything else: somebody may be admitted, a prompt is not
-        computed, a block is to be copied, blocks or rows do not suffice; or when no sequence goes on.
+        None, and nothing is changed, where somebody may have to be preempted.
         """
-        is_waited_for = len(self.waiting) > 0
-        if is_waited_for and not self._is_closed():
-            return None
-        if any(sequence.num_computed_tokens != len(sequence.token_ids) for sequence in self.running):
-            return None
-        going_on = [sequence for sequence in self.running if not ends(sequence)]
-        if is_waited_for and len(going_on) < len(self.running):
-            return None
-        rows = self._try_schedule_rows(going_on)
-        if rows is not None:
-            self._num_closed_steps = max(self._num_closed_steps - 1, 0)
-        return rows
+        going_on = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 0 or not ends(sequence)]
+        plan = StepPlan()
+        if not self._try_schedule_rows(going_on, plan):
+            if not self._has_blocks(going_on):
+                return None
+            self._schedule_each(going_on, plan)
+        if len(going_on) == len(self.running) and self._is_closed():
+            self._num_closed_steps -= 1
+        else:
+            self._admit_waiting(going_on, plan)
+        plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
+        return plan
 
     def fork(self, parent: Sequence) -> list[Sequence]:
         """The request's choices that are not finished: the parent itself and others, sharing all of its blocks."""
@@ -154,30 +154,35 @@ class Scheduler:
         self.waiting.leave(sequence.request.tenant)
         self._num_closed_steps = 0
 
-    def _schedule_all_running(self, plan: StepPlan) -> None:
-        if all(sequence.num_computed_tokens + 1 == len(sequence.token_ids) for sequence in self.running):
-            rows = self._try_schedule_rows(self.running)
-            if rows is not None:
-                plan.scheduled = rows
-                return
+    def _try_schedule_rows(self, sequences: Seq[Sequence], plan: StepPlan) -> bool:
+        """One row of each, where that is all there is to compute.
+
+        False, and nothing is changed, where that takes more than new blocks, or more rows than a step has.
+        """
+        if len(sequences) > self._max_num_batched_tokens or any(s.num_uncomputed_tokens > 1 for s in sequences):
+            return False
+        if not self._blocks.try_extend_all(sequences):
+            return False
+        for sequence in sequences:
+            self._charge_up_to(sequence, sequence.num_computed_tokens + 1)
+        plan.scheduled = [ScheduledSequence(sequence, 1, 1) for sequence in sequences]
+        return True
+
+    def _schedule_each(self, sequences: Seq[Sequence], plan: StepPlan) -> None:
+        """As far as a step's rows go; some may be preempted for others."""
         budget = self._max_num_batched_tokens
         # Decodes first, so that a long prompt never stalls them.
-        for sequence in sorted(self.running, key=lambda s: len(s.token_ids) - s.num_computed_tokens > 1):
+        for sequence in sorted(sequences, key=lambda s: s.num_uncomputed_tokens > 1):
             if budget == 0:
                 break
             if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
                 budget -= self._schedule_running(sequence, budget, plan)
 
-    def _try_schedule_rows(self, sequences: Seq[Sequence]) -> list[ScheduledSequence] | None:
-        """One row of each, its last one, ordered by adapter slot.
-
-        None, and nothing is changed, where that takes more than new blocks, or there is nobody.
-        """
-        if not 0 < len(sequences) <= self._max_num_batched_tokens or not self._blocks.try_extend_all(sequences):
-            return None
-        for sequence in sequences:
-            self._charge_up_to(sequence, sequence.num_computed_tokens + 1)
-        return [ScheduledSequence(sequence, 1, 1) for sequence in sorted(sequences, key=lambda s: s.adapter_slot)]
+    def _has_blocks(self, sequences: Seq[Sequence]) -> bool:
+        """Whether all of them can be scheduled and nobody is preempted, even if each got as many rows as it can."""
+        budget = self._max_num_batched_tokens
+        num_blocks = sum(self._blocks.num_missing(each, self._num_rows(each, budget)) for each in sequences)
+        return num_blocks <= self.pool.num_available
 
     def _schedule_running(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Rows of the budget that are used; preempted sequences give theirs back (as a negative number of rows)."""
@@ -196,8 +201,12 @@ class Scheduler:
         self._append(plan, sequence, num_rows)
         return num_rows - num_returned
 
-    def _admit_waiting(self, plan: StepPlan, budget: int) -> None:
-        num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in self.running)
+    def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan) -> None:
+        """staying: of those who run, who keep their seats."""
+        if len(self.waiting) == 0:
+            return
+        budget = self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled)
+        num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
         bypassed: list[Sequence] = []
         is_alone = not self.running
         if self._adapters is not None:
@@ -279,7 +288,8 @@ class Scheduler:
             self.prefix_cache_hits += num_cached
 
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
-        num_rows = min(sequence.num_uncomputed_tokens, budget)
+        """Of its tokens that are not computed, or, ahead, of the one that it is about to get."""
+        num_rows = min(max(sequence.num_uncomputed_tokens, 1), budget)
         return min(num_rows, MAX_PROMPT_LOGPROB_ROWS) if _needs_prompt_logprobs(sequence) else num_rows
 
     def _choose_victim(self) -> Sequence:
@@ -361,7 +371,7 @@ def _needs_prompt_logprobs(sequence: Sequence) -> bool:
 def _num_sampled_rows(sequence: Sequence, num_rows: int) -> int:
     if _needs_prompt_logprobs(sequence):
         return num_rows
-    return int(num_rows == sequence.num_uncomputed_tokens)
+    return int(num_rows >= sequence.num_uncomputed_tokens)
 
 
 def _num_seats(sequence: Sequence) -> int:

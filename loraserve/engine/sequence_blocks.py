@@ -19,21 +19,25 @@ class SequenceBlocks:
         self._extend_hashes(sequence, num_full)
         return self._pool.match_prefix(sequence.block_hashes[:num_full])
 
+    def num_missing(self, sequence: Sequence, num_rows: int) -> int:
+        """Blocks that `try_extend` takes."""
+        start, size = sequence.num_computed_tokens, self._block_size
+        num_new = max((start + num_rows - 1) // size + 1 - len(sequence.blocks), 0)
+        return num_new + self._must_copy(sequence)
+
     def try_extend(self, sequence: Sequence, num_rows: int, copies: list[tuple[int, int]]) -> bool:
         """Give the sequence blocks of its own for its next rows; a shared one is to be copied before it is written.
 
         copies: where the (source, destination) of that is added. False, and nothing is changed, with too few blocks.
         """
-        start, size = sequence.num_computed_tokens, self._block_size
-        num_missing = (start + num_rows - 1) // size + 1 - len(sequence.blocks)
-        written = start // size
-        must_copy = written < len(sequence.blocks) and self._pool.is_shared(sequence.blocks[written])
-        if num_missing <= 0 and not must_copy:
+        num_missing = self.num_missing(sequence, num_rows)
+        if num_missing == 0:
             return True
-        blocks = self._pool.try_allocate(max(num_missing, 0) + must_copy)
+        blocks = self._pool.try_allocate(num_missing)
         if blocks is None:
             return False
-        if must_copy:
+        if self._must_copy(sequence):
+            written = sequence.num_computed_tokens // self._block_size
             source, copy = sequence.blocks[written], blocks.pop()
             copies.append((source, copy))
             sequence.blocks[written] = copy
@@ -58,6 +62,11 @@ class SequenceBlocks:
             sequence.blocks.append(block)
         return True
 
+    def _must_copy(self, sequence: Sequence) -> bool:
+        """Whether others hold the block that its next row is written to."""
+        written = sequence.num_computed_tokens // self._block_size
+        return written < len(sequence.blocks) and self._pool.is_shared(sequence.blocks[written])
+
     def share(self, parent: Sequence, child: Sequence) -> None:
         """The child holds all that the parent holds."""
         child.blocks = list(parent.blocks)
@@ -66,8 +75,8 @@ class SequenceBlocks:
         self._pool.acquire(child.blocks)
 
     def remember(self, sequence: Sequence) -> None:
-        """From now on its full, computed blocks can be found."""
-        num_full = sequence.num_computed_tokens // self._block_size
+        """From now on its full, computed blocks can be found; not the one that a token not known yet fills."""
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
         if num_full <= sequence.num_remembered_blocks:
             return
         self._extend_hashes(sequence, num_full)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.sampler import Sampled
 from loraserve.engine.sequence import Sequence, Status
@@ -11,16 +12,21 @@ from loraserve.engine.sequence import Sequence, Status
 class StepInFlight:
     """A sequence that has ended since gets no token."""
 
+    scheduled: list[ScheduledSequence]
+    """What it computes."""
     sequences: list[Sequence]
-    """Of the sampled rows."""
+    """Who gets the tokens, in their order."""
     sampled: Sampled | QueuedTokens
-    num_rows: int
-    """Tokens that it computes."""
+
+    @property
+    def num_rows(self) -> int:
+        return sum(item.num_rows for item in self.scheduled)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether any of its tokens is still for somebody."""
-        return any(sequence.status is Status.RUNNING for sequence in self.sequences)
+        """Whether what it computes is still for somebody: a prompt whose first choice was aborted is its others'."""
+        sequences = [*self.sequences, *(item.sequence for item in self.scheduled)]
+        return any(sequence.status is Status.RUNNING for sequence in sequences)
 
     def wait(self) -> Sampled:
         """Its tokens, as soon as they are here."""

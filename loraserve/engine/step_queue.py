@@ -3,26 +3,27 @@
 import time
 from collections.abc import Sequence as Seq
 
+from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
 from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
-from loraserve.engine.endings import Endings
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.sampler import Sampled, Sampler
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan
-from loraserve.engine.sequence import Sequence, Status
+from loraserve.engine.sequence import Sequence
 from loraserve.engine.step_in_flight import StepInFlight
 
 
 class StepQueue:
-    """Where tokens are chosen on a device, a decode step is queued while the one before runs.
+    """Where tokens are chosen on a device, a step is queued while the one before runs.
 
-    Its input tokens never leave the device. A sequence that turns out to have ended has one row computed for nothing.
+    Tokens that are its input never leave the device. A sequence that turns out to have ended has a row computed for
+    nothing.
     """
 
     # NOTE: such a row reads and writes blocks, and reads an adapter, that are free by then. A block's next rows are
@@ -39,7 +40,6 @@ class StepQueue:
         builder: BatchBuilder,
         runner: ModelRunner,
         sampler: Sampler,
-        endings: Endings,
         eos_token_ids: tuple[int, ...],
     ) -> None:
         self._scheduler = scheduler
@@ -47,24 +47,26 @@ class StepQueue:
         self._builder = builder
         self._runner = runner
         self._sampler = sampler
-        self._endings = endings
         self._eos = eos_token_ids
         self.num_prompt_tokens = 0
         """Computed."""
 
-    def queue(self, plan: StepPlan) -> StepInFlight:
-        """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device."""
+    def queue(self, plan: StepPlan, before: StepInFlight | None = None) -> StepInFlight:
+        """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device.
+
+        before: the last step queued, when it is not collected; its tokens must be chosen on a device. Neither is
+        waited for, but where log-probabilities of prompts are asked for.
+        """
         now = time.monotonic()
         if plan.block_copies:
             self._runner.copy_blocks(plan.block_copies)
         slots = (item.sequence.adapter_slot for item in plan.scheduled)
         arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
-        batch = self._builder.build(plan.scheduled)
+        batch = self._build(plan.scheduled, before)
         known_rows = self._rows_known_before(plan.scheduled)
         batch.draws = self._sampler.draws_of(known_rows)
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
-        num_rows = sum(item.num_rows for item in plan.scheduled)
         sequences: list[Sequence] = []
         rows: list[int] = []
         end_row = 0
@@ -74,40 +76,26 @@ class StepQueue:
                 sequences.append(sequence)
                 rows.append(end_row - 1)
         if not sequences:
-            return StepInFlight([], Sampled([], [], []), num_rows)
+            return StepInFlight(plan.scheduled, [], Sampled([], [], []))
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
-        sampling_rows = [row for _, row in known_rows] or [self._row_to_sample(sequence) for sequence in sequences]
+        sampling_rows = [row for _, row in known_rows]
+        if not sampling_rows:
+            sampling_rows = [self._row_to_sample(sequence, sequence.num_computed_tokens) for sequence in sequences]
         queued = self._sampler.try_queue(logits, sampling_rows)
         drawn = output.drawn if batch.draws else None
-        return StepInFlight(sequences, queued or self._sampler.sample(logits, sampling_rows, best, drawn), num_rows)
+        sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
+        return StepInFlight(plan.scheduled, sequences, sampled)
 
-    def try_queue_ahead(self, step: StepInFlight) -> StepInFlight | None:
-        """The step after `step`, the last one queued and not collected; waits for neither.
-
-        None, with nothing changed, when it has to wait for those tokens: see `Scheduler.try_schedule_ahead`, or they
-        are chosen on the host.
-        """
-        if not isinstance(step.sampled, QueuedTokens):
-            return None
+    def _build(self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None) -> StepBatch:
+        if before is None:
+            return self._builder.build(scheduled)
+        assert isinstance(before.sampled, QueuedTokens)
         assert isinstance(self._builder, GpuBatchBuilder), "tokens are chosen on a device that batches are built for"
-        scheduled = self._scheduler.try_schedule_ahead(self._endings.ends_with_next)
-        if scheduled is None:
-            return None
-        row_of = {sequence: row for row, sequence in enumerate(step.sequences)}
+        row_of = {sequence: row for row, sequence in enumerate(before.sequences)}
         sequences = [item.sequence for item in scheduled]
-        batch = self._builder.build_ahead(scheduled, step.sampled, [row_of[sequence] for sequence in sequences])
-        logits = self._runner.forward(batch).logits  # the step before has waited for every adapter there is in this one
-        rows = [sequence.row_to_sample(len(sequence.token_ids) + 1, self._eos) for sequence in sequences]
-        sampled = self._sampler.try_queue(logits, rows)
-        assert sampled is not None, "tokens are chosen on a device"
-        return StepInFlight(sequences, sampled, len(sequences))
-
-    def account_ahead(self, step: StepInFlight) -> None:
-        """Note its rows as computed, once the step before it is collected: now their tokens are known."""
-        for sequence in step.sequences:
-            if sequence.status is Status.RUNNING:
-                sequence.num_computed_tokens += 1
+        chosen_rows = [None if each.num_uncomputed_tokens > 0 else row_of[each] for each in sequences]
+        return self._builder.build_ahead(scheduled, before.sampled, chosen_rows)
 
     def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
         """What to sample, with its row of the logits. None where the step's sequences are not known before it: a prompt
@@ -121,11 +109,12 @@ class StepQueue:
                 continue
             if not sequence.state.is_forked and sequence.request.sampling.n > 1:
                 return []
-            known.append((end_row - 1, self._row_to_sample(sequence)))
+            position = sequence.num_computed_tokens + item.num_rows
+            known.append((end_row - 1, self._row_to_sample(sequence, position)))
         return known
 
-    def _row_to_sample(self, sequence: Sequence) -> SamplingRow:
-        return sequence.row_to_sample(len(sequence.token_ids), self._eos)
+    def _row_to_sample(self, sequence: Sequence, position: int) -> SamplingRow:
+        return sequence.row_to_sample(position, self._eos)
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
         """Note what was computed; returns the sequences to sample from the item's last row.
@@ -135,7 +124,7 @@ class StepQueue:
         sequence, state = item.sequence, item.sequence.state
         if state.first_scheduled_s is None:
             state.first_scheduled_s = now
-        if sequence.num_output_tokens == 0:
+        if sequence.num_output_tokens == 0 and sequence.num_uncomputed_tokens > 0:
             self.num_prompt_tokens += item.num_rows
         if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
             self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)

@@ -190,11 +190,10 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
         return super().build(scheduled)
 
     def build_ahead(
-        self, scheduled: Sequence[ScheduledSequence], tokens: QueuedTokens, token_rows: Sequence[int]
+        self, scheduled: Sequence[ScheduledSequence], tokens: QueuedTokens, chosen_rows: Sequence[int | None]
     ) -> StepBatch:
-        self._runner.scheduled = list(scheduled)
         self._runner.num_ahead += 1
-        return super().build_ahead(scheduled, tokens, token_rows)
+        return super().build_ahead(scheduled, tokens, chosen_rows)
 
 
 def draw_reference(logits: Tensor, draws: Sequence[Draw]) -> list[int]:

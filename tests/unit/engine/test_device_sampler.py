@@ -124,16 +124,16 @@ def test_a_third_batch_waits_only_for_the_parameters_of_the_first(backend: Sampl
     assert not any(event.is_done for event in (first_tokens, *of_second))
 
 
-def test_tokens_are_gathered_on_the_device_and_one_that_is_not_finite_is_a_token_all_the_same(
+def test_tokens_are_copied_on_the_device_and_one_that_is_not_finite_is_a_token_all_the_same(
     backend: SamplingBackend,
 ) -> None:
     broken = logits(3)
     broken[1, 4] = torch.nan
     accelerator = DelayedAccelerator()
     queued = DeviceSampler(backend, accelerator, VOCAB_SIZE, 8).queue(broken, [GREEDY] * 3)
-    token_ids = torch.full((3,), -7)
-    queued.gather(torch.tensor([2, 1, 0]), token_ids)
+    token_ids = torch.full((5,), -7)
+    queued.copy_to(token_ids, torch.tensor([2, 1, 0]), torch.tensor([0, 2, 4]))
     assert not any(event.is_done for event in accelerator.events)
     best = broken[:, :VOCAB_SIZE].argmax(1).tolist()
-    assert token_ids.tolist() == [best[2], 0, best[0]]
+    assert token_ids.tolist() == [best[2], -7, 0, -7, best[0]]
     assert queued.wait() == ([best[0], 0, best[2]], [True, False, True])

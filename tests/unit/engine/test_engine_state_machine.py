@@ -178,10 +178,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         had_work = self.engine.has_work()
-        num_forwards = self.runner.num_forwards
+        num_steps = self.engine._num_steps
         outputs = self.engine.step()
         if had_work:
-            did_something = outputs or self.runner.num_forwards > num_forwards
+            did_something = outputs or self.engine._num_steps > num_steps
             assert did_something or self.host_tier_units is not None, "a step with work to do did nothing"
             assert max(self.engine.stats().recent_step_tokens, default=0) <= MAX_NUM_BATCHED_TOKENS
             assert all(len(batch - {None}) <= MAX_LORAS for batch in self.runner.batch_adapters[-1:])

@@ -168,6 +168,25 @@ def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_toke
     assert not copied.is_done
 
 
+def test_known_tokens_beside_those_that_only_the_device_knows_are_as_they_are(builder: GpuBatchBuilder) -> None:
+    expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(MIXED)
+    partly_known = [item(each.sequence.num_computed_tokens, each.num_rows, each.num_sampled_rows) for each in MIXED]
+    for scheduled, like in zip(partly_known, MIXED, strict=True):
+        scheduled.sequence.adapter_slot = like.sequence.adapter_slot
+    for place in (0, 2):
+        partly_known[place].sequence.token_ids.pop()
+    tokens = QueuedTokens(torch.tensor([700, -1, 40]), torch.zeros(3, dtype=torch.int64), HostEvent())
+    batch = builder.build_ahead(partly_known, tokens, [2, None, 0, None, None])
+    assert without_lists(batch) == without_lists(expected)
+
+
+def test_a_row_that_is_not_finite_goes_on_with_some_token(builder: GpuBatchBuilder) -> None:
+    scheduled = [item(17, 1)]
+    scheduled[0].sequence.token_ids.pop()
+    tokens = QueuedTokens(torch.tensor([-1]), torch.zeros(1, dtype=torch.int64), HostEvent())
+    assert builder.build_ahead(scheduled, tokens, [0]).token_ids.tolist() == [0]
+
+
 def test_arrays_of_a_batch_ahead_too_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
     accelerator = builder._buffers._accelerator
     assert isinstance(accelerator, HostAccelerator)

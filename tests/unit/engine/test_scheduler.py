@@ -598,17 +598,30 @@ def test_what_was_loaded_ahead_is_charged_to_who_uses_it_first(device_memory: Ad
 
 def queue(bench: Bench) -> list[Sequence]:
     """A step whose tokens are still being chosen; of whom."""
+    return note_queued(bench, bench.scheduler.schedule())
+
+
+def note_queued(bench: Bench, plan: StepPlan) -> list[Sequence]:
     sequences = []
-    for item in bench.scheduler.schedule().scheduled:
+    for item in plan.scheduled:
         item.sequence.num_computed_tokens += item.num_rows
-        if item.sequence.num_uncomputed_tokens == 0:
+        if item.sequence.num_uncomputed_tokens <= 0:
             state = item.sequence.state
             sequences += [item.sequence] if state.is_forked else bench.scheduler.fork(item.sequence)
     return sequences
 
 
-def goes_on(_: Sequence) -> bool:
-    return False
+def collect(sequences: list[Sequence]) -> None:
+    for sequence in sequences:
+        sequence.token_ids.append(0)
+
+
+def ahead(bench: Bench, ends: Callable[[Sequence], bool] = lambda _: False) -> StepPlan:
+    plan = bench.scheduler.try_schedule_ahead(ends)
+    assert plan is not None
+    assert sum(item.num_rows for item in plan.scheduled) <= bench.budget
+    bench.scheduler.check_invariants()
+    return plan
 
 
 def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMemory) -> None:
@@ -617,10 +630,9 @@ def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMe
         bench.add(4, name=name, adapter=adapter)
     sequences = {sequence.request.request_id: sequence for sequence in queue(bench)}
     served = bench.scheduler.waiting.served("t")
-    ahead = bench.scheduler.try_schedule_ahead(lambda sequence: sequence is sequences["ends"])
-    assert ahead is not None
-    assert [item.sequence for item in ahead] == [sequences[name] for name in ("base", "other", "small")]
-    assert {(item.num_rows, item.num_sampled_rows) for item in ahead} == {(1, 1)}
+    plan = ahead(bench, lambda sequence: sequence is sequences["ends"])
+    assert [item.sequence for item in plan.scheduled] == [sequences[name] for name in ("base", "other", "small")]
+    assert {(item.num_rows, item.num_sampled_rows) for item in plan.scheduled} == {(1, 1)}
     assert {name: len(sequence.blocks) for name, sequence in sequences.items()} == {
         "other": 2,
         "small": 2,
@@ -628,52 +640,86 @@ def test_a_step_ahead_is_one_row_of_each_sequence_that_goes_on(memory: AdapterMe
         "base": 2,
     }
     assert bench.scheduler.waiting.served("t") == served + 3
-    bench.scheduler.check_invariants()
 
 
-def chunked(bench: Bench) -> None:
-    bench.add(20)
-
-
-def waited_for(bench: Bench) -> None:
-    bench.add(4)
+def test_a_prompt_goes_on_ahead_beside_those_whose_tokens_are_unknown() -> None:
+    bench = Bench(budget=16)
+    bench.add(4, name="decodes")
+    bench.add(40, name="prompt")
     queue(bench)
-    bench.add(4)
+    plan = ahead(bench)
+    assert rows(plan) == {"decodes": 1, "prompt": 15}
+    assert {item.sequence.request.request_id: item.num_sampled_rows for item in plan.scheduled} == {
+        "decodes": 1,
+        "prompt": 0,
+    }
+    collect(note_queued(bench, plan))
+    plan = ahead(bench)
+    assert rows(plan) == {"decodes": 1, "prompt": 40 - 12 - 15}
+    assert all(item.num_sampled_rows == 1 for item in plan.scheduled)
 
 
-def with_a_shared_block(bench: Bench) -> None:
+def test_who_has_come_is_admitted_ahead() -> None:
+    bench = Bench()
+    bench.add(4, name="decodes")
+    queue(bench)
+    bench.add(6, name="comes")
+    assert rows(ahead(bench)) == {"decodes": 1, "comes": 6}
+
+
+def test_a_shared_block_is_copied_ahead_by_each_who_writes_it_but_the_last() -> None:
+    bench = Bench()
     bench.add(3, n=2)
+    first, second = queue(bench)
+    shared = first.blocks[-1]
+    assert second.blocks[-1] == shared
+    plan = ahead(bench)
+    ((source, copy),) = plan.block_copies
+    assert source == shared
+    assert {first.blocks[-1], second.blocks[-1]} == {shared, copy}
 
 
-def without_blocks(bench: Bench) -> None:
+def test_of_more_sequences_than_rows_some_wait_for_the_next_step() -> None:
+    bench = Bench(budget=4)
+    bench.add(4, n=5)
+    queue(bench)
+    assert [item.num_rows for item in ahead(bench).scheduled] == [1, 1, 1, 1]
+
+
+def without_a_block_for_a_row(bench: Bench) -> None:
     bench.add(12)
     bench.add(4)
+    queue(bench)
 
 
-def with_more_rows_than_a_step_has(bench: Bench) -> None:
-    bench.budget = bench.scheduler._max_num_batched_tokens = 4
-    bench.add(4, n=5)
+def without_blocks_for_a_chunk(bench: Bench) -> None:
+    bench.add(16)
+    bench.scheduler._max_num_batched_tokens = 8
+    queue(bench)
+    bench.pool.try_allocate(bench.pool.num_available)
 
 
-@pytest.mark.parametrize(
-    "prepare", [chunked, waited_for, with_a_shared_block, without_blocks, with_more_rows_than_a_step_has]
-)
-def test_where_a_step_could_be_another_nothing_is_scheduled_ahead(prepare: Callable[[Bench], None]) -> None:
-    bench = Bench(num_blocks=4 if prepare is without_blocks else 100)
+@pytest.mark.parametrize("prepare", [without_a_block_for_a_row, without_blocks_for_a_chunk])
+def test_where_somebody_may_have_to_give_way_nothing_is_scheduled_ahead(prepare: Callable[[Bench], None]) -> None:
+    bench = Bench(num_blocks=4)
     prepare(bench)
-    if prepare is not waited_for:
-        queue(bench)
     before = bench.pool.counts(), bench.scheduler.waiting.served("t")
-    assert bench.scheduler.try_schedule_ahead(goes_on) is None
+    assert bench.scheduler.try_schedule_ahead(lambda _: False) is None
     assert (bench.pool.counts(), bench.scheduler.waiting.served("t")) == before
-    bench.scheduler.check_invariants()
 
 
 def test_when_all_sequences_end_there_is_no_step_ahead() -> None:
     bench = Bench()
     bench.add(4)
     queue(bench)
-    assert bench.scheduler.try_schedule_ahead(lambda _: True) is None
+    assert ahead(bench, lambda _: True).scheduled == []
+
+
+def test_a_prompt_whose_first_token_is_its_last_is_computed_all_the_same() -> None:
+    bench = Bench(budget=16)
+    bench.add(20, name="prompt")
+    bench.scheduler.schedule().scheduled[0].sequence.num_computed_tokens += 16
+    assert rows(ahead(bench, lambda _: True)) == {"prompt": 4}
 
 
 def full_bench() -> tuple[Bench, Sequence]:
@@ -686,35 +732,34 @@ def full_bench() -> tuple[Bench, Sequence]:
 
 
 def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps() -> None:
-    bench, sequence = full_bench()
+    bench, _ = full_bench()
+    bench.scheduler._max_num_seqs = 2  # behind the scheduler's back
     num_ahead = 0
-    while bench.scheduler.try_schedule_ahead(goes_on) is not None:
+    while rows(plan := ahead(bench)) == {"sits": 1}:
         num_ahead += 1
-        sequence.token_ids.append(0)
-        sequence.num_computed_tokens += 1
+        collect(note_queued(bench, plan))
+    assert rows(plan) == {"sits": 1, "waits": 4}
     assert num_ahead == MAX_CLOSED_STEPS
 
 
-def test_who_ends_and_who_comes_has_those_who_wait_tried_again_at_once() -> None:
+def test_who_will_leave_gives_his_seat_to_who_waits() -> None:
     bench, _ = full_bench()
-    assert bench.scheduler.try_schedule_ahead(lambda _: True) is None
-    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
-    bench, _ = full_bench()
-    bench.add(4)
-    assert bench.scheduler.try_schedule_ahead(goes_on) is None
-    bench, sequence = full_bench()
-    bench.scheduler.finish(sequence)
-    assert bench.scheduler.try_schedule_ahead(goes_on) is None
-    assert [item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled] == ["waits"]
-
-
-def test_who_will_leave_a_seat_to_somebody_is_waited_for() -> None:
+    assert rows(ahead(bench, lambda _: True)) == {"waits": 4}
     bench = Bench(max_num_seqs=2)
     for name in ("ends", "goes on", "waits"):
         bench.add(4, name=name)
     ends, _ = queue(bench)
-    assert bench.scheduler.try_schedule_ahead(lambda sequence: sequence is ends) is None
-    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+    assert rows(ahead(bench, lambda sequence: sequence is ends)) == {"goes on": 1, "waits": 4}
+
+
+def test_who_ends_and_who_comes_has_those_who_wait_tried_again_at_once() -> None:
+    bench, sequence = full_bench()
+    bench.scheduler.finish(sequence)
+    assert rows(ahead(bench)) == {"waits": 4}
+    bench, _ = full_bench()
+    bench.scheduler._max_num_seqs = 2
+    bench.add(4, name="comes")
+    assert rows(ahead(bench)) == {"sits": 1, "waits": 4}
 
 
 def test_who_waits_for_room_for_an_adapter_keeps_nobody_waiting(memory: AdapterMemory) -> None:
@@ -722,9 +767,19 @@ def test_who_waits_for_room_for_an_adapter_keeps_nobody_waiting(memory: AdapterM
     bench.add(4, name="sits", adapter=SMALL)
     bench.add(4, name="waits", adapter=LARGE)
     (sequence,) = queue(bench)
-    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
+    assert rows(ahead(bench)) == {"sits": 1}
     bench.scheduler.finish(sequence)
-    assert [item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled] == ["waits"]
+    assert rows(bench.scheduler.schedule()) == {"waits": 4}
+
+
+def test_an_adapter_of_a_step_whose_tokens_are_unknown_is_not_evicted_ahead(memory: AdapterMemory) -> None:
+    """Not even if nobody goes on with it."""
+    bench = Bench(adapters=memory)
+    bench.add(4, name="ends", adapter=SMALL)
+    bench.add(4, name="waits", adapter=LARGE)
+    queue(bench)
+    assert ahead(bench, lambda _: True).scheduled == []
+    assert memory.is_resident(SMALL.digest)
 
 
 def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
@@ -737,13 +792,26 @@ def test_who_waits_for_an_adapter_is_tried_as_soon_as_one_has_come(
     bench.add(4, name="sits")
     bench.add(4, name="waits", adapter=SMALL)
     (sequence,) = queue(bench)
-    assert bench.scheduler.try_schedule_ahead(goes_on) is not None
-    sequence.token_ids.append(0)
-    sequence.num_computed_tokens += 1
+    plan = ahead(bench)
+    assert rows(plan) == {"sits": 1}
+    collect(note_queued(bench, plan))
     memory.wait_for_upload()
-    assert bench.scheduler.try_schedule_ahead(goes_on) is None
-    sequence.token_ids.append(0)
-    assert {item.sequence.request.request_id for item in bench.scheduler.schedule().scheduled} == {"sits", "waits"}
+    assert rows(ahead(bench)) == {"sits": 1, "waits": 4}
+    assert sequence.num_uncomputed_tokens == 0
+
+
+def test_who_is_admitted_ahead_and_cannot_be_loaded_fails_alone(tmp_path: Path) -> None:
+    memory = make_adapter_memory(4)
+    path = SMALL.write(tmp_path)
+    memory.add(SMALL.digest, str(path))
+    damage(path)
+    bench = Bench(adapters=memory)
+    bench.add(4, name="decodes")
+    queue(bench)
+    bench.add(4, name="fails", adapter=SMALL)
+    plan = ahead(bench)
+    assert rows(plan) == {"decodes": 1}
+    assert [sequence.request.request_id for sequence, _ in plan.failed] == ["fails"]
 
 
 # ---- any workload

@@ -20,7 +20,7 @@ from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
 from loraserve.engine.sampler import Sampled
 from loraserve.engine.step_in_flight import StepInFlight
 from tests.support.delayed_accelerator import DelayedAccelerator
@@ -35,7 +35,7 @@ from tests.support.hash_model import (
 )
 from tests.support.host_accelerator import HostEvent
 from tests.support.manual_threads import use_manual_threads
-from tests.support.packed_adapters import TinyAdapter, make_adapter_memory
+from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
 
 ADAPTERS = [TinyAdapter(value, num_units) for value, num_units in enumerate((1, 2, 3), start=1)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
@@ -131,6 +131,7 @@ workload = st.lists(
             ignore_eos=st.booleans(),
             min_tokens=st.sampled_from([0, 0, 0, 2, 5]),
             logprobs=st.sampled_from([None, None, 0, 2]),
+            prompt_logprobs=st.sampled_from([None, None, None, 1]),
         ),
         st.integers(0, 6),
     ),
@@ -281,17 +282,104 @@ def test_the_rows_to_sample_are_picked_without_a_wait(
 # ---- who comes
 
 
-def test_who_comes_while_a_step_is_in_flight_is_in_the_next_one(engine: Engine, runner: HashRunner) -> None:
+def test_who_comes_while_a_step_is_in_flight_is_queued_behind_it(engine: Engine, runner: HashRunner) -> None:
     engine.add_request(ask("first"))
     step_until_in_flight(engine)
-    engine.add_request(ask("second"))
-    engine.step()
-    assert engine._in_flight is None
+    engine.add_request(ask("second", params=DRAWN))
     num_ahead = runner.num_ahead
-    engine.step()
-    assert engine._in_flight is not None
+    choices = {"first": Choice([0]), "second": Choice()}
+    collect(choices, engine.step())
     assert runner.num_ahead == num_ahead + 1
     assert {item.sequence.request.request_id for item in runner.scheduled} == {"first", "second"}
+    while engine.has_work():
+        collect(choices, engine.step())
+    assert runner.num_ahead == runner.num_forwards - 1
+    assert choices["second"] == answer(ask("second", params=DRAWN))
+
+
+def test_a_long_prompt_beside_others_is_never_waited_for(
+    monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator
+) -> None:
+    """In chunks of 9 rows."""
+    engine, runner = make_hash_engine(monkeypatch, accelerator=accelerator, num_blocks=20)
+    asked = {"decodes": ask("decodes"), "prompt": ask("prompt", [i % 7 + 1 for i in range(30)])}
+    choices = {name: Choice() for name in asked}
+    engine.add_request(asked["decodes"])
+    collect(choices, step_until_in_flight(engine))
+    engine.add_request(asked["prompt"])
+    while engine.has_work():
+        collect(choices, engine.step())
+    assert choices == {name: answer(request) for name, request in asked.items()}
+    assert runner.num_ahead == runner.num_forwards - 1
+
+
+def test_choices_of_a_prompt_computed_ahead_are_forked_ahead(
+    monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator
+) -> None:
+    engine, runner = make_hash_engine(monkeypatch, accelerator=accelerator, num_blocks=30)
+    forks = ask("forks", params=replace(DRAWN, n=3))
+    engine.add_request(ask("first"))
+    step_until_in_flight(engine)
+    engine.add_request(forks)
+    choices = run_to_idle(engine)
+    assert {index: choices["forks", index] for index in range(3)} == {
+        index: answer(forks, index=index) for index in range(3)
+    }
+    assert runner.num_ahead == runner.num_forwards - 1
+
+
+def test_a_step_whose_prompt_is_of_other_choices_only_is_not_lost(engine: Engine) -> None:
+    """The first choice, which computes the prompt, is aborted; whoever else the step is of ends before it."""
+    short, forks = ask("short", params=replace(GREEDY, max_tokens=2)), ask("forks", params=replace(DRAWN, n=2))
+    long = replace(forks, prompt_token_ids=[i % 7 + 1 for i in range(20)])
+    engine.add_request(short)
+    engine.add_request(long)
+    choices = {("short", 0): Choice(), ("forks", 0): Choice(), ("forks", 1): Choice()}
+
+    def take(outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            choices[output.request_id, output.index].take(output)
+
+    take(engine.step())
+    take(engine.abort("forks", 0))
+    while engine.has_work():
+        take(engine.step())
+    assert choices["short", 0] == answer(short)
+    assert choices["forks", 0].finish_reason is FinishReason.ABORT
+    assert choices["forks", 1] == answer(long, index=1)
+
+
+def test_a_prompt_alone_in_the_step_behind_is_not_lost(engine: Engine, runner: HashRunner) -> None:
+    """Of the step before nobody goes on, and the prompt gets no token yet."""
+    short = ask("short", params=replace(GREEDY, max_tokens=1))
+    long = ask("long", [i % 7 + 1 for i in range(30)])
+    choices = {"short": Choice(), "long": Choice()}
+    engine.add_request(short)
+    engine.add_request(long)
+    while engine.has_work():
+        collect(choices, engine.step())
+    assert choices == {"short": answer(short), "long": answer(long)}
+    stats = engine.stats()
+    assert sum(stats.recent_step_tokens) == 5 + 30 + 11
+    assert stats.step == runner.num_forwards
+
+
+def test_an_adapter_that_cannot_be_read_fails_who_comes_for_it_alone(
+    monkeypatch: pytest.MonkeyPatch, accelerator: DelayedAccelerator, tmp_path: Path
+) -> None:
+    engine, runner = make_hash_engine(monkeypatch, adapters=make_adapter_memory(3), accelerator=accelerator)
+    path = ADAPTERS[0].write(tmp_path)
+    engine.load_adapter(ADAPTERS[0].digest, str(path))
+    damage(path)
+    engine.add_request(ask("first"))
+    choices = {"first": Choice(), "fails": Choice()}
+    collect(choices, step_until_in_flight(engine))
+    engine.add_request(ask("fails", adapter=ADAPTERS[0]))
+    while engine.has_work():
+        collect(choices, engine.step())
+    assert choices["first"] == answer(ask("first"))
+    assert choices["fails"].error_code is EngineErrorCode.ADAPTER_UNREADABLE
+    assert runner.num_ahead == runner.num_forwards - 1
 
 
 def test_a_queue_before_full_seats_keeps_nobody_waiting_for_the_host(
