@@ -58,6 +58,7 @@ class ControlPlane:
     resolver: Resolver
     running: RunningRequests
     admission: Admission
+    ingest: Ingest
     residency: Residency
     adapters: AdapterService
     versions: VersionService
@@ -99,6 +100,7 @@ class ControlPlane:
         await self.background.stop()
         await self.observer.close()
         await self.residency.close()
+        await self.ingest.close()
         await self.declared.declarations.close()
         await self.catalog.close()
         await asyncio.to_thread(self.usage_log.close)
@@ -149,6 +151,7 @@ def build_control(
         resolver=resolver,
         running=running,
         admission=admission,
+        ingest=ingest,
         residency=residency,
         adapters=AdapterService(declared.access, declared.quota, residency, draining, base),
         versions=versions,

@@ -1,4 +1,7 @@
-"""Runs the processes that read tenants' files: a few at a time, bounded in time, and harmless when they die."""
+"""Runs the processes that read tenants' files: a few at a time, bounded in time, and harmless when they die.
+
+One for each job: what an adapter's bytes may do to a process ends with it.
+"""
 
 import asyncio
 import contextlib
@@ -17,6 +20,7 @@ from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.packed_file import packed_file_name
 
+from loraserve.control.forked_jobs import ForkedJobs, ForkServerError
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.manifest import Manifest
 from loraserve.control.report import Report
@@ -68,7 +72,13 @@ class Ingest:
         self._limits = limits
         self._turns = asyncio.Semaphore(num_processes or len(os.sched_getaffinity(0)))
         self._timeout_s = timeout_s
-        self._command = command
+        self._jobs = ForkedJobs(
+            command, _environment(), max_answer_bytes=MAX_ANSWER_BYTES, max_error_bytes=MAX_ERROR_BYTES
+        )
+
+    async def close(self) -> None:
+        """Ends what still runs."""
+        await asyncio.to_thread(self._jobs.close)
 
     async def judge(self, config: Path, weights: Path, weights_size: int) -> Report:
         """From the config and as much of the weights as holds their header. Raises `IngestError`."""
@@ -145,55 +155,22 @@ class Ingest:
 
     async def _run(self, job: Job) -> JobAnswer:
         async with self._turns:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=_environment(),
-                limit=1 << 20,
-            )
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    answer, errors = await _talk(process, msgspec.json.encode(job))
+                    ended = await self._jobs.run(msgspec.json.encode(job))
             except TimeoutError:
                 raise IngestError(f"reading the adapter took longer than {self._timeout_s:g} s") from None
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-        if process.returncode != 0:
-            _logger.error("the process that reads adapters failed (%s): %s", process.returncode, errors)
-            raise IngestError(f"the process that reads the adapter {_ending(process.returncode)}")
+            except ForkServerError as error:
+                _logger.error("no process reads adapters: %s", error)
+                raise IngestError("no process reads the adapter; the server's log says more") from None
+        if ended.returncode != 0:
+            errors = ended.errors.decode(errors="backslashreplace")
+            _logger.error("the process that reads adapters failed (%s): %s", ended.returncode, errors)
+            raise IngestError(f"the process that reads the adapter {_ending(ended.returncode)}")
         try:
-            return msgspec.json.decode(answer, type=JobAnswer)
+            return msgspec.json.decode(ended.answer, type=JobAnswer)
         except msgspec.DecodeError as error:
             raise IngestError(f"the process that reads the adapter gave no answer: {error}") from None
-
-
-async def _talk(process: asyncio.subprocess.Process, job: bytes) -> tuple[bytes, str]:
-    """(stdout, start of stderr) of a process that has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with contextlib.suppress(ConnectionError):
-        process.stdin.write(job)
-        await process.stdin.drain()
-    process.stdin.close()
-    answer, errors = await asyncio.gather(
-        _read(process.stdout, MAX_ANSWER_BYTES), _read(process.stderr, MAX_ERROR_BYTES)
-    )
-    await process.wait()
-    return answer, errors[-MAX_ERROR_BYTES:].decode(errors="backslashreplace")
-
-
-async def _read(stream: asyncio.StreamReader, limit: int) -> bytes:
-    """To the end of the stream, keeping its first `limit` bytes."""
-    kept = bytearray()
-    while block := await stream.read(1 << 16):
-        kept += block[: limit - len(kept)]
-    return bytes(kept)
 
 
 def _resources(weights_size: int) -> ResourceLimits:
@@ -211,8 +188,8 @@ def _environment() -> dict[str, str]:
     return passed | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def _ending(returncode: int | None) -> str:
-    if returncode is not None and returncode < 0:
+def _ending(returncode: int) -> str:
+    if returncode < 0:
         name = Signals(-returncode).name
         reason = " (it used more CPU time than allowed)" if name == "SIGXCPU" else ""
         return f"was ended by {name}{reason}"

@@ -1,4 +1,6 @@
-"""Reads one tenant's adapter: `python -m loraserve.control.ingest_child`, one job on stdin, its answer on stdout.
+"""Reads one tenant's adapter: a job on stdin, its answer on stdout.
+
+`python -m loraserve.control.ingest_child` is the fork server whose children do that, one each.
 
 Before it looks at a byte of the tenant's it has opened every file it will need and given up the right to open more, and
 its CPU time, memory and file sizes are bounded. It may die at any point: nothing it wrote counts before the parent
@@ -39,6 +41,7 @@ from loraserve_adapters.safetensors_file import (
 )
 from loraserve_adapters.source import summarise
 
+from loraserve.control.fork_server import serve
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.report import Report
@@ -282,4 +285,4 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve(main)

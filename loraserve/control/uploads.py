@@ -95,8 +95,7 @@ class UploadService:
         self._check_sizes(files)
         tenant = principal.acting_tenant
         async with self._opening:
-            sessions = await asyncio.to_thread(self._store.sessions, tenant)
-            pending = [session for session in sessions if not session.state.is_final]
+            pending = await asyncio.to_thread(self._store.pending, tenant)
             if len(pending) >= MAX_OPEN_UPLOADS:
                 message = f"{len(pending)} uploads are open, at most {MAX_OPEN_UPLOADS} can be: commit or abort some."
                 raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -172,6 +172,12 @@ class UploadStore:
         found = [session for session in self._all() if tenant is None or session.tenant == tenant]
         return sorted(found, key=lambda session: session.created_at, reverse=True)
 
+    def pending(self, tenant: str) -> list[UploadSession]:
+        """Those that are not final, in any order; of thousands that are, nothing is read again."""
+        ended = self._ended
+        found = self._load_all(name for name in self._names() if name not in ended)
+        return [session for session in found if session.tenant == tenant and not session.state.is_final]
+
     def recover(self) -> list[UploadSession]:
         """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
         recovered: list[UploadSession] = []
@@ -204,10 +210,16 @@ class UploadStore:
         with suppress(UploadNotFoundError), self._locked(upload_id):
             discard_folder(self._path(upload_id), self._trash)
 
+    def _names(self) -> list[str]:
+        return [*filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder))]
+
     def _all(self) -> Iterator[UploadSession]:
-        names = [*filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder))]
+        names = self._names()
         ended = self._ended  # of which nothing is taken out, also by other threads
         self._ended = {name: ended[name] for name in names if name in ended}
+        return self._load_all(names)
+
+    def _load_all(self, names: Iterable[str]) -> Iterator[UploadSession]:
         for name in names:
             try:
                 yield self._load_once(name)
@@ -232,7 +244,7 @@ class UploadStore:
         return session
 
     def _remove_unfinished_creations(self, before: float) -> None:
-        for name in filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder)):
+        for name in self._names():
             folder = self._folder / name
             with suppress(FileNotFoundError):
                 if not (folder / _SESSION).exists() and folder.stat().st_mtime < before:

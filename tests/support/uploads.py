@@ -1,6 +1,7 @@
 """An `UploadService` on a real store, with a publisher that remembers instead of writing documents."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -138,8 +139,9 @@ class UploadBench:
     def remains(self) -> list[str]:
         """What is on disk beside the records of sessions: blobs, packed forms and parts."""
         ignored = {"session.json", "lock", "claim"}
-        paths = [path for path in self.data_dir.rglob("*") if path.is_file() and path.name not in ignored]
-        return sorted(str(path.relative_to(self.data_dir)) for path in paths)
+        files = (os.path.join(folder, name) for folder, _, names in os.walk(self.data_dir) for name in names)
+        start = len(f"{self.data_dir}/")
+        return sorted(path[start:] for path in files if os.path.basename(path) not in ignored)
 
     def contents(self) -> list[str]:
         """Digests of complete blobs; fails on one that is not."""

@@ -287,6 +287,18 @@ def test_listing_is_newest_first_and_by_tenant(store: UploadStore) -> None:
     assert store.sessions("c") == []
 
 
+def test_pending_are_those_that_can_still_be_published(store: UploadStore) -> None:
+    first, second, of_another = create(store, tenant="a"), create(store, tenant="a"), create(store, tenant="b")
+    for _ in range(2):
+        assert {session.id for session in store.pending("a")} == {first.id, second.id}
+    store.update(first.id, become(UploadState.ABORTED))
+    for _ in range(2):
+        assert [session.id for session in store.pending("a")] == [second.id]
+    store.remove(second.id)
+    assert store.pending("a") == []
+    assert [session.id for session in store.pending("b")] == [of_another.id]
+
+
 def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore, tmp_path: Path) -> None:
     other = UploadStore(tmp_path / "data")
     ended, open_until_later = (store.update(create(store).id, become(UploadState.ABORTED)), create(store))

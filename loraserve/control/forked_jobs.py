@@ -1,0 +1,141 @@
+"""Our end of a fork server: jobs go in, and what the children forked for them say comes out."""
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+KILLED_WITHIN_S = 5.0
+
+
+class ForkServerError(Exception):
+    """It ended, or did not even start, and the job with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    returncode: int
+    """As `subprocess` has it: a signal's number below zero."""
+    answer: bytes
+    """The first of what came on stdout."""
+    errors: bytes
+    """The first of what came on stderr."""
+
+
+class ForkedJobs:
+    """Called on the event loop. Its fork server runs from the first job until `close`, or nobody has this any more."""
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, max_answer_bytes: int, max_error_bytes: int
+    ) -> None:
+        """command: calls `fork_server.serve`. What is said beyond the maxima is dropped."""
+        self._command = command
+        self._environment = environment
+        self._max_answer_bytes = max_answer_bytes
+        self._max_error_bytes = max_error_bytes
+        self._end: weakref.finalize[..., Any] | None = None
+        self._control: socket.socket | None = None
+
+    async def run(self, job: bytes) -> Ended:
+        """A child for this job alone; when cancelled, it is gone before this returns. Raises `ForkServerError`."""
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            pairs = [socket.socketpair() for _ in range(3)]
+            ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            for end in ours:
+                stack.enter_context(end).setblocking(False)
+            with contextlib.ExitStack() as sent:
+                for end in theirs:
+                    sent.enter_context(end)
+                self._start_child([end.fileno() for end in theirs])
+            job_socket, error_socket, life = ours
+            try:
+                _, answer, errors = await asyncio.gather(
+                    _send(loop, job_socket, job),
+                    _read(loop, job_socket, self._max_answer_bytes),
+                    _read(loop, error_socket, self._max_error_bytes),
+                )
+                status = await _read(loop, life, 16)
+            except BaseException:
+                await self._kill(loop, life)
+                raise
+        if not status:
+            raise ForkServerError(f"{' '.join(self._command)} ended")
+        return Ended(int(status), answer, errors)
+
+    def close(self) -> None:
+        """Ends the fork server with all children; blocks until it is gone, which takes milliseconds."""
+        end, self._end, self._control = self._end, None, None
+        if end is not None:
+            end()
+
+    def _start_child(self, descriptors: Sequence[int]) -> None:
+        try:
+            self._send_descriptors(descriptors)
+        except OSError:
+            # It ended since the last job.
+            self.close()
+            try:
+                self._send_descriptors(descriptors)
+            except OSError as error:
+                raise ForkServerError(f"{' '.join(self._command)} cannot be started: {error}") from error
+
+    def _send_descriptors(self, descriptors: Sequence[int]) -> None:
+        if self._control is None:
+            self._control = self._start_server()
+        socket.send_fds(self._control, [b"1"], descriptors)
+
+    def _start_server(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as failed:
+            failed.enter_context(ours)
+            with theirs:
+                process = subprocess.Popen(
+                    self._command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env=self._environment,
+                    # Ctrl-C in a terminal is for the server, which decides what still gets done.
+                    start_new_session=True,
+                )
+            failed.pop_all()
+        self._end = weakref.finalize(self, _end_server, process, ours)
+        return ours
+
+    async def _kill(self, loop: asyncio.AbstractEventLoop, life: socket.socket) -> None:
+        """Waits for the end of the child, however that comes about."""
+        with contextlib.suppress(OSError):
+            life.shutdown(socket.SHUT_WR)
+        try:
+            async with asyncio.timeout(KILLED_WITHIN_S):
+                await _read(loop, life, 16)
+        except TimeoutError:
+            await asyncio.to_thread(self.close)
+
+
+def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    control.close()
+    try:
+        process.wait(KILLED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+async def _send(loop: asyncio.AbstractEventLoop, target: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        await loop.sock_sendall(target, data)
+        target.shutdown(socket.SHUT_WR)
+
+
+async def _read(loop: asyncio.AbstractEventLoop, source: socket.socket, limit: int) -> bytes:
+    """To the end of what comes, keeping its first `limit` bytes."""
+    kept = bytearray()
+    with contextlib.suppress(ConnectionError):
+        while block := await loop.sock_recv(source, 1 << 16):
+            kept += block[: limit - len(kept)]
+    return bytes(kept)

@@ -1,0 +1,252 @@
+"""A child of its own for each job: what it has, what comes back, and what is left of it."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+import pytest
+
+from loraserve.control.forked_jobs import Ended, ForkedJobs, ForkServerError
+from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
+
+UPPER = "import sys; sys.stdout.write(sys.stdin.read().upper())"
+HANG = "import time; time.sleep(600)"
+
+
+@contextmanager
+def jobs_of(script: str, **environment: str) -> Iterator[ForkedJobs]:
+    jobs = forked_jobs(fork_server_of(script), **environment)
+    try:
+        yield jobs
+    finally:
+        jobs.close()
+
+
+def forked_jobs(command: tuple[str, ...], **environment: str) -> ForkedJobs:
+    return ForkedJobs(
+        command, {"PATH": os.environ["PATH"], **environment}, max_answer_bytes=1 << 20, max_error_bytes=100
+    )
+
+
+def servers() -> set[int]:
+    return set(our_fork_servers("fork_server"))
+
+
+def is_running(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def the_server(other_than: int = 0) -> int:
+    """Its command is not known in the instant after it was started."""
+    while not (found := servers() - {other_than}):
+        await asyncio.sleep(0.005)
+    (server,) = found
+    return server
+
+
+async def child_of(server: int) -> int:
+    while not (children := children_of(server)):
+        await asyncio.sleep(0.005)
+    return children[0]
+
+
+def test_a_job_goes_in_and_what_the_child_says_comes_out() -> None:
+    with jobs_of(UPPER) as jobs:
+        assert asyncio.run(jobs.run(b"select 1")) == Ended(0, b"SELECT 1", b"")
+        large = b"a" * 5_000_000
+        ended = asyncio.run(jobs.run(large))
+    assert ended == Ended(0, b"A" * (1 << 20), b"")
+
+
+@pytest.mark.parametrize(
+    ("script", "returncode", "errors"),
+    [
+        ("raise SystemExit(3)", 3, b""),
+        ("raise SystemExit('no')", 1, b""),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9, b""),
+        ("import sys; sys.stderr.write('x' * 5000)", 0, b"x" * 100),
+        ("import sys; sys.stdin.close(); sys.stdout.close()", 0, b""),
+    ],
+)
+def test_how_a_child_ends(script: str, returncode: int, errors: bytes) -> None:
+    with jobs_of(script) as jobs:
+        ended = asyncio.run(jobs.run(b"a" * 1_000_000))
+    assert (ended.returncode, ended.errors) == (returncode, errors)
+
+
+def test_an_error_is_told_on_stderr() -> None:
+    with jobs_of("import sys; sys.stdin.read(); raise ValueError('forty-two')") as jobs:
+        jobs._max_error_bytes = 10_000
+        ended = asyncio.run(jobs.run(b""))
+    assert ended.returncode == 1
+    assert b"ValueError: forty-two" in ended.errors
+
+
+def test_a_child_has_its_own_sockets_alone_and_nothing_of_the_one_before() -> None:
+    script = """
+import builtins, json, os, sys
+job = sys.stdin.read()
+seen = getattr(builtins, "seen", [])
+builtins.seen = [*seen, job]
+places = {int(place): os.readlink(f"/proc/self/fd/{place}") for place in os.listdir("/proc/self/fd")
+          if os.path.lexists(f"/proc/self/fd/{place}")}
+json.dump({"pid": os.getpid(), "seen": seen, "places": places, "environment": dict(os.environ)}, sys.stdout)
+"""
+
+    async def run(jobs: ForkedJobs) -> list[Ended]:
+        return await asyncio.gather(*(jobs.run(f"job {i}".encode()) for i in range(8)))
+
+    with jobs_of(script, GIVEN="yes") as jobs:
+        answers = [json.loads(ended.answer) for ended in asyncio.run(run(jobs))]
+    assert len({answer["pid"] for answer in answers}) == 8
+    for answer in answers:
+        assert answer["seen"] == []
+        assert answer["environment"]["GIVEN"] == "yes"
+        assert "HOME" not in answer["environment"]
+        places = answer["places"]
+        assert set(places) == {"0", "1", "2", "3"}
+        assert places["0"] == places["1"] != places["2"]
+        assert places["3"].startswith("pipe:")
+
+
+def test_a_cancelled_job_s_child_is_gone_at_once_and_the_others_go_on() -> None:
+    script = """
+import os, sys, time
+if sys.stdin.read() == "hang":
+    time.sleep(600)
+sys.stdout.write("done")
+"""
+
+    async def run(jobs: ForkedJobs) -> None:
+        assert (await jobs.run(b"")).answer == b"done"
+        server = await the_server()
+        hanging = asyncio.create_task(jobs.run(b"hang"))
+        child = await child_of(server)
+        hanging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await hanging
+        assert not is_running(child)
+        assert (await jobs.run(b"")).answer == b"done"
+        assert servers() == {server}
+
+    with jobs_of(script) as jobs:
+        asyncio.run(run(jobs))
+
+
+def test_jobs_whose_server_dies_fail_and_the_next_gets_another() -> None:
+    async def run(jobs: ForkedJobs) -> None:
+        hanging = asyncio.create_task(jobs.run(b"hang"))
+        await asyncio.sleep(0)
+        server = await the_server()
+        child = await child_of(server)
+        os.kill(server, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        with pytest.raises(ForkServerError, match="ended"):
+            await hanging
+        wait_until_gone(server)
+        for _ in range(3):
+            hanging = asyncio.create_task(jobs.run(b"hang"))
+            await asyncio.sleep(0)
+            another = await the_server(other_than=server)
+            await child_of(another)
+            hanging.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await hanging
+
+    with jobs_of(HANG) as jobs:
+        asyncio.run(run(jobs))
+    assert servers() == set()
+
+
+def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraserve.control.forked_jobs.KILLED_WITHIN_S", 0.2)
+
+    async def run(jobs: ForkedJobs) -> None:
+        assert (await jobs.run(b"a")).answer == b"A"
+        server = await the_server()
+        os.kill(server, signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await jobs.run(b"a")
+        assert servers() == set()
+        assert (await jobs.run(b"a")).answer == b"A"
+
+    with jobs_of(UPPER) as jobs:
+        asyncio.run(run(jobs))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ((sys.executable, "-c", "raise SystemExit(1)"), "ended"),
+        (("/nowhere/python",), "cannot be started"),
+    ],
+)
+def test_a_server_that_cannot_run_is_told(command: tuple[str, ...], reason: str) -> None:
+    jobs = forked_jobs(command)
+    for _ in range(2):
+        with pytest.raises(ForkServerError, match=reason):
+            asyncio.run(jobs.run(b"a"))
+    jobs.close()
+
+
+def test_it_ends_with_its_children_when_it_is_closed_or_nobody_has_it() -> None:
+    async def run(jobs: ForkedJobs) -> tuple[int, int, asyncio.Task[Ended]]:
+        task = asyncio.create_task(jobs.run(b""))
+        await asyncio.sleep(0)
+        server = await the_server()
+        return server, await child_of(server), task
+
+    async def closed(jobs: ForkedJobs) -> None:
+        server, child, task = await run(jobs)
+        jobs.close()
+        with pytest.raises(ForkServerError):
+            await task
+        assert not is_running(server)
+        wait_until_gone(child)
+        jobs.close()
+
+    asyncio.run(closed(forked_jobs(fork_server_of(HANG))))
+    dropped = forked_jobs(fork_server_of(UPPER))
+    asyncio.run(dropped.run(b""))
+    server = asyncio.run(the_server())
+    del dropped
+    gc.collect()
+    assert not is_running(server)
+
+
+def test_nothing_is_left_when_the_process_that_uses_it_is_killed() -> None:
+    program = f"""
+import asyncio, os, sys
+from loraserve.control.forked_jobs import ForkedJobs
+jobs = ForkedJobs({fork_server_of(HANG)!r}, dict(os.environ), max_answer_bytes=1, max_error_bytes=1)
+asyncio.run(jobs.run(b""))
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as user:
+        deadline = time.monotonic() + 30
+        server = child = 0
+        while not child:
+            assert time.monotonic() < deadline
+            server = next(iter(children_of(user.pid)), 0)
+            child = next(iter(children_of(server)), 0) if server else 0
+            time.sleep(0.01)
+        user.kill()
+    wait_until_gone(server)
+    wait_until_gone(child)

@@ -1,0 +1,42 @@
+"""Fork servers whose children do what a test wants."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+_PROGRAM = """
+from loraserve.control.fork_server import serve
+
+def main():
+    exec({script!r}, {{}})
+    return 0
+
+serve(main)
+"""
+
+
+def fork_server_of(script: str) -> tuple[str, ...]:
+    """A command for `ForkedJobs`: each child runs the script."""
+    return sys.executable, "-c", _PROGRAM.format(script=script)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids, found in microseconds; none of a process that is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def our_fork_servers(module: str) -> list[int]:
+    """Of this process, by the module that they run. Its name is not known in the instant after the start."""
+    return [pid for pid in children_of(os.getpid()) if module in _command_of(pid)]
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
