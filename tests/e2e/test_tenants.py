@@ -334,13 +334,12 @@ class TestKeys:
             http.stream("POST", "/v1/completions", json=body) as response,
         ):
             lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
+            assert "choices" in json.loads(next(lines).removeprefix("data: "))
             assert keyed.admin.delete(f"/v1/keys/{created['id']}").status_code == 204
             refused = http.get("/v1/models")
             assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
             events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
         assert events[-1]["error"]["code"] == "invalid_api_key"
-        assert "choices" in events[0]
 
     def test_a_rotated_key_works_beside_the_old_one_until_its_time_is_over(self, keyed: Keyed) -> None:
         created = keyed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme"}).json()
