@@ -22,6 +22,7 @@ from tests.support.triton_launches import checked_replay
 
 HAS_GPU = torch.cuda.is_available()
 HAS_AMX = "amx_bf16" in cpu_flags()
+EMULATED_AMX = Path(__file__).parents[1] / "support" / "emulated_amx.h"
 
 # A machine that is there for its GPU need not have hypothesis, and neither of these needs a GPU.
 collect_ignore = [] if importlib.util.find_spec("hypothesis") else ["test_attention_work.py", "test_lora_tiles.py"]
@@ -107,11 +108,34 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
         pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
 
 
-@pytest.fixture(params=["amx", "no-amx"] if HAS_AMX else ["no-amx"])
-def amx(request: pytest.FixtureRequest, cpu_library: CpuLibrary) -> Iterator[None]:
-    """`cpu_library` with AMX and as it is where the system does not allow AMX."""
-    with amx_set(cpu_library, enabled=request.param == "amx"):
-        yield
+@pytest.fixture(scope="session")
+def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """The C functions with AMX, its instructions emulated on a CPU that lacks them and no others."""
+    if cpu_library.has_amx:
+        return cpu_library
+    compiler = next(find_compilers(), None)
+    variant = next(iter(usable_variants(platform.machine(), cpu_flags())), None)
+    if compiler is None or variant is None or "avx512_bf16" not in variant.cpu_flags:
+        pytest.skip("needs AMX, or a C compiler and a CPU with AVX-512 products of bfloat16")
+    path = tmp_path_factory.mktemp("emulated-amx") / variant.file_name
+    compiler.build(path, (*variant.compile_flags, "-fopenmp", f'-DEMULATED_AMX="{EMULATED_AMX}"'))
+    try:
+        library = open_prebuilt(variant, path)
+    except OSError as error:
+        pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
+    assert library.has_amx
+    return library
+
+
+@pytest.fixture(params=["amx", "no-amx"])
+def library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
+    """The C functions with AMX, and as they are where the CPU or the system does not allow it."""
+    if request.param == "amx":
+        yield request.getfixturevalue("amx_library")
+        return
+    library: CpuLibrary = request.getfixturevalue("cpu_library")
+    with amx_set(library, enabled=False):
+        yield library
 
 
 @contextmanager
@@ -124,7 +148,7 @@ def amx_set(library: CpuLibrary, *, enabled: bool) -> Iterator[None]:
 IMPLEMENTATIONS = ["reference", "cpu", pytest.param("cpu-narrowest", marks=pytest.mark.slow), "triton"]
 
 
-@pytest.fixture(params=[*IMPLEMENTATIONS, "cpu-no-amx"] if HAS_AMX else IMPLEMENTATIONS)
+@pytest.fixture(params=[*IMPLEMENTATIONS, "cpu-no-amx" if HAS_AMX else "cpu-amx"])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Each implementation in turn: one contract suite for all."""
     if request.param == "cpu-no-amx":
@@ -143,7 +167,8 @@ def _backend(request: pytest.FixtureRequest) -> Backend:
         from loraserve_kernels.triton_backend import TritonBackend
 
         return TritonBackend()
-    return CpuBackend(request.getfixturevalue("cpu_library" if request.param == "cpu" else "narrowest_library"))
+    libraries = {"cpu": "cpu_library", "cpu-amx": "amx_library", "cpu-narrowest": "narrowest_library"}
+    return CpuBackend(request.getfixturevalue(libraries[request.param]))
 
 
 @pytest.fixture

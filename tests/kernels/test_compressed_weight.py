@@ -12,10 +12,9 @@ NUM_ROWS = (1, 5, 16, 17, 32, 33, 48, 65, 330, 650)
 
 
 @pytest.fixture
-def library(cpu_library: CpuLibrary) -> CpuLibrary:
-    if not cpu_library.has_amx:
-        pytest.skip("weights are compressed for AMX only")
-    return cpu_library
+def library(amx_library: CpuLibrary) -> CpuLibrary:
+    """Weights are compressed for AMX only."""
+    return amx_library
 
 
 def random_weight(num_outputs: int, depth: int) -> Tensor:

@@ -3,9 +3,15 @@ from dataclasses import replace
 import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
 
 from tests.support.decoder_cases import CASES, INTERMEDIATE, make_case, make_parts
+
+
+@pytest.fixture
+def cpu(library: CpuLibrary) -> CpuBackend:
+    return CpuBackend(library)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

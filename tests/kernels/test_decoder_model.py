@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw
@@ -23,6 +24,11 @@ from tests.support.decoder_cases import (
 )
 
 NUM_EMBEDDINGS, VOCAB, NUM_POSITIONS, NUM_LAYERS = 50, 4170, 1300, 3
+
+
+@pytest.fixture
+def cpu(library: CpuLibrary) -> CpuBackend:
+    return CpuBackend(library)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -114,12 +114,11 @@ def test_no_rows_at_all(backend, device):
     assert run(backend, inputs, scaling=0.25).shape == (0, 2, 16)
 
 
-@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 100}, {"softcap": 3.0}])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 40), (6, 2, 64), (2, 2, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype, heads, kv_heads, head_dim, options):
-    backend, context = CpuBackend(cpu_library), 700
+def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(library, dtype, heads, kv_heads, head_dim, options):
+    backend, context = CpuBackend(library), 700
     inputs = make_attention_inputs([context, 30], [context, 1], heads, kv_heads, head_dim, dtype=dtype)
     whole = run(backend, inputs, scaling=0.2, **options)[1:]
     q = inputs.q[1:]
@@ -142,13 +141,12 @@ def test_a_rows_bits_do_not_depend_on_batch_chunks_or_threads(cpu_library, dtype
         torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 21}, {"softcap": 3.0}])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "block_size"), [(2, 2, 64, 16), (4, 2, 32, 48), (6, 2, 96, 16), (4, 1, 128, 32)]
 )
-def test_a_row_of_a_prompt_has_the_bits_of_a_decode_row(cpu_library, heads, kv_heads, head_dim, block_size, options):
-    backend, context = CpuBackend(cpu_library), 150
+def test_a_row_of_a_prompt_has_the_bits_of_a_decode_row(library, heads, kv_heads, head_dim, block_size, options):
+    backend, context = CpuBackend(library), 150
     inputs = make_attention_inputs([context], [context], heads, kv_heads, head_dim, block_size, torch.bfloat16)
     decode = dataclasses.replace(
         inputs.batch,

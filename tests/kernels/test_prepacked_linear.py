@@ -70,14 +70,13 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, s
         assert torch.equal(torch.cat([linear(part) for part in x.split(num_rows)]), whole)
 
 
-@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("shape", [*SHAPES, (80, 40)])
-def test_packed_tiles_of_any_number_of_rows(cpu_library, assert_close, shape):
+def test_packed_tiles_of_any_number_of_rows(library, assert_close, shape):
     """Pairs of tiles, single tiles and partial ones, and more rows than an item has: right, and the same bits."""
     weight, bias = make_weight(shape, torch.bfloat16)
-    if packed_bytes(weight, cpu_library) == 0:
+    if packed_bytes(weight, library) == 0:
         pytest.skip("no packed kernel for this dtype on this CPU")
-    linear = PackedLinear(weight, bias, cpu_library)
+    linear = PackedLinear(weight, bias, library)
     x = torch.randn(700, shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
     whole = linear(x)
     assert_close(whole, x.double() @ weight.double().T + bias.double())
@@ -85,14 +84,13 @@ def test_packed_tiles_of_any_number_of_rows(cpu_library, assert_close, shape):
         assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
 
 
-@pytest.mark.usefixtures("amx")
 @pytest.mark.parametrize("num_rows", [1, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
-def test_what_lies_around_the_rows_is_not_seen(cpu_library, shape, num_rows):
+def test_what_lies_around_the_rows_is_not_seen(library, shape, num_rows):
     weight, bias = make_weight(shape, torch.bfloat16)
-    if packed_bytes(weight, cpu_library) == 0:
+    if packed_bytes(weight, library) == 0:
         pytest.skip("no packed kernel for this dtype on this CPU")
-    linear = PackedLinear(weight, bias, cpu_library)
+    linear = PackedLinear(weight, bias, library)
     around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
     x = around[16 : num_rows + 16, 32 : shape[1] + 32]
     x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))

@@ -24,6 +24,9 @@ bool amx_is_on(void) { return is_on; }
 #define TILES_AHEAD 6 /* of one compressed panel, asked for ahead */
 #define MAX_STEP_LINES 8 /* more would wait for each other */
 
+#ifdef EMULATED_AMX /* a header of the tests, with the same in software */
+#include EMULATED_AMX
+#else
 static bool cpu_has_amx(void)
 {
     unsigned int eax, ebx, ecx, edx;
@@ -32,6 +35,7 @@ static bool cpu_has_amx(void)
 
 /* Linux keeps the tiles' 8 KB of a thread only for processes that have asked. */
 static bool system_allows_amx(void) { return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0; }
+#endif
 
 struct tile_shapes {
     uint8_t palette, start_row, reserved[14];
