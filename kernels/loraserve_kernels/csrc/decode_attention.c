@@ -5,12 +5,13 @@
  * probabilities and totals are [key, query]. Every sum is the one that paged_attention.c makes of the same row.
  *
  * 64 keys and values of 64, three queries, on a Xeon with AMX: 510 ns from L2, 1,150 with the keys transposed. 16
- * sequences of 1,920 keys, 4 kv heads of 64, from memory, two EPYC Zen 4 cores: 1.57 ms, 2.20 by paged_attention.c alone.
+ * sequences of 1,920 keys, 4 kv heads of 64, from memory, two EPYC Zen 4 cores: 1.5 ms, 2.3 by paged_attention.c alone.
  */
 #include "decode_attention.h"
 
 #define GROUP AMX_ROWS        /* keys that are multiplied together: they lie side by side in a block */
 #define GROUPS (KEYS / GROUP) /* of a chunk */
+#define LINE_BYTES 64
 
 #if defined(__AVX512BF16__)
 
@@ -59,31 +60,21 @@ static struct chunk find_chunk(const struct attention *p, const struct attention
     return chunk;
 }
 
-/* Pieces of the caches, each a group's rows, that are asked for while other rows are used: of at_a_time pieces the
- * first line of each, then the second of each; then those of the next pieces. */
+/* Rows are asked for while others are used, a group's rows in one cache as one piece. With AMX all pieces of the next
+ * chunk at a time, of each the first line, then of each the second: several streams for a Xeon to run ahead in. */
 struct asking {
     const char *pieces[2 * GROUPS];
-    int64_t at_a_time, lines_each;
-    int64_t piece, line;      /* the first piece and the line to be asked for next */
-    int64_t asked, num_lines; /* of at_a_time pieces together */
-    int64_t due, pace;        /* 65,536ths of such a line: asked for by now, and more with each step */
+    int64_t num_pieces, line, num_lines; /* the line to be asked for next, and how many a piece has */
+    int64_t due, pace;                   /* 65,536ths of a line: asked for by now, and more with each step */
 };
 
-/* Asks for a chunk's rows in one cache, or in two. With AMX all pieces at a time: several streams for a Xeon to run
- * ahead in. An EPYC Zen 4 runs ahead of lines in order: 16 sequences of 1,920 keys, 4 kv heads of 64, two cores, take
- * 1.83 ms so, 2.41 with all pieces at a time. */
-static struct asking start_asking(const struct attention *p, const struct chunk *chunk, const void *cache,
-                                  const void *other_cache, int64_t num_steps)
+static struct asking start_asking(const struct attention *p, const struct chunk *chunk, int64_t num_steps)
 {
-    struct asking asking = {.lines_each = GROUP * p->head_dim * (int64_t)size_of(BFLOAT16) / 64};
-    int64_t num_pieces = 0;
+    struct asking asking = {.num_lines = GROUP * p->head_dim * (int64_t)size_of(BFLOAT16) / LINE_BYTES};
     for (int64_t group = 0; group < chunk->num_groups; group++) {
-        asking.pieces[num_pieces++] = at(cache, chunk->rows[group], BFLOAT16);
-        if (other_cache)
-            asking.pieces[num_pieces++] = at(other_cache, chunk->rows[group], BFLOAT16);
+        asking.pieces[asking.num_pieces++] = at(p->k_cache, chunk->rows[group], BFLOAT16);
+        asking.pieces[asking.num_pieces++] = at(p->v_cache, chunk->rows[group], BFLOAT16);
     }
-    asking.at_a_time = amx_is_on() ? num_pieces : 1;
-    asking.num_lines = asking.lines_each * (amx_is_on() ? num_pieces > 0 : num_pieces);
     asking.pace = (asking.num_lines << 16) / num_steps + 1;
     return asking;
 }
@@ -91,29 +82,30 @@ static struct asking start_asking(const struct attention *p, const struct chunk 
 INLINE void ask_for_lines(struct asking *asking)
 {
     asking->due += asking->pace;
-    for (; asking->asked < MIN(asking->due >> 16, asking->num_lines); asking->asked++) {
-        for (int64_t i = 0; i < asking->at_a_time; i++)
-            __builtin_prefetch(asking->pieces[asking->piece + i] + asking->line * 64, 0, 2);
-        if (++asking->line == asking->lines_each) {
-            asking->line = 0;
-            asking->piece += asking->at_a_time;
-        }
-    }
+    for (; asking->line < MIN(asking->due >> 16, asking->num_lines); asking->line++)
+        for (int64_t i = 0; i < asking->num_pieces; i++)
+            __builtin_prefetch(asking->pieces[i] + asking->line * LINE_BYTES, 0, 2);
 }
 
-/* scores [GROUP, DECODE_QUERIES] = keys [GROUP, words] times queries. A lane sums one key's products, word after word.
- * next_keys come from L2 meanwhile: 16 sequences of 1,920 keys took 5 % longer without. */
-INLINE void score_group(float *scores, const void *keys, const void *next_keys, const float *queries, int64_t words,
-                        struct asking *asking, const int count)
+/* A group's keys, and what comes meanwhile. */
+struct key_group {
+    const void *keys;
+    const void *next;   /* keys, from L2: 16 sequences of 1,920 keys took 5 % longer without */
+    const char *values; /* of these keys, line by line */
+};
+
+/* scores [GROUP, DECODE_QUERIES] = keys [GROUP, words] times queries. A lane sums one key's products, word after word. */
+INLINE void score_group(float *scores, const struct key_group *group, const float *queries, int64_t words,
+                        const int count)
 {
     vf sum[DECODE_QUERIES] = {{0}};
     for (int64_t word = 0; word < words; word += LANES) {
-        ask_for_lines(asking);
         vf square[GROUP];
 #pragma GCC unroll 16
         for (int i = 0; i < GROUP; i++) {
-            __builtin_prefetch(at(next_keys, i * words + word, FLOAT32), 0, 3);
-            square[i] = load(keys, i * words + word, FLOAT32);
+            __builtin_prefetch(group->values + (word + i) * LINE_BYTES, 0, 2);
+            __builtin_prefetch(at(group->next, i * words + word, FLOAT32), 0, 3);
+            square[i] = load(group->keys, i * words + word, FLOAT32);
         }
         transpose(square);
 #pragma GCC unroll 16
@@ -135,27 +127,27 @@ INLINE void score_group(float *scores, const void *keys, const void *next_keys, 
 /* NOTE: functions of their own, see MULTIPLY in packed_linear.c. */
 #define SCORE_GROUPS(count)                                                                                           \
     static __attribute__((noinline)) void score_groups_for_##count(                                                   \
-        float *scores, const void *const *groups, int64_t num_groups, const float *queries, int64_t words,            \
-        struct asking *asking)                                                                                        \
+        float *scores, const struct key_group *groups, int64_t num_groups, const float *queries, int64_t words)       \
     {                                                                                                                 \
-        for (int64_t group = 0; group < num_groups; group++)                                                          \
-            score_group(scores + group * GROUP * DECODE_QUERIES, groups[group],                                       \
-                        groups[MIN(group + 1, num_groups - 1)], queries, words, asking, count);                       \
+        for (int64_t i = 0; i < num_groups; i++)                                                                      \
+            score_group(scores + i * GROUP * DECODE_QUERIES, groups + i, queries, words, count);                      \
     }
 SCORE_GROUPS(1)
 SCORE_GROUPS(2)
 SCORE_GROUPS(3)
 SCORE_GROUPS(4)
 
-/* As amx_score_keys. The chunk's values are asked for meanwhile. */
-static void score_groups(const struct attention *p, const struct chunk *chunk, const void *const *groups,
+/* As amx_score_keys. */
+static void score_groups(const struct attention *p, const struct chunk *chunk, const void *const *keys,
                          const struct workspace *w, int64_t queries)
 {
-    static void (*const score[])(float *, const void *const *, int64_t, const float *, int64_t, struct asking *) = {
+    static void (*const score[])(float *, const struct key_group *, int64_t, const float *, int64_t) = {
         NULL, score_groups_for_1, score_groups_for_2, score_groups_for_3, score_groups_for_4};
-    const int64_t words = p->head_dim / 2;
-    struct asking asking = start_asking(p, chunk, p->v_cache, NULL, chunk->num_groups * words / LANES);
-    score[queries](w->scores, groups, chunk->num_groups, w->queries, words, &asking);
+    struct key_group groups[GROUPS];
+    for (int64_t i = 0; i < chunk->num_groups; i++)
+        groups[i] = (struct key_group){keys[i], keys[MIN(i + 1, chunk->num_groups - 1)],
+                                       at(p->v_cache, chunk->rows[i], BFLOAT16)};
+    score[queries](w->scores, groups, chunk->num_groups, w->queries, p->head_dim / 2);
 }
 
 /* scores [KEYS, DECODE_QUERIES] = keys times queries. Rows that are not to be read are left out of a copy. */
@@ -263,25 +255,40 @@ static void soften(float *scores, vf *totals, vf shift, int64_t num_groups)
         }
 }
 
-/* One group's values, and what to ask for meanwhile: of the next chunk with AMX all, else the keys. */
+/* One group's values, and what is asked for meanwhile: with AMX of all that the next chunk has, else some of its keys. */
 struct value_group {
     const char *values;
     int64_t row_bytes, first, end; /* rows that are read */
     const float *probabilities;    /* [GROUP, DECODE_QUERIES] */
-    struct asking *asking;
+    struct asking *asking;         /* with AMX */
+    const char *const *pieces;     /* without */
+    int64_t num_pieces;
 };
+
+/* The lines of pieces whose turn it is with a key's elements from d on: each comes once, one after the other, as an EPYC
+ * Zen 4 runs ahead of them. NOTE: to keep an account of lines, as with AMX, takes it longer than to multiply. */
+INLINE void ask_for_keys(const struct value_group *group, int64_t d, int64_t key, const int vectors)
+{
+    for (int64_t i = 0; i < group->num_pieces; i++)
+#pragma GCC unroll 2
+        for (int line = 0; line < vectors / 2; line++)
+            __builtin_prefetch(group->pieces[i] + (d / 2 + key * (vectors / 2) + line) * LINE_BYTES, 0, 2);
+}
 
 /* output += probabilities * values. A word holds an even and an odd element, which are kept apart until the span's end:
  * output is [queries, dim / 2 / LANES, even or odd, LANES]. */
 INLINE void add_values(float *output, int64_t dim, const struct value_group *group, int64_t d, const int queries,
-                       const int vectors)
+                       const int vectors, const bool with_amx)
 {
     vf sum[DECODE_QUERIES * 4];
 #pragma GCC unroll 16
     for (int i = 0; i < queries * vectors; i++)
         sum[i] = load(output, i / vectors * dim + d + i % vectors * LANES, FLOAT32);
     for (int64_t key = 0; key < GROUP; key++) {
-        ask_for_lines(group->asking);
+        if (with_amx)
+            ask_for_lines(group->asking);
+        else
+            ask_for_keys(group, d, key, vectors);
         if (key < group->first || key >= group->end)
             continue;
         vf value[4];
@@ -301,38 +308,47 @@ INLINE void add_values(float *output, int64_t dim, const struct value_group *gro
 }
 
 /* NOTE: functions of their own, see MULTIPLY in packed_linear.c. */
-#define ADD_VALUES(queries)                                                                                           \
-    static __attribute__((noinline)) void add_values_of_##queries(float *output, int64_t dim,                        \
-                                                                  const struct value_group *group)                    \
+#define ADD_VALUES(name, queries, with_amx)                                                                           \
+    static __attribute__((noinline)) void name(float *output, int64_t dim, const struct value_group *group)           \
     {                                                                                                                 \
         int64_t d = 0;                                                                                                \
         for (; d + 4 * LANES <= dim; d += 4 * LANES)                                                                  \
-            add_values(output, dim, group, d, queries, 4);                                                            \
+            add_values(output, dim, group, d, queries, 4, with_amx);                                                  \
         for (; d < dim; d += 2 * LANES)                                                                               \
-            add_values(output, dim, group, d, queries, 2);                                                            \
+            add_values(output, dim, group, d, queries, 2, with_amx);                                                  \
     }
-ADD_VALUES(1)
-ADD_VALUES(2)
-ADD_VALUES(3)
-ADD_VALUES(4)
+ADD_VALUES(add_values_of_1, 1, false)
+ADD_VALUES(add_values_of_2, 2, false)
+ADD_VALUES(add_values_of_3, 3, false)
+ADD_VALUES(add_values_of_4, 4, false)
+ADD_VALUES(add_values_of_1_with_amx, 1, true)
+ADD_VALUES(add_values_of_2_with_amx, 2, true)
+ADD_VALUES(add_values_of_3_with_amx, 3, true)
+ADD_VALUES(add_values_of_4_with_amx, 4, true)
 
 static void add_chunk(const struct attention *p, float *output, int64_t queries, const struct chunk *chunk,
                       const struct chunk *next, const float *probabilities)
 {
-    static void (*const add[])(float *, int64_t, const struct value_group *) = {
-        NULL, add_values_of_1, add_values_of_2, add_values_of_3, add_values_of_4};
+    static void (*const add[][DECODE_QUERIES + 1])(float *, int64_t, const struct value_group *) = {
+        {NULL, add_values_of_1, add_values_of_2, add_values_of_3, add_values_of_4},
+        {NULL, add_values_of_1_with_amx, add_values_of_2_with_amx, add_values_of_3_with_amx, add_values_of_4_with_amx}};
     const int64_t passes = p->head_dim / (4 * LANES) + p->head_dim % (4 * LANES) / (2 * LANES); /* over each value */
-    struct asking asking = start_asking(p, next, p->k_cache, amx_is_on() ? p->v_cache : NULL,
-                                        chunk->num_groups * GROUP * passes);
-    for (int64_t i = 0; i < chunk->num_groups; i++) {
+    struct asking asking = start_asking(p, next, chunk->num_groups * GROUP * passes);
+    const char *keys[GROUPS];
+    for (int64_t i = 0; i < next->num_groups; i++)
+        keys[i] = at(p->k_cache, next->rows[i], BFLOAT16);
+    for (int64_t i = 0, asked = 0; i < chunk->num_groups; i++) {
+        const int64_t asked_then = (i + 1) * next->num_groups / chunk->num_groups;
         const struct value_group group = {
             .values = at(p->v_cache, chunk->rows[i], BFLOAT16),
             .row_bytes = p->head_dim * (int64_t)size_of(BFLOAT16),
             .first = chunk->first - i * GROUP, .end = chunk->end - i * GROUP,
             .probabilities = probabilities + i * GROUP * DECODE_QUERIES,
             .asking = &asking,
+            .pieces = keys + asked, .num_pieces = asked_then - asked,
         };
-        add[queries](output, p->head_dim, &group);
+        asked = asked_then;
+        add[amx_is_on()][queries](output, p->head_dim, &group);
     }
 }
 

@@ -269,6 +269,33 @@ INLINE float horizontal_sum(vf value)
     return sum;
 }
 
+#if defined(__AVX512F__)
+/* rows[i][j] <-> rows[j][i]: of squares of four words, then of squares of four of those. */
+INLINE void transpose(vf *rows)
+{
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES; i += 4) {
+        const __m512 low = _mm512_unpacklo_ps((__m512)rows[i], (__m512)rows[i + 1]);
+        const __m512 high = _mm512_unpackhi_ps((__m512)rows[i], (__m512)rows[i + 1]);
+        const __m512 next_low = _mm512_unpacklo_ps((__m512)rows[i + 2], (__m512)rows[i + 3]);
+        const __m512 next_high = _mm512_unpackhi_ps((__m512)rows[i + 2], (__m512)rows[i + 3]);
+        rows[i] = (vf)_mm512_unpacklo_pd((__m512d)low, (__m512d)next_low);
+        rows[i + 1] = (vf)_mm512_unpackhi_pd((__m512d)low, (__m512d)next_low);
+        rows[i + 2] = (vf)_mm512_unpacklo_pd((__m512d)high, (__m512d)next_high);
+        rows[i + 3] = (vf)_mm512_unpackhi_pd((__m512d)high, (__m512d)next_high);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512 a = (__m512)rows[i], b = (__m512)rows[i + 4], c = (__m512)rows[i + 8], d = (__m512)rows[i + 12];
+        const __m512 even = _mm512_shuffle_f32x4(a, b, 0x88), odd = _mm512_shuffle_f32x4(a, b, 0xdd);
+        const __m512 next_even = _mm512_shuffle_f32x4(c, d, 0x88), next_odd = _mm512_shuffle_f32x4(c, d, 0xdd);
+        rows[i] = (vf)_mm512_shuffle_f32x4(even, next_even, 0x88);
+        rows[i + 4] = (vf)_mm512_shuffle_f32x4(odd, next_odd, 0x88);
+        rows[i + 8] = (vf)_mm512_shuffle_f32x4(even, next_even, 0xdd);
+        rows[i + 12] = (vf)_mm512_shuffle_f32x4(odd, next_odd, 0xdd);
+    }
+}
+#else
 /* rows[i][j] <-> rows[j][i]: log2(LANES) perfect shuffles of the whole square. */
 INLINE void transpose(vf *rows)
 {
@@ -285,6 +312,7 @@ INLINE void transpose(vf *rows)
             rows[i] = shuffled[i];
     }
 }
+#endif
 
 INLINE float horizontal_max(vf value)
 {
