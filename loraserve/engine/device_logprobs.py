@@ -38,32 +38,26 @@ class QueuedLogprobs:
 
 
 def queue_logprobs(
-    logits: Tensor, vocab_size: int, rows: Sequence[SamplingRow], token_ids: Tensor, accelerator: Accelerator
-) -> QueuedLogprobs | None:
-    """Of the first vocab_size columns of logits [R, ...] and token_ids [R], both on the device. None: nobody asks.
+    logits: Tensor,
+    vocab_size: int,
+    rows: Sequence[SamplingRow],
+    token_ids: Tensor,
+    scored_rows: Tensor,
+    accelerator: Accelerator,
+) -> QueuedLogprobs:
+    """Of the first vocab_size columns of logits [R, ...] and token_ids [R], on the device as scored_rows are, the rows
+    that ask for log-probabilities.
 
     They are `Sampler.sample`'s but for float32 rounding: of each row alone, the best by descending logit, then by id.
     """
     asked = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
     wanted = [(row, min(num_top, vocab_size)) for row, num_top in asked if num_top is not None]
-    if not wanted:
-        return None
     num_best = max(num_top for _, num_top in wanted)
-    row_ids = _upload([row for row, _ in wanted], accelerator)
-    chunks = [_score(logits, vocab_size, ids, token_ids, num_best) for ids in row_ids.split(ROWS_AT_A_TIME)]
+    chunks = [_score(logits, vocab_size, ids, token_ids, num_best) for ids in scored_rows.split(ROWS_AT_A_TIME)]
     scores = torch.cat(chunks)
     on_host = accelerator.host_buffer(scores.numel() * scores.itemsize).view(scores.dtype).view(scores.shape)
     accelerator.copy_back(scores, on_host)
     return QueuedLogprobs(wanted, on_host)
-
-
-def _upload(values: Sequence[int], accelerator: Accelerator) -> Tensor:
-    """int64, without waiting."""
-    buffer = accelerator.host_buffer(len(values) * torch.int64.itemsize).view(torch.int64)
-    buffer.copy_(torch.tensor(values))
-    on_device = torch.empty_like(buffer, device=accelerator.device)
-    accelerator.copy_to_device(on_device, buffer)
-    return on_device
 
 
 def _score(logits: Tensor, vocab_size: int, row_ids: Tensor, token_ids: Tensor, num_best: int) -> Tensor:

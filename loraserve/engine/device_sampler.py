@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-import numpy as np
 import torch
-from loraserve_kernels.sampling import DrawParams, SamplesOnDevice
+from loraserve_kernels.sampling import SamplesOnDevice
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator, Event
 from loraserve.engine.device_logit_edits import DeviceLogitEdits
 from loraserve.engine.device_logprobs import QueuedLogprobs, queue_logprobs
 from loraserve.engine.request import TokenLogprob
+from loraserve.engine.sampling_columns import DeviceSampling, SamplingColumns
 from loraserve.engine.sampling_row import SamplingRow
-from loraserve.engine.step_buffers import BufferSpec, StepBuffers
+from loraserve.engine.step_buffers import StepBuffers
 
-_UINT64_MASK = (1 << 64) - 1
 _NOT_FINITE = -1
 
 
@@ -57,20 +56,30 @@ class DeviceSampler:
         self._backend = backend
         self._accelerator = accelerator
         self._vocab_size = vocab_size
-        # NOTE: two, for a batch that is queued while the one before runs: the parameters of that one were copied behind
-        # its forward pass, so that to overwrite them would be to wait for it.
+        # NOTE: two, for a batch that is queued while the one before runs: the tokens of that one are still to come, and
+        # what was copied behind its forward pass could not be overwritten without a wait for it.
         self._turns = cycle([_Buffers(accelerator, max_num_rows) for _ in range(2)])
         self._edits = DeviceLogitEdits(accelerator, vocab_size, max_num_rows)
 
-    def queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens:
-        """Of logits [R, at least vocab_size]. Waits for no batch but the last but one."""
+    def queue(
+        self, logits: Tensor, rows: Sequence[SamplingRow], sampling: DeviceSampling | None = None
+    ) -> QueuedTokens:
+        """Of logits [R, at least vocab_size]. Waits for no batch but the last but one.
+
+        sampling: of the rows, where it is on the device already.
+        """
         buffers = next(self._turns)
-        draws = None if all(row.is_greedy for row in rows) else buffers.draws(rows)
+        if sampling is None:
+            sampling = buffers.upload(rows)
         edits = self._edits.upload(rows)
-        token_ids, is_finite = self._backend.sample(logits, self._vocab_size, draws, edits)
+        token_ids, is_finite = self._backend.sample(logits, self._vocab_size, sampling.draws, edits)
         if edits is not None:
             self._backend.count_tokens(edits, token_ids, is_finite)
-        logprobs = queue_logprobs(logits, self._vocab_size, rows, token_ids, self._accelerator)
+        logprobs = None
+        if sampling.scored_rows is not None:
+            logprobs = queue_logprobs(
+                logits, self._vocab_size, rows, token_ids, sampling.scored_rows, self._accelerator
+            )
         on_device = torch.where(is_finite, token_ids, _NOT_FINITE)
         on_host = buffers.chosen[: len(rows)]
         return QueuedTokens(on_device, on_host, self._accelerator.copy_back(on_device, on_host), logprobs)
@@ -80,28 +89,14 @@ class _Buffers:
     """What one batch needs in page-locked memory."""
 
     def __init__(self, accelerator: Accelerator, max_num_rows: int) -> None:
-        dtypes = (np.float64, np.float64, np.float64, np.int64, np.int64, np.int32)
-        self._parameters = StepBuffers([BufferSpec((max_num_rows,), dtype) for dtype in dtypes], accelerator)
+        self._storage = StepBuffers(SamplingColumns.specs(max_num_rows), accelerator)
+        self._columns = SamplingColumns(self._storage.buffers)
         self.chosen = accelerator.host_buffer(max_num_rows * torch.int64.itemsize).view(torch.int64)
 
-    def draws(self, rows: Sequence[SamplingRow]) -> DrawParams:
-        """Their parameters, on the device for what is queued from now on."""
-        num_rows = len(rows)
-        temperature, top_p, log_min_p, seed, position, top_k = self._parameters.buffers
-        self._parameters.wait()
-        temperature.array[:num_rows] = [row.params.temperature for row in rows]
-        top_p.array[:num_rows] = [row.params.top_p for row in rows]
-        with np.errstate(divide="ignore"):
-            log_min_p.array[:num_rows] = np.log([row.params.min_p for row in rows])
-        seed.array[:num_rows] = np.array([row.seed & _UINT64_MASK for row in rows], np.uint64).view(np.int64)
-        position.array[:num_rows] = [row.position for row in rows]
-        top_k.array[:num_rows] = [row.params.top_k for row in rows]
-        self._parameters.upload(top_k.end_bytes(num_rows))
-        return DrawParams(
-            temperature=temperature.tensor[:num_rows],
-            top_k=top_k.tensor[:num_rows],
-            top_p=top_p.tensor[:num_rows],
-            log_min_p=log_min_p.tensor[:num_rows],
-            seed=seed.tensor[:num_rows],
-            position=position.tensor[:num_rows],
-        )
+    def upload(self, rows: Sequence[SamplingRow]) -> DeviceSampling:
+        """How they are sampled, on the device for what is queued from now on."""
+        self._storage.wait()
+        sampling = self._columns.fill(rows)
+        if sampling.draws is not None or sampling.scored_rows is not None:
+            self._storage.upload(self._columns.end_bytes)
+        return sampling

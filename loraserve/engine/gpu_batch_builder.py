@@ -9,6 +9,8 @@ from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.batch_builder import BatchBuilder, BatchShape, ScheduledSequence
 from loraserve.engine.decode_graphs import graph_size
 from loraserve.engine.device_sampler import QueuedTokens
+from loraserve.engine.sampling_columns import DeviceSampling, SamplingColumns
+from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.step_buffers import BufferSpec
 from loraserve.engine.work_lists import WorkLists
 
@@ -31,25 +33,34 @@ class GpuBatchBuilder(BatchBuilder):
     ) -> None:
         """work: None for a backend that reads no lists. graph_sizes: ascending; empty = nothing is captured."""
         of_tokens = [BufferSpec((max_num_seqs,), np.int64)] * 2
-        lists = [*of_tokens, *([] if work is None else work.specs)]
+        of_sampling = SamplingColumns.specs(max_num_seqs)
+        lists = [*of_tokens, *of_sampling, *([] if work is None else work.specs)]
         super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists)
-        self._chosen_rows, self._token_rows, *work_lists = self._lists
+        self._chosen_rows, self._token_rows, *lists = self._lists
+        self._columns = SamplingColumns(lists[: len(of_sampling)])
         if work is not None:
-            work.use(work_lists)
+            work.use(lists[len(of_sampling) :])
         self._work = work
         self._graph_sizes = graph_sizes
         self._num_padded = 0
         """Rows beyond the last batch's that a graph computes."""
         self._num_steps = 0
         """Since the attention's lists were made."""
+        self.sampling: DeviceSampling | None = None
+        """Of the last batch, copied with it; None where it was built without."""
 
-    def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
-        """As `BatchBuilder.build`."""
+    def build(self, scheduled: Seq[ScheduledSequence], sampled: Seq[SamplingRow] = ()) -> StepBatch:
+        """As `BatchBuilder.build`. sampled: the rows to sample, where they are known before the step."""
         self._buffers.wait()
+        self.sampling = self._columns.fill(sampled) if sampled else None
         return super().build(scheduled)
 
     def build_ahead(
-        self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, chosen_rows: Seq[int | None]
+        self,
+        scheduled: Seq[ScheduledSequence],
+        tokens: QueuedTokens,
+        chosen_rows: Seq[int | None],
+        sampled: Seq[SamplingRow] = (),
     ) -> StepBatch:
         """A batch some of whose tokens the step before is still choosing.
 
@@ -67,7 +78,7 @@ class GpuBatchBuilder(BatchBuilder):
                 self._token_rows.array[num_unknown] = row
                 num_unknown += 1
             row += item.num_rows
-        batch = self.build(scheduled)
+        batch = self.build(scheduled, sampled)
         if num_unknown:
             chosen, rows = self._chosen_rows.tensor[:num_unknown], self._token_rows.tensor[:num_unknown]
             tokens.copy_to(batch.token_ids, chosen, rows)

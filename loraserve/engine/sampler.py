@@ -13,6 +13,7 @@ from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
 from loraserve.engine.logit_rows import HostRows, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
+from loraserve.engine.sampling_columns import DeviceSampling
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.token_choice import choose_tokens
 from loraserve.engine.token_scores import score_tokens
@@ -114,12 +115,17 @@ class Sampler:
             token_ids, are_finite = self._sample_in_passes(logits, rows, best_ids, are_finite)
         return Sampled(token_ids, self._logprobs(logits, token_ids, are_finite, rows), are_finite)
 
-    def try_queue(self, logits: Tensor, rows: Sequence[SamplingRow]) -> QueuedTokens | None:
-        """`sample` without waiting for it; None where tokens are not chosen on a device."""
+    def try_queue(
+        self, logits: Tensor, rows: Sequence[SamplingRow], sampling: DeviceSampling | None = None
+    ) -> QueuedTokens | None:
+        """`sample` without waiting for it; None where tokens are not chosen on a device.
+
+        sampling: of the rows, where it is on the device already.
+        """
         if self._device is None:
             return None
         self._check(logits, len(rows))
-        return self._device.queue(logits, rows)
+        return self._device.queue(logits, rows, sampling)
 
     def _are_unedited(self, rows: Sequence[SamplingRow], best_ids: list[int]) -> bool:
         """Whether each row takes its largest logit or is drawn by the backend, from logits as they are."""

@@ -1,4 +1,4 @@
-"""The int tensors of a step, laid end to end, so that a GPU gets all of them in one copy."""
+"""The numbers of a step as tensors laid end to end, so that a GPU gets all of them in one copy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

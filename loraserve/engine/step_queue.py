@@ -62,8 +62,8 @@ class StepQueue:
             self._runner.copy_blocks(plan.block_copies)
         slots = (item.sequence.adapter_slot for item in plan.scheduled)
         arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
-        batch = self._build(plan.scheduled, before)
         known_rows = self._rows_known_before(plan.scheduled)
+        batch = self._build(plan.scheduled, before, [row for _, row in known_rows])
         batch.draws = self._sampler.draws_of(known_rows)
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
@@ -82,20 +82,26 @@ class StepQueue:
         sampling_rows = [row for _, row in known_rows]
         if not sampling_rows:
             sampling_rows = [self._row_to_sample(sequence, sequence.num_computed_tokens) for sequence in sequences]
-        queued = self._sampler.try_queue(logits, sampling_rows)
+        sampling = self._builder.sampling if isinstance(self._builder, GpuBatchBuilder) else None
+        queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
         return StepInFlight(plan.scheduled, sequences, sampled)
 
-    def _build(self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None) -> StepBatch:
-        if before is None:
+    def _build(
+        self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
+    ) -> StepBatch:
+        """sampled: what is known of the rows to sample; a device gets it with the batch."""
+        if not isinstance(self._builder, GpuBatchBuilder):
+            assert before is None, "tokens are chosen on a device that batches are not built for"
             return self._builder.build(scheduled)
+        if before is None:
+            return self._builder.build(scheduled, sampled)
         assert isinstance(before.sampled, QueuedTokens)
-        assert isinstance(self._builder, GpuBatchBuilder), "tokens are chosen on a device that batches are built for"
         row_of = {sequence: row for row, sequence in enumerate(before.sequences)}
         sequences = [item.sequence for item in scheduled]
         chosen_rows = [None if each.num_uncomputed_tokens > 0 else row_of[each] for each in sequences]
-        return self._builder.build_ahead(scheduled, before.sampled, chosen_rows)
+        return self._builder.build_ahead(scheduled, before.sampled, chosen_rows, sampled)
 
     def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
         """What to sample, with its row of the logits. None where the step's sequences are not known before it: a prompt

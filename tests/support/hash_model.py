@@ -185,15 +185,19 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
         super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, None, ())
         self._runner = runner
 
-    def build(self, scheduled: Sequence[ScheduledSequence]) -> StepBatch:
+    def build(self, scheduled: Sequence[ScheduledSequence], sampled: Sequence[SamplingRow] = ()) -> StepBatch:
         self._runner.scheduled = list(scheduled)
-        return super().build(scheduled)
+        return super().build(scheduled, sampled)
 
     def build_ahead(
-        self, scheduled: Sequence[ScheduledSequence], tokens: QueuedTokens, chosen_rows: Sequence[int | None]
+        self,
+        scheduled: Sequence[ScheduledSequence],
+        tokens: QueuedTokens,
+        chosen_rows: Sequence[int | None],
+        sampled: Sequence[SamplingRow] = (),
     ) -> StepBatch:
         self._runner.num_ahead += 1
-        return super().build_ahead(scheduled, tokens, chosen_rows)
+        return super().build_ahead(scheduled, tokens, chosen_rows, sampled)
 
 
 def draw_reference(logits: Tensor, draws: Sequence[Draw]) -> list[int]:

@@ -22,8 +22,8 @@ def assert_as_on_the_host(logits: Tensor, rows: list[SamplingRow]) -> None:
     """Not read before the device has sent them."""
     expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits, rows)
     accelerator = DelayedAccelerator()
-    queued = queue_logprobs(logits, VOCAB_SIZE, rows, torch.tensor(expected.token_ids), accelerator)
-    assert queued is not None
+    scored_rows = torch.tensor([index for index, each in enumerate(rows) if each.params.logprobs is not None])
+    queued = queue_logprobs(logits, VOCAB_SIZE, rows, torch.tensor(expected.token_ids), scored_rows, accelerator)
     assert not accelerator.events[-1].is_done
     accelerator.events[-1].synchronize()
     found = queued.read(expected.token_ids, expected.is_finite)
@@ -49,8 +49,3 @@ def test_a_row_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
     logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
     logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     assert_as_on_the_host(logits, [row(2)] * 4)
-
-
-def test_nobody_asks() -> None:
-    logits = torch.zeros(2, LOGITS_SIZE)
-    assert queue_logprobs(logits, VOCAB_SIZE, [row(None)] * 2, torch.zeros(2).long(), DelayedAccelerator()) is None

@@ -12,6 +12,7 @@ from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.gpu_batch_builder import REBALANCE_STEPS, GpuBatchBuilder
 from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.sequence import RequestState, Sequence
 from loraserve.engine.work_lists import WorkLists
 from tests.support.host_accelerator import HostAccelerator, HostEvent
@@ -142,6 +143,33 @@ def test_arrays_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -
     first = accelerator.events[-1]
     builder.build(MIXED[:1])
     assert first.is_done
+
+
+def row(position: int, **params: object) -> SamplingRow:
+    return SamplingRow(SamplingParams(max_tokens=9, **params), -1, position, [1], [], (7,))  # type: ignore[arg-type]
+
+
+def test_how_its_rows_are_sampled_comes_with_a_batch(builder: GpuBatchBuilder) -> None:
+    builder.build(MIXED[:2], [row(4, temperature=0.7, top_k=5, logprobs=1), row(9, temperature=0.0, logprobs=0)])
+    sampling = builder.sampling
+    assert sampling is not None
+    assert sampling.draws is not None
+    assert sampling.scored_rows is not None
+    found = [getattr(sampling.draws, name).tolist() for name in ("temperature", "top_k", "seed", "position")]
+    assert found == [[0.7, 0.0], [5, 0], [-1, -1], [4, 9]]
+    assert sampling.draws.log_min_p.tolist() == [-np.inf] * 2
+    assert sampling.scored_rows.tolist() == [0, 1]
+    assert not np.shares_memory(sampling.draws.seed.numpy(), builder._buffers._host.numpy())
+
+
+def test_a_greedy_batch_has_nothing_to_draw_and_one_of_unknown_rows_nothing_at_all(builder: GpuBatchBuilder) -> None:
+    builder.build(MIXED[:2], [row(4, temperature=1.0), row(9, temperature=1.0)])
+    builder.build(MIXED[:1], [row(4, temperature=0.0)])
+    assert builder.sampling is not None
+    assert builder.sampling.draws is None
+    assert builder.sampling.scored_rows is None
+    builder.build(MIXED[:1])
+    assert builder.sampling is None
 
 
 DECODES = [(40, -1), (16, 0), (18, 2)]

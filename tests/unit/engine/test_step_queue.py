@@ -22,6 +22,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
 from loraserve.engine.sampler import Sampled
+from loraserve.engine.step_buffers import StepBuffers
 from loraserve.engine.step_in_flight import StepInFlight
 from tests.support.delayed_accelerator import DelayedAccelerator
 from tests.support.hash_model import (
@@ -243,6 +244,35 @@ def test_no_kind_of_row_is_waited_for(engine: Engine, runner: HashRunner, params
         engine.add_request(request)
     assert run_to_idle(engine) == {(name, 0): answer(request) for name, request in asked.items()}
     assert runner.num_ahead == 12 - 1
+
+
+@pytest.mark.parametrize(
+    ("others", "num_beside"),
+    [([DRAWN, replace(DRAWN, logprobs=2)], 0), ([replace(GREEDY, repetition_penalty=1.3)], 12)],
+    ids=["drawn", "edited"],
+)
+def test_how_rows_are_sampled_is_copied_with_the_batch(
+    engine: Engine,
+    runner: HashRunner,
+    others: list[SamplingParams],
+    num_beside: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One copy a step, but where logits are edited."""
+    num_copies = 0
+    upload = StepBuffers.upload
+
+    def count(buffers: StepBuffers, end_bytes: int) -> None:
+        nonlocal num_copies
+        num_copies += 1
+        upload(buffers, end_bytes)
+
+    monkeypatch.setattr(StepBuffers, "upload", count)
+    asked = {f"{index}": ask(f"{index}", params=params) for index, params in enumerate([GREEDY, *others])}
+    for request in asked.values():
+        engine.add_request(request)
+    assert run_to_idle(engine) == {(name, 0): answer(request) for name, request in asked.items()}
+    assert num_copies == runner.num_forwards + num_beside
 
 
 class NoHostIndex(TorchFunctionMode):
