@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.draw import DrawsOnHost
+from loraserve_kernels.edited_draw import DrawsEdited
 from loraserve_kernels.score import ScoresOnHost
 
 from loraserve.engine.request import SamplingParams
@@ -70,8 +71,9 @@ def main() -> None:
         num_rows, vocab_size = map(int, shape.split("x"))
         logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype)).to(args.device)
         draw = backend.draw if isinstance(backend, DrawsOnHost) else None
+        draw_edited = backend.draw_edited if isinstance(backend, DrawsEdited) else None
         score = backend.score if isinstance(backend, ScoresOnHost) else score_tokens
-        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw, score)
+        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw, draw_edited, score)
         print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.device}, {torch.get_num_threads()} threads")
         for name, params in CASES.items():
             rows = make_rows(params, num_rows, vocab_size, args.num_prompt)

@@ -18,6 +18,7 @@ from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
+from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -307,6 +308,27 @@ class CpuBackend:
         status = self._c.draw(
             addressof(chosen),
             pack_draws(draws),
+            len(draws),
+            logits.data_ptr(),
+            logits.stride(0),
+            num_columns,
+            DTYPE_CODES[logits.dtype],
+            torch.get_num_threads(),
+        )
+        raise_for(status)
+        return list(chosen)
+
+    def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
+        """See `DrawsEdited.draw_edited`."""
+        check_argmax(logits, num_columns)
+        check_edited_draws(draws, logits.shape[0])
+        require_cpu("logits", logits)
+        if logits.dtype not in DTYPE_CODES:
+            logits = logits.float()
+        chosen = (c_int64 * len(draws))()
+        status = self._c.edited_draw(
+            addressof(chosen),
+            pack_edited_draws(draws),
             len(draws),
             logits.data_ptr(),
             logits.stride(0),

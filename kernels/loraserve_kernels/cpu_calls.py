@@ -208,6 +208,7 @@ SIGNATURES = {
     "linear_rowmajor": [*POINTER_STRIDE * 2, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int, c_int],
     "argmax": [c_void_p, *POINTER_STRIDE, c_int64, c_int64, c_int, c_int],
     "draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
+    "edited_draw": [c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "score": [c_void_p, c_void_p, c_void_p, c_int64, *POINTER_STRIDE, c_int64, c_int, c_int],
     "silu_mul": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int64, c_int, c_int],
     "pack_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],

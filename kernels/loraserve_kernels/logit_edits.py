@@ -38,6 +38,12 @@ class ListedTokens:
     biases: NDArray[np.float32]
     marks: NDArray[np.int8]
     """As `LogitEdits.marks`."""
+    addresses: tuple[int, int, int] = field(init=False)
+    """Of the arrays."""
+
+    def __post_init__(self) -> None:
+        arrays = self.token_ids, self.biases, self.marks
+        object.__setattr__(self, "addresses", tuple(array.ctypes.data for array in arrays))
 
 
 @dataclass(slots=True)

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
-from loraserve_kernels.logit_edits import ListedTokens, LogitEdits, RowEdits, list_tokens
+from loraserve_kernels.logit_edits import ListedTokens, LogitEdits
 
 from loraserve.engine.accelerator import Accelerator
-from loraserve.engine.sampling_row import DeviceState, SamplingRow
+from loraserve.engine.logit_edits import listed_tokens
+from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.step_buffers import BufferSpec, StepBuffers
 from loraserve.engine.token_counts import TokenCounts
 
@@ -31,22 +32,8 @@ class DeviceLogitEdits:
         """
         if not any(row.has_edits for row in rows):
             return None
-        listed = [self._listed(row) for row in rows]
+        listed = [listed_tokens(row, self._vocab_size) for row in rows]
         return next(self._turns).upload(rows, listed, self._counts)
-
-    def _listed(self, row: SamplingRow) -> ListedTokens:
-        """Made anew only when the sequence gets long enough to stop."""
-        state, is_below = row.device_state, row.is_below_min_tokens
-        if state is None:
-            state = row.device_state = DeviceState(self._list(row), is_below)
-        elif state.is_below_min_tokens != is_below:
-            state.listed, state.is_below_min_tokens = self._list(row), is_below
-        return state.listed
-
-    def _list(self, row: SamplingRow) -> ListedTokens:
-        params = row.params
-        banned = tuple(row.all_stop_token_ids) if row.is_below_min_tokens else ()
-        return list_tokens(RowEdits(params.allowed_token_ids, params.logit_bias, banned), self._vocab_size)
 
 
 class _EditBuffers:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from loraserve_kernels.draw import DrawsOnHost
+from loraserve_kernels.edited_draw import DrawsEdited
 from loraserve_kernels.sampling import SamplesOnDevice
 from loraserve_kernels.score import ScoresOnHost
 
@@ -333,5 +334,6 @@ def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
     if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
         device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)
     draw = parts.backend.draw if isinstance(parts.backend, DrawsOnHost) else None
+    draw_edited = parts.backend.draw_edited if isinstance(parts.backend, DrawsEdited) else None
     score = parts.backend.score if isinstance(parts.backend, ScoresOnHost) else score_tokens
-    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, score, device)
+    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, draw_edited, score, device)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.edited_draw import NOTHING_LEFT, EditedDraw
 from loraserve_kernels.score import Ask, Score
 from torch import Tensor
 
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
-from loraserve.engine.logit_edits import edit_rows, ids_in_vocab
+from loraserve.engine.logit_edits import edit_rows, edited_draw, ids_in_vocab
 from loraserve.engine.logit_rows import HostRows, Ints, LogitRows, open_rows
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_columns import DeviceSampling
@@ -22,6 +23,8 @@ Argmax = Callable[[Tensor, int], BestTokens]
 """`Backend.argmax`."""
 DrawTokens = Callable[[Tensor, int, Sequence[Draw]], list[int]]
 """`DrawsOnHost.draw`."""
+DrawEdited = Callable[[Tensor, int, Sequence[EditedDraw]], list[int]]
+"""`DrawsEdited.draw_edited`."""
 ScoreTokens = Callable[[Tensor, int, Sequence[Ask]], list[Score]]
 """`ScoresOnHost.score`."""
 
@@ -50,7 +53,8 @@ class Sampler:
     it. Its noise is a function of (seed, position). Equal logits go by ascending token id, so top_k keeps exactly k.
 
     Order: raw logprobs; allowed_token_ids, logit_bias, min_tokens, penalties (`logit_edits`); greedy stops here;
-    temperature, min_p, top_k, top_p, draw (the backend's where it has that, else `token_choice`).
+    temperature, min_p, top_k, top_p, draw (the backend's where it has that, else `token_choice`). Edits too are the
+    backend's where it has them.
 
     A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
     """
@@ -61,18 +65,21 @@ class Sampler:
         logits_size: int,
         argmax: Argmax = argmax_reference,
         draw: DrawTokens | None = None,
+        draw_edited: DrawEdited | None = None,
         score: ScoreTokens = score_tokens,
         device: DeviceSampler | None = None,
     ) -> None:
         """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
 
-        argmax, draw, score: the backend's, for logits on the host. device: where logits are on a GPU that can sample.
+        argmax, draw, draw_edited, score: the backend's, for logits on the host. device: where logits are on a GPU that
+        can sample.
         """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
         self.logits_size = logits_size
         self._argmax = argmax
         self._draw = draw
+        self._draw_edited = draw_edited
         self._score = score
         self._device = device
 
@@ -111,6 +118,10 @@ class Sampler:
         best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
         if self._are_unedited(rows, best_ids):
             token_ids = self._draw_beside(best_ids, logits, rows, drawn)
+        elif self._draw is not None and self._draw_edited is not None:
+            token_ids, are_finite = self._sample_in_calls(
+                self._draw, self._draw_edited, logits, rows, best_ids, are_finite
+            )
         else:
             token_ids, are_finite = self._sample_in_passes(logits, rows, best_ids, are_finite)
         return Sampled(token_ids, self._logprobs(logits, token_ids, are_finite, rows), are_finite)
@@ -157,6 +168,32 @@ class Sampler:
             return choose_tokens(logits, row_ids, logits.gather(row_ids, best_ids), rows)
         draws = [row.draw_from(row_id) for row_id, row in zip(row_ids.tolist(), rows, strict=True)]
         return self._draw(logits.tensor(), self.vocab_size, draws)
+
+    def _sample_in_calls(
+        self,
+        draw: DrawTokens,
+        draw_edited: DrawEdited,
+        logits: Tensor,
+        rows: Sequence[SamplingRow],
+        best_ids: list[int],
+        are_finite: list[bool],
+    ) -> tuple[list[int], list[bool]]:
+        """`_sample_in_passes` in two calls of the backend: for rows that are drawn, and for those that are edited."""
+        token_ids, is_finite = list(best_ids), list(are_finite)
+        finite = [(index, row) for index, row in enumerate(rows) if are_finite[index]]
+        drawn = [row.draw_from(index) for index, row in finite if not row.is_greedy and not row.has_edits]
+        for each, token_id in zip(drawn, draw(logits, self.vocab_size, drawn), strict=True):
+            token_ids[each.row] = token_id
+        edited = [(index, row) for index, row in finite if row.has_edits]
+        draws = [edited_draw(index, row, self.vocab_size) for index, row in edited]
+        for (index, row), token_id in zip(edited, draw_edited(logits, self.vocab_size, draws), strict=True):
+            if token_id == NOTHING_LEFT:
+                raw = open_rows(logits, self.vocab_size)
+                allowed = self._best_allowed(raw, np.int64(index), np.int64(best_ids[index]), row)
+                token_ids[index], is_finite[index] = int(allowed or 0), allowed is not None
+            else:
+                token_ids[index], is_finite[index] = max(token_id, 0), token_id >= 0
+        return token_ids, is_finite
 
     def _sample_in_passes(
         self, logits: Tensor, rows: Sequence[SamplingRow], best_ids: list[int], are_finite: list[bool]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.edited_draw import CountedTokens
 from loraserve_kernels.logit_edits import ListedTokens
 
 from loraserve.engine.logit_rows import Floats, Ints
@@ -20,38 +21,44 @@ class PenaltyState:
 
     def __init__(self, prompt_token_ids: Sequence[int]) -> None:
         distinct = np.unique(np.asarray(prompt_token_ids, dtype=np.int64))
-        self._num_tokens = len(distinct)
-        self._token_ids = np.concatenate([distinct, np.zeros(64, dtype=np.int64)])
-        self._counts = np.zeros(len(self._token_ids), dtype=np.float32)
+        token_ids = np.concatenate([distinct, np.zeros(64, dtype=np.int64)])
+        self.counted = CountedTokens(token_ids, np.zeros(len(token_ids), dtype=np.float32), len(distinct))
         self._index_of = {token_id: index for index, token_id in enumerate(distinct.tolist())}
         self._num_output_tokens = 0
 
     @property
     def token_ids(self) -> Ints:
-        return self._token_ids[: self._num_tokens]
+        return self.counted.token_ids[: self.counted.num_tokens]
 
     @property
     def output_counts(self) -> Floats:
         """Aligned with `token_ids`; 0 for a token that only the prompt has."""
-        return self._counts[: self._num_tokens]
+        return self.counted.counts[: self.counted.num_tokens]
 
     def catch_up(self, output_token_ids: Sequence[int]) -> None:
         """Count the tokens appended since the last call. NOTE: outputs only ever grow."""
         assert len(output_token_ids) >= self._num_output_tokens, "output tokens were taken back"
         for token_id in output_token_ids[self._num_output_tokens :]:
             index = self._find_or_add(token_id)  # may move the arrays
-            self._counts[index] += 1
+            self.counted.counts[index] += 1
         self._num_output_tokens = len(output_token_ids)
 
     def _find_or_add(self, token_id: int) -> int:
-        index = self._index_of.setdefault(token_id, self._num_tokens)
-        if index == self._num_tokens:
-            if index == len(self._token_ids):
-                self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
-                self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-            self._token_ids[index] = token_id
-            self._num_tokens += 1
+        index = self._index_of.setdefault(token_id, self.counted.num_tokens)
+        if index == self.counted.num_tokens:
+            if index == len(self.counted.token_ids):
+                self._grow()
+            self.counted.token_ids[index] = token_id
+            self.counted.num_tokens += 1
         return index
+
+    def _grow(self) -> None:
+        token_ids, counts = self.counted.token_ids, self.counted.counts
+        self.counted = CountedTokens(
+            np.concatenate([token_ids, np.zeros_like(token_ids)]),
+            np.concatenate([counts, np.zeros_like(counts)]),
+            self.counted.num_tokens,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -64,13 +71,14 @@ class CountPlace:
 
 
 @dataclass(slots=True)
-class DeviceState:
-    """What a device's sampler keeps of a sequence from step to step."""
+class EditState:
+    """What is kept of a sequence's edits from step to step."""
 
     listed: ListedTokens
     is_below_min_tokens: bool
     """What `listed` holds for."""
     place: CountPlace | None = None
+    """On a device."""
 
 
 @dataclass(slots=True)
@@ -91,10 +99,10 @@ class SamplingRow:
     request has neither penalties nor min_tokens."""
     eos_token_ids: tuple[int, ...]
     penalty_state: PenaltyState | None = None
-    """Kept for speed by the host's sampler, which makes it."""
+    """Kept for speed by the sampler on the host, which makes it."""
     num_unknown_tokens: int = 0
     """Outputs beyond `output_token_ids`, which a device has still to tell."""
-    device_state: DeviceState | None = field(default=None, compare=False, repr=False)
+    edit_state: EditState | None = field(default=None, compare=False, repr=False)
     is_greedy: bool = field(init=False)
     """Below vLLM's smallest temperature, 1e-5."""
     has_penalties: bool = field(init=False)

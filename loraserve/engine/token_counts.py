@@ -37,21 +37,21 @@ class TokenCounts:
         return [_place(row).count_row if row.has_penalties else -1 for row in rows]
 
     def _is_counted(self, row: SamplingRow) -> bool:
-        assert row.device_state is not None
-        place = row.device_state.place
+        assert row.edit_state is not None
+        place = row.edit_state.place
         if place is None or self._places[place.count_row] is not place:
             return False
         return place.num_output_tokens == row.num_output_tokens
 
     def _start(self, row: SamplingRow) -> None:
         assert row.num_unknown_tokens == 0, "a sequence of the batch before has its row"
-        assert row.device_state is not None
+        assert row.edit_state is not None
         count_row, _ = self._places.popitem(last=False)
         fill_token_counts(self.tensor[count_row], row.prompt_token_ids, row.output_token_ids)
-        row.device_state.place = self._places[count_row] = CountPlace(count_row, len(row.output_token_ids))
+        row.edit_state.place = self._places[count_row] = CountPlace(count_row, len(row.output_token_ids))
 
 
 def _place(row: SamplingRow) -> CountPlace:
-    assert row.device_state is not None
-    assert row.device_state.place is not None
-    return row.device_state.place
+    assert row.edit_state is not None
+    assert row.edit_state.place is not None
+    return row.edit_state.place

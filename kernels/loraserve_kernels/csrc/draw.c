@@ -313,11 +313,10 @@ INLINE int64_t draw_of_all(struct drawing *drawing, const struct draw *draw, con
     return lane + place * num_lanes;
 }
 
-/* peaks: of the row; NULL: not known. */
-INLINE int64_t draw_row(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size,
-                        const struct peak *peaks, const enum dtype dtype)
+/* peak: the largest logit. */
+INLINE int64_t draw_row(struct drawing *drawing, const struct draw *draw, const void *x, int64_t size, float peak,
+                        const enum dtype dtype)
 {
-    const float peak = peaks ? largest_peak(peaks, num_peaks_of(size)).value : peak_of(x, 0, size, dtype).value;
     if (!isfinite(peak))
         return -1;
     const bool has_top_k = draw->top_k > 0 && draw->top_k < size;
@@ -354,6 +353,12 @@ size_t draw_scratch(int64_t size)
     return used;
 }
 
+int64_t draw_one(const struct draw *draw, const float *x, int64_t size, float peak, char *scratch)
+{
+    size_t used;
+    return draw_row(lay_out(scratch, size, &used), draw, x, size, peak, FLOAT32);
+}
+
 void draw_stage(struct team *team, const struct draw_plan *plan)
 {
     const int64_t num_peaks = num_peaks_of(plan->size);
@@ -361,12 +366,13 @@ void draw_stage(struct team *team, const struct draw_plan *plan)
     for (int64_t i; take(team, &work, &i);) {
         const struct draw *draw = plan->draws + i;
         const void *x = at(plan->x, draw->row * plan->stride, plan->dtype);
-        const struct peak *peaks = plan->peaks ? plan->peaks + draw->row * num_peaks : NULL;
+        const float peak = plan->peaks ? largest_peak(plan->peaks + draw->row * num_peaks, num_peaks).value
+                                       : peak_of(x, 0, plan->size, plan->dtype).value;
         size_t used;
         char *scratch = plan->scratch + (size_t)team->thread * draw_scratch(plan->size);
         struct drawing *drawing = lay_out(scratch, plan->size, &used); /* not before an item is taken: see team.h */
-        plan->chosen[i] = plan->dtype == BFLOAT16 ? draw_row(drawing, draw, x, plan->size, peaks, BFLOAT16)
-                                                  : draw_row(drawing, draw, x, plan->size, peaks, FLOAT32);
+        plan->chosen[i] = plan->dtype == BFLOAT16 ? draw_row(drawing, draw, x, plan->size, peak, BFLOAT16)
+                                                  : draw_row(drawing, draw, x, plan->size, peak, FLOAT32);
     }
 }
 

@@ -24,5 +24,8 @@ struct draw_plan {
 
 size_t draw_scratch(int64_t size);
 
+/* Of one row of `size` logits with this largest one. */
+int64_t draw_one(const struct draw *draw, const float *x, int64_t size, float peak, char *scratch);
+
 /* One piece of work. NOTE: x and peaks must be complete; what is chosen is to be completed. */
 void draw_stage(struct team *team, const struct draw_plan *plan);

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.draw import DrawsOnHost
+from loraserve_kernels.edited_draw import DrawsEdited
 from loraserve_kernels.score import ScoresOnHost
 
 import loraserve.engine.sampler as sampler_module
@@ -49,9 +50,9 @@ def backend_ops():
 
 def ops_in_c():
     found, reason = choose_backend("cpu")
-    if not isinstance(found, DrawsOnHost) or not isinstance(found, ScoresOnHost):
+    if not (isinstance(found, DrawsOnHost) and isinstance(found, DrawsEdited) and isinstance(found, ScoresOnHost)):
         pytest.skip(f"no C functions here ({reason})")
-    return {"argmax": found.argmax, "draw": found.draw, "score": found.score}
+    return {"argmax": found.argmax, "draw": found.draw, "draw_edited": found.draw_edited, "score": found.score}
 
 
 def sample_one(logits, params, **row):
