@@ -182,8 +182,9 @@ class Sampler:
         token_ids, is_finite = list(best_ids), list(are_finite)
         finite = [(index, row) for index, row in enumerate(rows) if are_finite[index]]
         drawn = [row.draw_from(index) for index, row in finite if not row.is_greedy and not row.has_edits]
-        for each, token_id in zip(drawn, draw(logits, self.vocab_size, drawn), strict=True):
-            token_ids[each.row] = token_id
+        if drawn:
+            for each, token_id in zip(drawn, draw(logits, self.vocab_size, drawn), strict=True):
+                token_ids[each.row] = token_id
         edited = [(index, row) for index, row in finite if row.has_edits]
         draws = [edited_draw(index, row, self.vocab_size) for index, row in edited]
         for (index, row), token_id in zip(edited, draw_edited(logits, self.vocab_size, draws), strict=True):

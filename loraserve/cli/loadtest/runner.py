@@ -110,12 +110,22 @@ async def _open_loop(
 
 
 def _proxy(url: SplitResult) -> str | None:
-    """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request."""
+    """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request.
+
+    Raises `click.ClickException` for a proxy of another kind.
+    """
     if proxy_bypass(url.netloc.rpartition("@")[2]):
         return None
     proxies = getproxies()
     proxy = proxies.get(url.scheme) or proxies.get("all")
-    return proxy if proxy is None or "://" in proxy else f"http://{proxy}"
+    if proxy is None:
+        return None
+    scheme, has_scheme, _ = proxy.partition("://")
+    if has_scheme and scheme.lower() not in ("http", "https"):
+        raise click.ClickException(
+            f"the environment names a {scheme} proxy: use an http or https one, or list {url.hostname} in no_proxy"
+        )
+    return proxy if has_scheme else f"http://{proxy}"
 
 
 def _cpu_s() -> float:

@@ -124,3 +124,18 @@ def test_the_environments_proxy_is_asked(
         return result.results[0].failure.message
 
     assert ("ClientProxyConnectionError" in asyncio.run(failure())) == is_asked
+
+
+def test_a_proxy_of_another_kind_is_refused_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("all_proxy", "socks5://ann:secret@127.0.0.1:1")
+
+    async def connect() -> None:
+        async with http_client("http://server:2", None):
+            pass
+
+    with pytest.raises(click.ClickException, match=r"names a socks5 proxy: .* or list server in no_proxy") as refused:
+        asyncio.run(connect())
+    assert "secret" not in refused.value.message
