@@ -71,10 +71,10 @@ class CpuBackend:
 
     def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
         """See `Backend.decoder_model`."""
-        layers = self.decoder_layers(parts.layers)
-        if not isinstance(layers, CpuDecoderLayers) or not isinstance(parts.head, PackedLinear):
+        layers, head = self.decoder_layers(parts.layers), parts.head
+        if not isinstance(layers, CpuDecoderLayers) or not isinstance(head, PackedLinear | RowMajorLinear):
             return None
-        return CpuDecoderModel(parts, layers, parts.head, self.library)
+        return None if head.struct is None else CpuDecoderModel(parts, layers, head, self.library)
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

@@ -180,6 +180,7 @@ class DecoderModelStruct(ctypes.Structure):
         ("rotary_dim", c_int64),
         ("norm", c_void_p),
         ("head", PackedLinearStruct),
+        ("head_is_row_major", c_int64),
         ("head_group", c_void_p),
         ("head_table", c_void_p),
         ("vocab_size", c_int64),

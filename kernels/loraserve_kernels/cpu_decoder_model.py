@@ -16,6 +16,7 @@ from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
 from loraserve_kernels.draw import check_draws, pack_draws
 from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.prepacked_linear import ROW_MAJOR_MAX_ROWS, RowMajorLinear
 from loraserve_kernels.step_batch import StepBatch
 
 
@@ -23,9 +24,13 @@ class CpuDecoderModel:
     """See `DecoderModel`. Its bits are those of the separate ops."""
 
     def __init__(
-        self, parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear, library: CpuLibrary
+        self,
+        parts: DecoderModelParts,
+        layers: CpuDecoderLayers,
+        head: PackedLinear | RowMajorLinear,
+        library: CpuLibrary,
     ) -> None:
-        """layers, head: those of `parts`."""
+        """layers, head: those of `parts`; the head is one that C serves."""
         _check(parts, layers, head)
         self._parts = parts
         self._layers = layers
@@ -41,10 +46,12 @@ class CpuDecoderModel:
             rotary_dim=parts.cos.shape[1],
             norm=parts.norm.weight.data_ptr(),
             head=head.struct,
+            head_is_row_major=isinstance(head, RowMajorLinear),
             vocab_size=parts.vocab_size,
             eps=parts.norm.eps,
         )
         self._struct.layers = addressof(layers.addresses)
+        self._max_sampled = ROW_MAJOR_MAX_ROWS if isinstance(head, RowMajorLinear) else None
         self._function = library.functions.decoder_model
         self._head_group: BoundGroup | None = None
         self._batch: StepBatch | None = None
@@ -59,6 +66,8 @@ class CpuDecoderModel:
     ) -> ModelOutput | None:
         """See `DecoderModel`. Nothing is changed when an index is out of range."""
         if may_have_biases(batch, table):
+            return None
+        if self._max_sampled is not None and batch.sampled_rows.shape[0] > self._max_sampled:
             return None
         shape = self._layers.shape
         self._layers.bind(k_caches, v_caches, table)
@@ -111,7 +120,7 @@ def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelSte
     return ModelStepStruct(layers, batch.token_ids.data_ptr(), batch.positions.data_ptr())
 
 
-def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear) -> None:
+def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear | RowMajorLinear) -> None:
     shape = layers.shape
     for name, tensor in (
         ("embedding", parts.embedding),

@@ -46,6 +46,7 @@ class DecoderModel(Protocol):
     ) -> ModelOutput | None:
         """Valid until the next call. The caches are aligned with the layers.
 
-        None, and nothing is done, for a batch that takes the layers' own way: one whose adapters may have biases.
+        None, and nothing is done, for a batch that takes the layers' own way: one whose adapters may have biases, or
+        which samples more rows than the head's C function is best for.
         """
         ...

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
-from loraserve_kernels.cpu_calls import DTYPE_CODES
+from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 
 PACKED_ROWS_HINT = 16
@@ -114,10 +114,20 @@ class RowMajorLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, library: CpuLibrary | None = None) -> None:
         check_linear(weight, bias)
-        self.weight, self.bias = weight.detach(), bias
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.dtype = weight.dtype
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach().contiguous()
         self._code = DTYPE_CODES.get(weight.dtype, -1)
         usable = weight.device.type == "cpu" and weight.is_contiguous() and self._code >= 0
         self._c = library.functions if library is not None and usable else None
+
+    @property
+    def struct(self) -> PackedLinearStruct | None:
+        """For other C functions, its weight not packed; valid as long as this object. None where C does not serve it."""
+        if self._c is None:
+            return None
+        bias_address = None if self.bias is None else self.bias.data_ptr()
+        return PackedLinearStruct(self.weight.data_ptr(), bias_address, self.out_features, self.in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N], newly allocated."""

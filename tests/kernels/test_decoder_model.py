@@ -7,6 +7,7 @@ from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.prepacked_linear import ROW_MAJOR_MAX_ROWS, PrepackedLinear, RowMajorLinear
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
@@ -36,7 +37,7 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def make_model_parts(backend: CpuBackend, dtype: torch.dtype) -> DecoderModelParts:
+def make_model_parts(backend: CpuBackend, dtype: torch.dtype, *, packs_head: bool = True) -> DecoderModelParts:
     angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
     angles = torch.cat([angles, angles], dim=-1)
     layers = [
@@ -52,7 +53,7 @@ def make_model_parts(backend: CpuBackend, dtype: torch.dtype) -> DecoderModelPar
         sin=angles.sin().to(dtype),
         layers=[layer for layer in layers if layer is not None],
         norm=Norm(1 + random(HIDDEN, dtype=dtype, seed=21, scale=0.2), 1e-5),
-        head=backend.linear(head, None, keep_weight=False),
+        head=backend.linear(head, random(NUM_LOGITS, dtype=dtype, seed=23), keep_weight=not packs_head),
         head_group=HEAD_GROUP,
         vocab_size=VOCAB,
     )
@@ -98,10 +99,13 @@ SAMPLED = {"every other": None, "last": slice(-1, None), "all": slice(None), "no
 @pytest.mark.parametrize("sampled", SAMPLED)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled):
-    parts = make_model_parts(cpu, dtype)
+@pytest.mark.parametrize("packs_head", [True, False], ids=["packed head", "row-major head"])
+def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled, packs_head):
+    parts = make_model_parts(cpu, dtype, packs_head=packs_head)
     case = make_case(name, dtype, with_adapters=with_adapters)
     batch = with_tokens(case, SAMPLED[sampled])
+    if not packs_head and len(batch.sampled_rows) > ROW_MAJOR_MAX_ROWS:
+        batch = with_tokens(case, slice(-ROW_MAJOR_MAX_ROWS, None))
     expected_caches, caches = make_caches(case), make_caches(case)
     rows = parts.embedding[batch.token_ids]
     rotary = parts.cos[batch.positions][None], parts.sin[batch.positions][None]
@@ -217,6 +221,16 @@ def test_a_batch_whose_adapters_may_have_biases_is_left_to_the_layers(cpu, dtype
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 
 
+def test_more_sampled_rows_than_a_row_major_head_is_best_for_are_left_to_the_layers(cpu, dtype):
+    name = max(CASES, key=lambda name: len(make_case(name, dtype, with_adapters=False).batch.slot_mapping))
+    case = make_case(name, dtype, with_adapters=False)
+    model = make_model(cpu, make_model_parts(cpu, dtype, packs_head=False))
+    caches = make_caches(case)
+    assert model(*caches, with_tokens(case, slice(ROW_MAJOR_MAX_ROWS + 1)), None) is None
+    assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
+    assert model(*caches, with_tokens(case, slice(ROW_MAJOR_MAX_ROWS)), None) is not None
+
+
 @pytest.mark.parametrize("part", ["embedding", "cos", "norm", "head", "head_group", "vocab_size"])
 def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
     parts = make_model_parts(cpu, torch.float32)
@@ -234,8 +248,9 @@ def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
 
 def test_other_linears_and_other_layers_are_not_one_op(cpu):
     parts = make_model_parts(cpu, torch.float32)
-    tied = cpu.linear(parts.embedding, None, keep_weight=True)
-    assert cpu.decoder_model(replace(parts, head=tied)) is None
+    weight = random(NUM_LOGITS, HIDDEN, dtype=torch.float32, seed=22)
+    for head in (PrepackedLinear(weight), RowMajorLinear(weight)):  # both torch's: the last without a library
+        assert cpu.decoder_model(replace(parts, head=head)) is None
     composed = ComposedDecoderLayer(make_parts(cpu, torch.float32), cpu)
     assert cpu.decoder_model(replace(parts, layers=[*parts.layers, composed])) is None
     assert ReferenceBackend().decoder_model(parts) is None

@@ -5,6 +5,7 @@
  */
 #include "decoder_layer.h"
 #include "draw.h"
+#include "linear.h"
 #include "packed_linear.h"
 #include "row_ops.h"
 
@@ -18,6 +19,7 @@ struct decoder_model {
     int64_t num_positions, rotary_dim;
     const void *norm; /* weight */
     struct packed_linear head;
+    int64_t head_is_row_major;      /* its weight is not packed: the embedding itself */
     const struct group *head_group; /* of adapters; NULL without any, as head_table */
     const struct table *head_table;
     int64_t vocab_size; /* columns of the logits that a token can be chosen from */
@@ -83,7 +85,7 @@ static size_t lay_out(struct model_call *call, char *memory, int num_threads)
     call->cosine = reserve(memory, &used, num_rows * call->angle_bytes);
     call->sine = reserve(memory, &used, num_rows * call->angle_bytes);
     call->peaks = reserve(memory, &used, num_sampled * (size_t)num_peaks_of(model->vocab_size) * sizeof *call->peaks);
-    call->linear_scratch = reserve(memory, &used,
+    call->linear_scratch = reserve(memory, &used, model->head_is_row_major ? 0 :
                                    linear_scratch(&model->head, step->num_wanted, num_threads, call->dtype));
     call->drawing.peaks = call->peaks;
     call->drawing.scratch = reserve(memory, &used, call->drawing.num_draws > 0 ? (size_t)num_threads *
@@ -93,6 +95,18 @@ static size_t lay_out(struct model_call *call, char *memory, int num_threads)
         call->lora_plan = lora_prepare(model->head_group, model->head_table, &step->wanted_segments, &call->lora_size,
                                        lora);
     return used;
+}
+
+static void head_stage(struct team *team, const struct model_call *call)
+{
+    const struct packed_linear *head = &call->model->head;
+    const int64_t num_rows = call->step->layers.num_wanted;
+    if (call->model->head_is_row_major)
+        row_major_stage(team, call->logits, head->num_outputs, call->hidden, head->depth, num_rows, head->weight,
+                        head->num_outputs, head->depth, head->bias, call->dtype);
+    else
+        linear_stage(team, head, call->logits, head->num_outputs, call->hidden, head->depth, num_rows,
+                     call->linear_scratch, call->dtype);
 }
 
 static void model_region(struct team *team, void *argument)
@@ -115,8 +129,7 @@ static void model_region(struct team *team, void *argument)
         rms_norm_row(call->hidden + (size_t)row * call->row_bytes, call->out + (size_t)row * call->row_bytes,
                      model->norm, model->hidden_size, model->eps, call->dtype);
     complete(team);
-    linear_stage(team, &model->head, call->logits, model->head.num_outputs, call->hidden, model->hidden_size, num_sampled,
-                 call->linear_scratch, call->dtype);
+    head_stage(team, call);
     if (call->lora_size.num_items > 0) {
         lora_shrink_stage(team, &call->lora_plan, call->hidden, model->hidden_size, call->dtype);
         complete(team);

@@ -2,7 +2,7 @@
  *
  * Each thread takes blocks of rows of W and reads them once for all rows of x (up to MAX_ROWS per pass).
  */
-#include "vector.h"
+#include "linear.h"
 
 #define ROWS 4          /* rows of x of one tile */
 #define OUTPUTS (TILE_VECTORS / 4) /* rows of W of one tile */
@@ -75,16 +75,28 @@ INLINE void linear_block(void *y, int64_t y_stride, const void *x, int64_t x_str
 #undef LINEAR_ROWS
 }
 
+/* All rows of x times the block of W that begins at row `first`. */
 static void linear_range(void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
-                         const void *weight, int64_t depth, const void *bias, int64_t first, int64_t count,
+                         const void *weight, int64_t num_outputs, int64_t depth, const void *bias, int64_t first,
                          enum dtype dtype)
 {
+    const int64_t count = MIN(BLOCK, num_outputs - first);
     void *out = (void *)at(y, first, dtype);
     const void *w = at(weight, first * depth, dtype), *b = bias ? at(bias, first, dtype) : NULL;
     if (dtype == BFLOAT16)
         linear_block(out, y_stride, x, x_stride, num_rows, w, depth, b, count, BFLOAT16);
     else
         linear_block(out, y_stride, x, x_stride, num_rows, w, depth, b, count, FLOAT32);
+}
+
+void row_major_stage(struct team *team, void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
+                     const void *weight, int64_t num_outputs, int64_t depth, const void *bias, enum dtype dtype)
+{
+    if (num_rows == 0)
+        return;
+    struct work computing = start_work(team, (num_outputs + BLOCK - 1) / BLOCK);
+    for (int64_t block; take(team, &computing, &block);)
+        linear_range(y, y_stride, x, x_stride, num_rows, weight, num_outputs, depth, bias, block * BLOCK, dtype);
 }
 
 /* weight: dense [num_outputs, depth]; bias: [num_outputs] or NULL; y: rows of num_outputs. */
@@ -94,7 +106,6 @@ EXPORT int linear_rowmajor(void *y, int64_t y_stride, const void *x, int64_t x_s
 {
 #pragma omp parallel for schedule(dynamic, 4) num_threads(num_threads) if (num_outputs * depth > 65536)
     for (int64_t first = 0; first < num_outputs; first += BLOCK)
-        linear_range(y, y_stride, x, x_stride, num_rows, weight, depth, bias, first, MIN(BLOCK, num_outputs - first),
-                     dtype);
+        linear_range(y, y_stride, x, x_stride, num_rows, weight, num_outputs, depth, bias, first, (enum dtype)dtype);
     return OK;
 }
