@@ -123,7 +123,7 @@ class RowMajorLinear:
 
     @property
     def struct(self) -> PackedLinearStruct | None:
-        """For other C functions, its weight not packed; valid as long as this object. None where C does not serve it."""
+        """For other C functions, its weight not packed; valid as long as this object. None without C."""
         if self._c is None:
             return None
         bias_address = None if self.bias is None else self.bias.data_ptr()
