@@ -101,9 +101,9 @@ def test_only_a_batch_with_an_adapter_launches_triton_kernels(triton_device, mon
     assert launched == ["_lora_shrink_kernel", "_lora_expand_kernel"]
 
 
-def test_a_rows_bits_do_not_depend_on_its_batch(cpu_library):
+def test_a_rows_bits_do_not_depend_on_its_batch(narrowest_library):
     for dtype in (torch.float32, torch.bfloat16):
-        backend = CpuBackend(cpu_library)
+        backend = CpuBackend(narrowest_library)
         together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
         alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
         run(backend, together)

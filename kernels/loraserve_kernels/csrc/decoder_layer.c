@@ -11,8 +11,6 @@
 #include "paged_attention.h"
 #include "row_ops.h"
 
-#if LANES == 16 /* as packed_linear.c */
-
 enum { QKV, OUTPUT, GATE_UP, DOWN, NUM_LINEARS };
 
 /* What stays the same from step to step. */
@@ -327,14 +325,3 @@ EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num
         return status;
     return run_team(num_threads, num_layers * LAYER_PIECES, layers_region, &plan) ? OK : OUT_OF_MEMORY;
 }
-
-#else
-
-EXPORT int decoder_layers(const struct decoder_layer *const *layers, int64_t num_layers, const struct layer_step *step,
-                          const void *x, void *out, int dtype, int num_threads)
-{
-    (void)layers, (void)num_layers, (void)step, (void)x, (void)out, (void)dtype, (void)num_threads;
-    return UNSUPPORTED;
-}
-
-#endif

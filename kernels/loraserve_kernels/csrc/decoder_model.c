@@ -31,8 +31,6 @@ struct model_step {
     const int64_t *token_ids, *positions; /* [num_rows] */
 };
 
-#if LANES == 16 /* as packed_linear.c */
-
 static bool are_below(const int64_t *values, int64_t count, int64_t end)
 {
     for (int64_t i = 0; i < count; i++)
@@ -191,15 +189,3 @@ EXPORT int decoder_model(const struct decoder_model *model, const struct model_s
     }
     return OK;
 }
-
-#else
-
-EXPORT int decoder_model(const struct decoder_model *model, const struct model_step *step, void *logits, int64_t *best,
-                         const struct draw *draws, int64_t num_draws, int64_t *drawn, int dtype, int num_threads)
-{
-    (void)model, (void)step, (void)logits, (void)best, (void)draws, (void)num_draws, (void)drawn, (void)dtype;
-    (void)num_threads;
-    return UNSUPPORTED;
-}
-
-#endif

@@ -109,15 +109,15 @@ INLINE void expand_tile(void *y, int64_t y_stride, const float *h, int64_t h_str
         }
 #pragma GCC unroll 16
         for (int i = 0; i < rows * vectors; i++)
-            sum[i] += h[i / vectors * h_stride + rank] * weight[i % vectors];
+            sum[i] = fused(splat(h[i / vectors * h_stride + rank]), weight[i % vectors], sum[i]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows * vectors; i++) {
         const int64_t index = i / vectors * y_stride + i % vectors * LANES;
         if (last == LANES)
-            store(y, index, load(y, index, dtype) + scaling * sum[i], dtype);
+            store(y, index, fused(splat(scaling), sum[i], load(y, index, dtype)), dtype);
         else
-            store_partial(y, index, last, load_partial(y, index, last, dtype) + scaling * sum[i], dtype);
+            store_partial(y, index, last, fused(splat(scaling), sum[i], load_partial(y, index, last, dtype)), dtype);
     }
 }
 
@@ -131,7 +131,7 @@ INLINE void expand_ranks(float *sums, const float *h, const void *b, int64_t b_s
         for (int rank = 0; rank < ranks; rank++) {
             if (column % (64 / (int64_t)size_of(dtype)) == 0)
                 __builtin_prefetch(at(b, (rank + ranks) * b_stride + column, dtype), 0, 2);
-            sum += h[rank] * load(b, rank * b_stride + column, dtype);
+            sum = fused(splat(h[rank]), load(b, rank * b_stride + column, dtype), sum);
         }
         store(sums, column, sum, FLOAT32);
     }
@@ -149,7 +149,7 @@ INLINE void expand_row(void *y, const float *h, const void *b, int64_t b_stride,
     for (; rank < ranks; rank++)
         expand_ranks(sums, h + rank, at(b, rank * b_stride, dtype), b_stride, columns, 1, dtype);
     for (int64_t column = 0; column < columns; column += LANES)
-        store(y, column, load(y, column, dtype) + scaling * load(sums, column, FLOAT32), dtype);
+        store(y, column, fused(splat(scaling), load(sums, column, FLOAT32), load(y, column, dtype)), dtype);
 }
 
 INLINE void expand(const struct lora_item *item, const float *hidden, void *y, int64_t y_stride, const void *arena,

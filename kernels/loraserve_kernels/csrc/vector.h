@@ -13,6 +13,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -50,11 +52,35 @@ enum status {
     BAD_TOKEN = 7,
 };
 
+/* GCC would rather load a vector again for each use, if that saves a register. */
+#if defined(__x86_64__)
+#define KEEP_IN_REGISTER(vector) __asm__("" : "+v"(vector))
+#elif defined(__aarch64__)
+#define KEEP_IN_REGISTER(vector) __asm__("" : "+w"(vector))
+#else
+#define KEEP_IN_REGISTER(vector)
+#endif
+
 INLINE size_t size_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 : 4; }
 
 INLINE const void *at(const void *base, int64_t index, const enum dtype dtype)
 {
     return (const char *)base + index * (int64_t)size_of(dtype);
+}
+
+/* a b + c, rounded once where the CPU has that. Of a plain a * b + c GCC fuses some copies and not others, and with them a
+ * row's bits would depend on the tile it falls into. */
+INLINE vf fused(vf a, vf b, vf c)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
 }
 
 INLINE vf splat(float value) { return (vf){0} + value; }
@@ -112,8 +138,11 @@ INLINE vu16 narrow(vf value)
 #else
     vu bits = (vu)value;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    vu nan = (vu)(value != value);
-    return halves_of_words((nan & 0x7fc0) | (rounded & ~nan));
+    vu quiet = (vu){0} + 0x7fc0;
+    /* Else GCC loads it from memory with NaNs as the mask: while there is none, its page is never touched, and an access to
+     * such a page is suppressed in some 400 cycles. */
+    KEEP_IN_REGISTER(quiet);
+    return halves_of_words((vu)choose(value != value, (vf)quiet, (vf)rounded));
 #endif
 }
 
@@ -154,6 +183,9 @@ INLINE void store_partial(void *base, int64_t index, int64_t count, vf value, co
     memcpy((void *)at(base, index, dtype), buffer, (size_t)count * size_of(dtype));
 }
 
+/* The first (0) or second (1) bfloat16 of each word of two. */
+INLINE vf half_of(vf words, const int half) { return (vf)(half ? (vu)words & 0xffff0000 : (vu)words << 16); }
+
 INLINE float load_one(const void *base, int64_t index, const enum dtype dtype)
 {
     if (dtype == FLOAT32)
@@ -191,6 +223,7 @@ INLINE vf load_words(const void *base, int64_t index, int64_t count, const enum 
 
 /* A multiply-add takes LANES floats, or LANES pairs of bfloat16 where the CPU multiplies those: elements of one step. */
 #if defined(__AVX512BF16__)
+#define MULTIPLIES_BFLOAT16 1
 INLINE int64_t step_of(const enum dtype dtype) { return dtype == BFLOAT16 ? 2 * LANES : LANES; }
 INLINE vf load_step(const void *base, int64_t index, const enum dtype dtype)
 {
@@ -204,9 +237,10 @@ INLINE vf multiply_add(vf sum, vf a, vf b, const enum dtype dtype)
 {
     if (dtype == BFLOAT16)
         return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-    return sum + a * b;
+    return fused(a, b, sum);
 }
 #else
+#define MULTIPLIES_BFLOAT16 0
 INLINE int64_t step_of(const enum dtype dtype)
 {
     (void)dtype;
@@ -217,7 +251,7 @@ INLINE int64_t step_of(const enum dtype dtype)
 INLINE vf multiply_add(vf sum, vf a, vf b, const enum dtype dtype)
 {
     (void)dtype;
-    return sum + a * b;
+    return fused(a, b, sum);
 }
 #endif
 
