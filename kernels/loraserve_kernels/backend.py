@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
@@ -22,6 +23,14 @@ class Linear(Protocol):
         ...
 
 
+class PacksRows(Linear, Protocol):
+    """A linear whose weight is in a layout of the backend's own, which serves as a table of embeddings too."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, bit for bit. indices: int64 [...] → [..., in_features]. `ValueError` outside of it."""
+        ...
+
+
 class Backend(Protocol):
     """Ops over packed rows. Checks of shape, dtype and device come before any launch and raise `ValueError`."""
 
@@ -32,6 +41,10 @@ class Backend(Protocol):
 
         keep_weight: the weight stays in use elsewhere (an embedding tied to `lm_head`), so no second copy is made.
         """
+        ...
+
+    def packs(self, dtype: torch.dtype) -> bool:
+        """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...
 
     def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":

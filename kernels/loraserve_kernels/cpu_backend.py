@@ -56,6 +56,10 @@ class CpuBackend:
         is_ours = packed_bytes(weight, self.library) > 0
         return PackedLinear(weight, bias, self.library) if is_ours else PrepackedLinear(weight, bias)
 
+    def packs(self, dtype: torch.dtype) -> bool:
+        """See `Backend.packs`."""
+        return packed_bytes(torch.empty(1, 1, dtype=dtype), self.library) > 0
+
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer | None:
         """See `Backend.decoder_layer`."""
         linears = (parts.qkv, parts.output, parts.gate_up, parts.down)
@@ -72,9 +76,9 @@ class CpuBackend:
     def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
         """See `Backend.decoder_model`."""
         layers, head = self.decoder_layers(parts.layers), parts.head
-        if not isinstance(layers, CpuDecoderLayers) or not isinstance(head, PackedLinear | RowMajorLinear):
+        if not isinstance(layers, CpuDecoderLayers) or not isinstance(head, PackedLinear):
             return None
-        return None if head.struct is None else CpuDecoderModel(parts, layers, head, self.library)
+        return CpuDecoderModel(parts, layers, head, self.library)
 
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """See `Backend.lora_add`."""

@@ -13,8 +13,7 @@ STATUS_MESSAGES = {
     2: "an adapter slot, rank or offset points outside the adapter table or its arena",
     3: "slot_mapping has an entry outside the KV cache",
     4: "block_table has a block id outside the KV cache within a context",
-    6: "this library has no packed linears for the dtype",
-    7: "a token id, position or sampled row is outside the model's embedding, its positions or the batch, or unordered",
+    6: "a token id, position or sampled row is outside the model's embedding, its positions or the batch, or unordered",
 }
 
 
@@ -180,7 +179,6 @@ class DecoderModelStruct(ctypes.Structure):
         ("rotary_dim", c_int64),
         ("norm", c_void_p),
         ("head", PackedLinearStruct),
-        ("head_is_row_major", c_int64),
         ("head_group", c_void_p),
         ("head_table", c_void_p),
         ("vocab_size", c_int64),
@@ -216,6 +214,7 @@ SIGNATURES = {
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],
     "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
+    "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],
     "decoder_model": [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int],

@@ -16,7 +16,6 @@ from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
 from loraserve_kernels.draw import check_draws, pack_draws
 from loraserve_kernels.packed_linear import PackedLinear
-from loraserve_kernels.prepacked_linear import ROW_MAJOR_MAX_ROWS, RowMajorLinear
 from loraserve_kernels.step_batch import StepBatch
 
 
@@ -27,10 +26,10 @@ class CpuDecoderModel:
         self,
         parts: DecoderModelParts,
         layers: CpuDecoderLayers,
-        head: PackedLinear | RowMajorLinear,
+        head: PackedLinear,
         library: CpuLibrary,
     ) -> None:
-        """layers, head: those of `parts`; the head is one that C serves."""
+        """layers, head: those of `parts`."""
         _check(parts, layers, head)
         self._parts = parts
         self._layers = layers
@@ -38,20 +37,18 @@ class CpuDecoderModel:
         self._struct = DecoderModelStruct(
             num_layers=len(parts.layers),
             hidden_size=layers.shape.hidden_size,
-            embedding=parts.embedding.data_ptr(),
-            num_embeddings=parts.embedding.shape[0],
+            embedding=None if parts.embedding is None else parts.embedding.data_ptr(),
+            num_embeddings=head.out_features if parts.embedding is None else parts.embedding.shape[0],
             cosine=parts.cos.data_ptr(),
             sine=parts.sin.data_ptr(),
             num_positions=parts.cos.shape[0],
             rotary_dim=parts.cos.shape[1],
             norm=parts.norm.weight.data_ptr(),
             head=head.struct,
-            head_is_row_major=isinstance(head, RowMajorLinear),
             vocab_size=parts.vocab_size,
             eps=parts.norm.eps,
         )
         self._struct.layers = addressof(layers.addresses)
-        self._max_sampled = ROW_MAJOR_MAX_ROWS if isinstance(head, RowMajorLinear) else None
         self._function = library.functions.decoder_model
         self._head_group: BoundGroup | None = None
         self._batch: StepBatch | None = None
@@ -66,8 +63,6 @@ class CpuDecoderModel:
     ) -> ModelOutput | None:
         """See `DecoderModel`. Nothing is changed when an index is out of range."""
         if may_have_biases(batch, table):
-            return None
-        if self._max_sampled is not None and batch.sampled_rows.shape[0] > self._max_sampled:
             return None
         shape = self._layers.shape
         self._layers.bind(k_caches, v_caches, table)
@@ -120,16 +115,16 @@ def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelSte
     return ModelStepStruct(layers, batch.token_ids.data_ptr(), batch.positions.data_ptr())
 
 
-def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear | RowMajorLinear) -> None:
+def _check(parts: DecoderModelParts, layers: CpuDecoderLayers, head: PackedLinear) -> None:
     shape = layers.shape
     for name, tensor in (
-        ("embedding", parts.embedding),
+        *([] if parts.embedding is None else [("embedding", parts.embedding)]),
         ("cos", parts.cos),
         ("sin", parts.sin),
         ("norm", parts.norm.weight),
     ):
         require_dense(name, tensor, shape.dtype)
-    if parts.embedding.dim() != 2 or parts.embedding.shape[1] != shape.hidden_size:
+    if parts.embedding is not None and parts.embedding.shape[1:] != (shape.hidden_size,):
         raise mismatch("embedding", list(parts.embedding.shape), f"[num_embeddings, {shape.hidden_size}]")
     if parts.norm.weight.shape != (shape.hidden_size,):
         raise mismatch("norm", list(parts.norm.weight.shape), [shape.hidden_size])

@@ -15,8 +15,8 @@ from loraserve_kernels.step_batch import StepBatch
 
 @dataclass(frozen=True, slots=True)
 class DecoderModelParts:
-    embedding: Tensor
-    """[num_embeddings, hidden_size]."""
+    embedding: Tensor | None
+    """[num_embeddings, hidden_size]; None: the rows of the head's weight."""
     cos: Tensor
     sin: Tensor
     """[num_positions, rotary_dim]: of each position, as for `rotary_kv_write`."""
@@ -46,7 +46,6 @@ class DecoderModel(Protocol):
     ) -> ModelOutput | None:
         """Valid until the next call. The caches are aligned with the layers.
 
-        None, and nothing is done, for a batch that takes the layers' own way: one whose adapters may have biases, or
-        which samples more rows than the head's C function is best for.
+        None, and nothing is done, for a batch that takes the layers' own way: one whose adapters may have biases.
         """
         ...

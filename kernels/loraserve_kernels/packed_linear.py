@@ -5,8 +5,8 @@ from ctypes import addressof
 import torch
 from torch import Tensor
 
-from loraserve_kernels.checks import mismatch
-from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
+from loraserve_kernels.checks import mismatch, require_dense
+from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct, raise_for
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.prepacked_linear import check_linear
 
@@ -50,6 +50,16 @@ class PackedLinear:
         packed, self.weight = self.weight, torch.empty(size_bytes, dtype=torch.uint8)
         self._c.compress_weight(self.weight.data_ptr(), packed.data_ptr(), *shape, num_threads)
         return True
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight, bit for bit: int64 [...] -> [..., K]. Raises `ValueError` for an index outside."""
+        require_dense("indices", indices, torch.int64)
+        rows = torch.empty((*indices.shape, self.in_features), dtype=self.dtype)
+        status = self._c.packed_rows(
+            self._address, rows.data_ptr(), indices.data_ptr(), indices.numel(), self._code, torch.get_num_threads()
+        )
+        raise_for(status)
+        return rows
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K], rows may be strided -> [..., N], dense."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_like
-from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
+from loraserve_kernels.cpu_calls import DTYPE_CODES
 from loraserve_kernels.cpu_library import CpuLibrary
 
 PACKED_ROWS_HINT = 16
@@ -106,7 +106,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 class RowMajorLinear:
-    """x Wᵀ + bias straight from a row-major weight in C: for an lm_head tied to the embedding, one copy for both.
+    """x Wᵀ + bias straight from a row-major weight in C: for an lm_head whose weight is in use elsewhere.
 
     weight: dense [N, K], not copied. `F.linear` serves more than `ROW_MAJOR_MAX_ROWS` rows, other dtypes than float32
     and bfloat16, other devices, and a missing library. A row's result is the same bits for any number of rows in C.
@@ -120,14 +120,6 @@ class RowMajorLinear:
         self._code = DTYPE_CODES.get(weight.dtype, -1)
         usable = weight.device.type == "cpu" and weight.is_contiguous() and self._code >= 0
         self._c = library.functions if library is not None and usable else None
-
-    @property
-    def struct(self) -> PackedLinearStruct | None:
-        """For other C functions, its weight not packed; valid as long as this object. None without C."""
-        if self._c is None:
-            return None
-        bias_address = None if self.bias is None else self.bias.data_ptr()
-        return PackedLinearStruct(self.weight.data_ptr(), bias_address, self.out_features, self.in_features)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N], newly allocated."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
@@ -33,6 +34,10 @@ class ReferenceBackend:
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
         """See `Backend.linear`."""
         return RowMajorLinear(weight, bias) if keep_weight else PrepackedLinear(weight, bias)
+
+    def packs(self, dtype: torch.dtype) -> bool:
+        """See `Backend.packs`."""
+        return False
 
     def decoder_layer(self, parts: DecoderLayerParts) -> None:
         """None: the ops of their own are the reference."""

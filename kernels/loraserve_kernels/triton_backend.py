@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
@@ -45,6 +46,10 @@ class TritonBackend:
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
         """See `Backend.linear`. `F.linear` on the weight as it is; no copy in either case."""
         return RowMajorLinear(weight, bias)
+
+    def packs(self, dtype: torch.dtype) -> bool:
+        """See `Backend.packs`."""
+        return False
 
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer:
         """See `Backend.decoder_layer`."""

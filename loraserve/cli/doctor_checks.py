@@ -73,7 +73,7 @@ def packages() -> Check:
 
 
 def cpu() -> Check:
-    """NOTE: the same question as the engine's own when it picks a dtype."""
+    """NOTE: asks of bfloat16 as the engine does when it picks a dtype."""
     found = f"{available_cpus()} usable CPUs, {platform.machine()}"
     try:
         import torch
@@ -82,7 +82,7 @@ def cpu() -> Check:
     except (ImportError, AttributeError):
         return Check("cpu", Status.WARN, found + ", bfloat16 unknown", "float32 is used unless --dtype says otherwise")
     if not has_bfloat16:
-        return Check("cpu", Status.WARN, found + ", no fast bfloat16", "bfloat16 models are served in float32")
+        return Check("cpu", Status.OK, found + ", no bfloat16 instructions: only the compiled kernels are fast with it")
     return Check("cpu", Status.OK, found + ", fast bfloat16")
 
 
@@ -102,7 +102,7 @@ def kernels() -> Check:
     except Exception as error:
         return Check("kernels", Status.FAIL, f"{type(error).__name__}: {error}", "reinstall loraserve")
     if backend.name != "cpu":
-        return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster adapters")
+        return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster")
     return Check("kernels", Status.OK, reason)
 
 

@@ -84,6 +84,7 @@ def measure(job: CertificateJob) -> Certificate:
 
 def _check_memory(job: CertificateJob) -> None:
     import torch
+    from loraserve_kernels.choose_backend import choose_backend
     from transformers import AutoModelForCausalLM
 
     from loraserve.models import loader
@@ -91,7 +92,10 @@ def _check_memory(job: CertificateJob) -> None:
     if job.engine.device not in ("auto", "cpu") or (job.engine.device == "auto" and torch.cuda.is_available()):
         raise Skipped("it is measured on CPUs only")
     config = loader.load_config(job.engine.model, job.engine.revision)
-    dtype = loader.choose_dtype(job.engine.dtype, config, torch.device("cpu"))
+    device = torch.device("cpu")
+    kernel_cache_dir = None if job.engine.kernel_cache_dir is None else Path(job.engine.kernel_cache_dir)
+    backend, _ = choose_backend(device, job.engine.backend, kernel_cache_dir)
+    dtype = loader.choose_dtype(job.engine.dtype, config, device, backend)
     with torch.device("meta"):
         weight_bytes = sum(p.nbytes for p in AutoModelForCausalLM.from_config(config, dtype=dtype).parameters())
     available = available_memory_bytes()

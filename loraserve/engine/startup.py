@@ -111,7 +111,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
-    hf_model = _load_weights(config, model_config, device, progress)
+    hf_model = _load_weights(config, model_config, device, backend, progress)
     model = CausalModel(hf_model, backend)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
@@ -191,9 +191,9 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _load_weights(
-    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, progress: Progress
+    config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, backend: Backend, progress: Progress
 ) -> PreTrainedModel:
-    dtype = loader.choose_dtype(config.dtype, model_config, device)
+    dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     progress("loading weights", 0, 1)
     if config.load_format == "dummy":
         model = loader.dummy_model(model_config, dtype, config.seed, device)

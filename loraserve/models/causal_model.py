@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models import self_check
 from loraserve.models.context import Arrivals, ForwardContext
+from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention, put_modules
@@ -91,10 +92,23 @@ class CausalModel:
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
-        self_check.require_equal(model, attention, context, probe)
+        self._require_equal(probe)
         self._keep_if_equal("fused attention", fuse_attention(model, attention), probe)
         self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probe)
         self._choose_forward(probe, vocab_size)
+
+    def _require_equal(self, probe: self_check.Probe) -> None:
+        """Also of a model that reads the table of its embeddings itself, once it has one again."""
+        model, attention, context = self._model, self._attention, self._context
+        try:
+            self_check.require_equal(model, attention, context, probe)
+        except ModelRefusedError:
+            embedding = model.get_input_embeddings()
+            if not isinstance(embedding, PackedEmbedding):
+                raise
+            model.set_input_embeddings(embedding.unpacked())
+            self_check.require_equal(model, attention, context, probe)
+            self.notes.append("tied embedding: in memory twice, as the model reads more of it than rows of tokens")
 
     def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probe: self_check.Probe) -> None:
         if originals and not self_check.is_equal(self._model, self._attention, self._context, probe):

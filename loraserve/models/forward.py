@@ -13,6 +13,7 @@ from loraserve_kernels.step_batch import StepBatch
 from torch import nn
 from transformers import PreTrainedModel
 
+from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.fused_layer import FusedDecoderLayer, FusedLayers
 from loraserve.models.linears import GroupMember
 from loraserve.models.module_swaps import FusedRmsNorm
@@ -92,12 +93,13 @@ def _one_op(
     vocab_size: int,
 ) -> DecoderModel | None:
     """All of it, where the backend has that and nothing but those parts is in the modules."""
-    if type(embedding) is not nn.Embedding or not isinstance(rotary, RotaryTable):
+    is_tied = isinstance(embedding, PackedEmbedding) and embedding.linear is head.group.linear
+    if not (is_tied or type(embedding) is nn.Embedding) or not isinstance(rotary, RotaryTable):
         return None
     if any(layer.attention.index != index or not layer.has_rotary for index, layer in enumerate(layers)):
         return None
     parts = DecoderModelParts(
-        embedding=embedding.weight.detach(),
+        embedding=None if is_tied else embedding.get_parameter("weight").detach(),
         cos=rotary.cos,
         sin=rotary.sin,
         layers=[layer.op for layer in layers],

@@ -4,13 +4,16 @@ The linears of a group (q|k|v, gate|up) read the same input: the first one calle
 product and one LoRA call, the others return their columns.
 """
 
+from typing import cast
+
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
-from loraserve_kernels.backend import Linear
+from loraserve_kernels.backend import Linear, PacksRows
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
+from loraserve.models.embedding import PackedEmbedding, can_pack, is_tied
 from loraserve.models.mapped_weights import MappedWeights
 
 
@@ -86,9 +89,12 @@ def replace_linears(
     is_lm_head = linears[0] is model.get_output_embeddings()
     weights = [linear.weight.detach() for linear in linears]
     if len(linears) == 1:
-        is_tied = linears[0].weight is getattr(model.get_input_embeddings(), "weight", None)
-        packed = context.backend.linear(weights[0], bias, keep_weight=is_tied)
-        if not is_tied:
+        embedding = model.get_input_embeddings()
+        keep_weight = is_tied(linears[0], model) and not can_pack(embedding, context.backend)
+        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight)
+        if is_tied(linears[0], model) and not keep_weight:
+            model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
+        if not keep_weight:
             mapped.give_back(weights[0])
     else:
         joined = torch.cat(weights)

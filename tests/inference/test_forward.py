@@ -5,11 +5,11 @@ import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.packed_linear import packed_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from loraserve.models.causal_model import CausalModel
+from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.forward import DirectForward, TransformersForward
 from loraserve.models.fused_layer import FusedLayers
 from tests.support.tiny_models import tiny_model
@@ -19,10 +19,9 @@ MAX_MODEL_LEN = 128
 
 @pytest.fixture(scope="module")
 def backend() -> Backend:
-    """The CPU backend, where it packs linears itself: else no layer is fused."""
+    """The CPU backend, where there is a compiler: else no layer is fused."""
     backend, reason = choose_backend("cpu")
-    if not isinstance(backend, CpuBackend) or packed_bytes(torch.zeros(64, 64), backend.library) == 0:
-        # Such as AVX2, where oneDNN's linears are used: there the models below are run by their own forward.
+    if not isinstance(backend, CpuBackend):
         pytest.skip(f"no fused layers here ({reason})")
     return backend
 
@@ -40,13 +39,45 @@ def test_models_of_fused_layers_are_run_directly(architecture: str, backend: Bac
 
 @pytest.mark.parametrize("is_tied", [False, True], ids=["own lm_head", "tied"])
 def test_the_whole_model_is_one_op(is_tied: bool, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama", 0)
-    if is_tied:
-        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    model = tied_llama() if is_tied else tiny_model("llama", 0)
     monkeypatch.setattr(FusedLayers, "compute", lambda *_: pytest.fail("the layers were called by themselves"))
     forward = prepared(model, backend)._forward
     assert isinstance(forward, DirectForward)
     assert forward._op is not None
+
+
+def tied_llama() -> PreTrainedModel:
+    model = tiny_model("llama", 0)
+    model.get_output_embeddings().weight = model.get_input_embeddings().weight
+    return model
+
+
+def test_a_tied_table_is_in_memory_once(backend: Backend) -> None:
+    model = tied_llama()
+    ids = torch.arange(model.config.vocab_size)
+    expected = model.get_input_embeddings()(ids)
+    causal = prepared(model, backend)
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, PackedEmbedding)
+    assert torch.equal(embedding(ids), expected)
+    assert sum(parameter.nbytes for parameter in model.parameters()) < expected.nbytes
+    assert causal.notes == []
+
+
+def test_a_tied_table_that_the_model_reads_itself_is_left_to_it(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tied_llama()
+    original = model.model.forward
+
+    def forward(input_ids: Tensor, **arguments: Tensor) -> object:
+        return original(**arguments | {"inputs_embeds": model.model.embed_tokens.weight[input_ids]})
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    expected = model.get_input_embeddings().weight.clone()
+    causal = prepared(model, backend)
+    assert torch.equal(model.get_input_embeddings().weight, expected)
+    assert any("tied embedding" in note for note in causal.notes)
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "granite", "olmo2"])

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from loraserve_kernels.backend import Backend
-from loraserve_kernels.c_compiler import CompilerUnavailable, find_compilers
+from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library, open_prebuilt
-from loraserve_kernels.cpu_variants import cpu_flags, usable_variants
+from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library
+from loraserve_kernels.cpu_variants import Variant, cpu_flags, usable_variants
 from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
+from tests.support.cpu_libraries import library_of, narrowest_variant
 from tests.support.interpreted_float8 import convert_as_a_gpu
 from tests.support.poison import poison_new_tensors
 from tests.support.triton_launches import checked_replay
@@ -96,16 +97,23 @@ def cpu_library() -> CpuLibrary:
 @pytest.fixture(scope="session")
 def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
     """The C functions as a wheel brings them for old CPUs: AVX2 where `cpu_library` is AVX-512."""
-    compiler = next(find_compilers(), None)
+    return library_of(narrowest_variant(), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def avx512_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """Vectors of 16, and bfloat16 only by way of float32."""
     variants = usable_variants(platform.machine(), cpu_flags())
-    if compiler is None or not variants:
-        pytest.skip("needs a C compiler and a CPU with a variant")
-    path = tmp_path_factory.mktemp("narrowest") / variants[-1].file_name
-    compiler.build(path, (*variants[-1].compile_flags, "-fopenmp"))
-    try:
-        return open_prebuilt(variants[-1], path)
-    except OSError as error:
-        pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
+    return library_of(next((v for v in variants if v.name == "x86-64-v4"), None), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def four_lanes_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """Vectors of 4, as on Arm, also on x86."""
+    on_x86 = Variant("x86-64-v2", "x86_64", ("-march=x86-64-v2",), frozenset({"sse4_2"}))
+    variants = usable_variants(platform.machine(), cpu_flags())
+    variant = on_x86 if platform.machine() == "x86_64" else next(iter(variants), None)
+    return library_of(variant, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -113,25 +121,29 @@ def amx_library(cpu_library: CpuLibrary, tmp_path_factory: pytest.TempPathFactor
     """The C functions with AMX, its instructions emulated on a CPU that lacks them and no others."""
     if cpu_library.has_amx:
         return cpu_library
-    compiler = next(find_compilers(), None)
     variant = next(iter(usable_variants(platform.machine(), cpu_flags())), None)
-    if compiler is None or variant is None or "avx512_bf16" not in variant.cpu_flags:
+    if variant is None or "avx512_bf16" not in variant.cpu_flags:
         pytest.skip("needs AMX, or a C compiler and a CPU with AVX-512 products of bfloat16")
-    path = tmp_path_factory.mktemp("emulated-amx") / variant.file_name
-    compiler.build(path, (*variant.compile_flags, "-fopenmp", f'-DEMULATED_AMX="{EMULATED_AMX}"'))
-    try:
-        library = open_prebuilt(variant, path)
-    except OSError as error:
-        pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")
+    library = library_of(variant, tmp_path_factory, "emulated-amx", f'-DEMULATED_AMX="{EMULATED_AMX}"')
     assert library.has_amx
     return library
 
 
-@pytest.fixture(params=["amx", "no-amx"])
+@pytest.fixture(params=["amx", "no-amx", "narrowest"])
 def library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
-    """The C functions with AMX, and as they are where the CPU or the system does not allow it."""
-    if request.param == "amx":
-        yield request.getfixturevalue("amx_library")
+    """The C functions with AMX, as they are where the CPU or the system does not allow it, and for old CPUs."""
+    yield from _library(request)
+
+
+@pytest.fixture(params=["amx", "no-amx", "avx512", "narrowest", "four_lanes"])
+def any_library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
+    """Those and all other kinds: for what is written anew for each."""
+    yield from _library(request)
+
+
+def _library(request: pytest.FixtureRequest) -> Iterator[CpuLibrary]:
+    if request.param != "no-amx":
+        yield request.getfixturevalue(f"{request.param}_library")
         return
     library: CpuLibrary = request.getfixturevalue("cpu_library")
     with amx_set(library, enabled=False):

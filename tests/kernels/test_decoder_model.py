@@ -7,7 +7,8 @@ from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw
-from loraserve_kernels.prepacked_linear import ROW_MAJOR_MAX_ROWS, PrepackedLinear, RowMajorLinear
+from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
@@ -37,23 +38,22 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def make_model_parts(backend: CpuBackend, dtype: torch.dtype, *, packs_head: bool = True) -> DecoderModelParts:
+def make_model_parts(backend: CpuBackend, dtype: torch.dtype, *, tied: bool = False) -> DecoderModelParts:
     angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
     angles = torch.cat([angles, angles], dim=-1)
     layers = [
         backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms)) for head_norms in (False, True, False)
     ]
-    if None in layers:
-        pytest.skip("this CPU has no packed linears")
+    assert None not in layers
     head = random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22)
     head[VOCAB:] *= 10  # the largest logits are of no token
     return DecoderModelParts(
-        embedding=random(NUM_EMBEDDINGS, HIDDEN, dtype=dtype, seed=20),
+        embedding=None if tied else random(NUM_EMBEDDINGS, HIDDEN, dtype=dtype, seed=20),
         cos=angles.cos().to(dtype),
         sin=angles.sin().to(dtype),
         layers=[layer for layer in layers if layer is not None],
         norm=Norm(1 + random(HIDDEN, dtype=dtype, seed=21, scale=0.2), 1e-5),
-        head=backend.linear(head, random(NUM_LOGITS, dtype=dtype, seed=23), keep_weight=not packs_head),
+        head=backend.linear(head, random(NUM_LOGITS, dtype=dtype, seed=23), keep_weight=False),
         head_group=HEAD_GROUP,
         vocab_size=VOCAB,
     )
@@ -93,21 +93,26 @@ def make_caches(case: Case) -> tuple[list[Tensor], list[Tensor]]:
     return [case.k_cache.clone() for _ in range(NUM_LAYERS)], [case.v_cache.clone() for _ in range(NUM_LAYERS)]
 
 
+def embedded(parts: DecoderModelParts, token_ids: Tensor) -> Tensor:
+    if parts.embedding is not None:
+        return parts.embedding[token_ids]
+    assert isinstance(parts.head, PackedLinear)
+    return parts.head.rows(token_ids)
+
+
 SAMPLED = {"every other": None, "last": slice(-1, None), "all": slice(None), "none": slice(0)}
 
 
 @pytest.mark.parametrize("sampled", SAMPLED)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
-@pytest.mark.parametrize("packs_head", [True, False], ids=["packed head", "row-major head"])
-def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled, packs_head):
-    parts = make_model_parts(cpu, dtype, packs_head=packs_head)
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled, tied):
+    parts = make_model_parts(cpu, dtype, tied=tied)
     case = make_case(name, dtype, with_adapters=with_adapters)
     batch = with_tokens(case, SAMPLED[sampled])
-    if not packs_head and len(batch.sampled_rows) > ROW_MAJOR_MAX_ROWS:
-        batch = with_tokens(case, slice(-ROW_MAJOR_MAX_ROWS, None))
     expected_caches, caches = make_caches(case), make_caches(case)
-    rows = parts.embedding[batch.token_ids]
+    rows = embedded(parts, batch.token_ids)
     rotary = parts.cos[batch.positions][None], parts.sin[batch.positions][None]
     for layer, k_cache, v_cache in zip(parts.layers, *expected_caches, strict=True):
         rows = layer(rows, rotary, k_cache, v_cache, batch, case.table)
@@ -170,6 +175,7 @@ def test_a_row_that_is_not_finite_is_told(cpu, dtype, value):
     case = make_case("16 rows", dtype, with_adapters=False)
     draws = [Draw(row, 1.0, 0, 1.0, 0.0, seed=0, position=row) for row in range(len(case.batch.slot_mapping))]
     batch = replace(with_tokens(case, slice(None)), draws=draws)
+    assert parts.embedding is not None
     parts.embedding[batch.token_ids[3]] = value
     found = make_model(cpu, parts)(*make_caches(case), batch, None)
     assert found is not None
@@ -221,21 +227,11 @@ def test_a_batch_whose_adapters_may_have_biases_is_left_to_the_layers(cpu, dtype
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 
 
-def test_more_sampled_rows_than_a_row_major_head_is_best_for_are_left_to_the_layers(cpu, dtype):
-    name = max(CASES, key=lambda name: len(make_case(name, dtype, with_adapters=False).batch.slot_mapping))
-    case = make_case(name, dtype, with_adapters=False)
-    model = make_model(cpu, make_model_parts(cpu, dtype, packs_head=False))
-    caches = make_caches(case)
-    assert model(*caches, with_tokens(case, slice(ROW_MAJOR_MAX_ROWS + 1)), None) is None
-    assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
-    assert model(*caches, with_tokens(case, slice(ROW_MAJOR_MAX_ROWS)), None) is not None
-
-
 @pytest.mark.parametrize("part", ["embedding", "cos", "norm", "head", "head_group", "vocab_size"])
 def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
     parts = make_model_parts(cpu, torch.float32)
     wrong = {
-        "embedding": parts.embedding[:, :-1].clone(),
+        "embedding": torch.randn(NUM_EMBEDDINGS, HIDDEN - 1),
         "cos": parts.cos[:-1],
         "norm": Norm(parts.norm.weight[:-1], 1e-5),
         "head": cpu.linear(torch.randn(8, HIDDEN + 1), None, keep_weight=False),
@@ -249,7 +245,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(cpu, part):
 def test_other_linears_and_other_layers_are_not_one_op(cpu):
     parts = make_model_parts(cpu, torch.float32)
     weight = random(NUM_LOGITS, HIDDEN, dtype=torch.float32, seed=22)
-    for head in (PrepackedLinear(weight), RowMajorLinear(weight)):  # both torch's: the last without a library
+    for head in (PrepackedLinear(weight), RowMajorLinear(weight, library=cpu.library)):
         assert cpu.decoder_model(replace(parts, head=head)) is None
     composed = ComposedDecoderLayer(make_parts(cpu, torch.float32), cpu)
     assert cpu.decoder_model(replace(parts, layers=[*parts.layers, composed])) is None

@@ -101,13 +101,13 @@ def test_only_a_batch_with_an_adapter_launches_triton_kernels(triton_device, mon
     assert launched == ["_lora_shrink_kernel", "_lora_expand_kernel"]
 
 
-def test_a_rows_bits_do_not_depend_on_its_batch(narrowest_library):
+def test_a_rows_bits_do_not_depend_on_its_batch(any_library):
     for dtype in (torch.float32, torch.bfloat16):
-        backend = CpuBackend(narrowest_library)
+        backend = CpuBackend(any_library)
         together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
         alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
         run(backend, together)
-        rows = (0, 1, 63, 64, 127, 128, 130)
+        rows = tuple(range(131))  # fused multiply-adds and others differ in a few of them
         for row in rows:
             segments = dataclasses.replace(alone.segments, start=torch.tensor([0, 1], dtype=torch.int32))
             one = dataclasses.replace(alone, x=alone.x[row : row + 1], y=alone.y[row : row + 1], segments=segments)

@@ -71,26 +71,42 @@ def test_a_rows_bits_do_not_depend_on_the_number_of_rows(kind, dtype, request, s
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, (80, 40)])
-def test_packed_tiles_of_any_number_of_rows(library, assert_close, shape):
+@pytest.mark.parametrize("packed_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_tiles_of_any_number_of_rows(any_library, assert_close, shape, packed_dtype):
     """Pairs of tiles, single tiles and partial ones, and more rows than an item has: right, and the same bits."""
-    weight, bias = make_weight(shape, torch.bfloat16)
-    if packed_bytes(weight, library) == 0:
-        pytest.skip("no packed kernel for this dtype on this CPU")
-    linear = PackedLinear(weight, bias, library)
-    x = torch.randn(700, shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    weight, bias = make_weight(shape, packed_dtype)
+    linear = PackedLinear(weight, bias, any_library)
+    x = torch.randn(700, shape[1], generator=torch.Generator().manual_seed(2)).to(packed_dtype)
     whole = linear(x)
     assert_close(whole, x.double() @ weight.double().T + bias.double())
-    for num_rows in (1, 15, 17, 31, 33, 60, 64, 90, 200, 330, 641):
+    for num_rows in (*range(1, 20), 22, 31, 33, 60, 64, 90, 200, 330, 641):
         assert torch.equal(linear(x[:num_rows]), whole[:num_rows])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (80, 40), (192, 64)])
+@pytest.mark.parametrize("packed_dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_packed_rows_are_the_weights_bit_for_bit(any_library, shape, packed_dtype):
+    """Also those with exponents that compressing has no code for."""
+    weight = make_weight(shape, packed_dtype)[0]
+    weight[0, 0], weight[-1, -1] = 2.0**-100, float("nan")
+    linear = PackedLinear(weight, None, any_library)
+    indices = torch.tensor([[shape[0] - 1, 0], [shape[0] // 2, shape[0] - 1]])
+    for some in (indices, torch.arange(shape[0]), indices[:0]):
+        assert torch.equal(linear.rows(some).view(torch.int8), weight[some].view(torch.int8))
+
+
+@pytest.mark.parametrize("index", [-1, 12])
+def test_a_row_that_is_not_there_is_refused(cpu_library, index):
+    linear = PackedLinear(make_weight((12, 10), torch.float32)[0], None, cpu_library)
+    with pytest.raises(ValueError, match="outside"):
+        linear.rows(torch.tensor([3, index]))
 
 
 @pytest.mark.parametrize("num_rows", [1, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
-def test_what_lies_around_the_rows_is_not_seen(library, shape, num_rows):
+def test_what_lies_around_the_rows_is_not_seen(any_library, shape, num_rows):
     weight, bias = make_weight(shape, torch.bfloat16)
-    if packed_bytes(weight, library) == 0:
-        pytest.skip("no packed kernel for this dtype on this CPU")
-    linear = PackedLinear(weight, bias, library)
+    linear = PackedLinear(weight, bias, any_library)
     around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
     x = around[16 : num_rows + 16, 32 : shape[1] + 32]
     x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))

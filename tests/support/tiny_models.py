@@ -59,7 +59,7 @@ def _phi3() -> PreTrainedConfig:
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**COMMON, head_dim=16),
     "qwen2": lambda: Qwen2Config(**COMMON),
-    "qwen3": lambda: Qwen3Config(**COMMON, head_dim=24),
+    "qwen3": lambda: Qwen3Config(**COMMON | {"tie_word_embeddings": True}, head_dim=24),
     "mistral": lambda: MistralConfig(**COMMON, head_dim=16, sliding_window=WINDOW),
     "gemma2": lambda: Gemma2Config(
         **COMMON | {"num_hidden_layers": 4, "tie_word_embeddings": True},

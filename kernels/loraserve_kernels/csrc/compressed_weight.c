@@ -117,3 +117,20 @@ EXPORT int compress_weight(void *compressed, const void *packed, int64_t num_out
     }
     return OK;
 }
+
+void compressed_row(void *row, const void *compressed, int64_t num_outputs, int64_t depth, int64_t output)
+{
+#if defined(__AVX512BW__)
+    const int64_t panel_tiles = panel_tiles_of(depth), row_bytes = depth * (int64_t)size_of(BFLOAT16);
+    struct compressed_panel panel = compressed_panel_at(compressed, num_panels_of(num_outputs), panel_tiles, output / LANES);
+    uint32_t tile[AMX_TILE_WORDS] __attribute__((aligned(64)));
+    for (int64_t byte = 0; byte < row_bytes; byte += (int64_t)sizeof *tile) {
+        const int64_t word = byte / (int64_t)sizeof *tile % AMX_WORDS;
+        if (word == 0)
+            decompress_tile((char *)tile, &panel, 0);
+        memcpy((char *)row + byte, tile + word * LANES + output % LANES, MIN(sizeof *tile, (size_t)(row_bytes - byte)));
+    }
+#else
+    (void)row, (void)compressed, (void)num_outputs, (void)depth, (void)output;
+#endif
+}

@@ -47,6 +47,9 @@ INLINE struct compressed_panel compressed_panel_at(const void *compressed, int64
                                      exceptions + codes[panel].first_exception, 0};
 }
 
+/* Row `output` of what compress_weight left: dense [depth]. */
+void compressed_row(void *row, const void *compressed, int64_t num_outputs, int64_t depth, int64_t output);
+
 #if defined(__AVX512BW__)
 
 #define SIGN _mm512_set1_epi8((char)0x80)

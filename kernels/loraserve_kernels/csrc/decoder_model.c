@@ -5,7 +5,6 @@
  */
 #include "decoder_layer.h"
 #include "draw.h"
-#include "linear.h"
 #include "packed_linear.h"
 #include "row_ops.h"
 
@@ -13,13 +12,12 @@
 struct decoder_model {
     const struct decoder_layer *const *layers;
     int64_t num_layers, hidden_size;
-    const void *embedding; /* dense [num_embeddings, hidden_size] */
+    const void *embedding; /* dense [num_embeddings, hidden_size]; NULL: the rows of lm_head's weight */
     int64_t num_embeddings;
     const void *cosine, *sine; /* dense [num_positions, rotary_dim] */
     int64_t num_positions, rotary_dim;
     const void *norm; /* weight */
     struct packed_linear head;
-    int64_t head_is_row_major;      /* its weight is not packed: the embedding itself */
     const struct group *head_group; /* of adapters; NULL without any, as head_table */
     const struct table *head_table;
     int64_t vocab_size; /* columns of the logits that a token can be chosen from */
@@ -83,7 +81,7 @@ static size_t lay_out(struct model_call *call, char *memory, int num_threads)
     call->cosine = reserve(memory, &used, num_rows * call->angle_bytes);
     call->sine = reserve(memory, &used, num_rows * call->angle_bytes);
     call->peaks = reserve(memory, &used, num_sampled * (size_t)num_peaks_of(model->vocab_size) * sizeof *call->peaks);
-    call->linear_scratch = reserve(memory, &used, model->head_is_row_major ? 0 :
+    call->linear_scratch = reserve(memory, &used,
                                    linear_scratch(&model->head, step->num_wanted, num_threads, call->dtype));
     call->drawing.peaks = call->peaks;
     call->drawing.scratch = reserve(memory, &used, call->drawing.num_draws > 0 ? (size_t)num_threads *
@@ -95,16 +93,14 @@ static size_t lay_out(struct model_call *call, char *memory, int num_threads)
     return used;
 }
 
-static void head_stage(struct team *team, const struct model_call *call)
+static void embed(const struct model_call *call, int64_t row)
 {
-    const struct packed_linear *head = &call->model->head;
-    const int64_t num_rows = call->step->layers.num_wanted;
-    if (call->model->head_is_row_major)
-        row_major_stage(team, call->logits, head->num_outputs, call->hidden, head->depth, num_rows, head->weight,
-                        head->num_outputs, head->depth, head->bias, call->dtype);
+    const struct decoder_model *model = call->model;
+    const int64_t token_id = call->step->token_ids[row];
+    if (model->embedding)
+        copy_row(call->x, row, model->embedding, token_id, call->row_bytes);
     else
-        linear_stage(team, head, call->logits, head->num_outputs, call->hidden, head->depth, num_rows,
-                     call->linear_scratch, call->dtype);
+        packed_row(call->x + (size_t)row * call->row_bytes, &model->head, token_id, call->dtype);
 }
 
 static void model_region(struct team *team, void *argument)
@@ -116,7 +112,7 @@ static void model_region(struct team *team, void *argument)
     int64_t row;
     struct work gathering = start_work(team, step->layers.num_rows);
     while (take(team, &gathering, &row)) {
-        copy_row(call->x, row, model->embedding, step->token_ids[row], call->row_bytes);
+        embed(call, row);
         copy_row(call->cosine, row, model->cosine, step->positions[row], call->angle_bytes);
         copy_row(call->sine, row, model->sine, step->positions[row], call->angle_bytes);
     }
@@ -127,7 +123,8 @@ static void model_region(struct team *team, void *argument)
         rms_norm_row(call->hidden + (size_t)row * call->row_bytes, call->out + (size_t)row * call->row_bytes,
                      model->norm, model->hidden_size, model->eps, call->dtype);
     complete(team);
-    head_stage(team, call);
+    linear_stage(team, &model->head, call->logits, model->head.num_outputs, call->hidden, model->head.depth, num_sampled,
+                 call->linear_scratch, call->dtype);
     if (call->lora_size.num_items > 0) {
         lora_shrink_stage(team, &call->lora_plan, call->hidden, model->hidden_size, call->dtype);
         complete(team);

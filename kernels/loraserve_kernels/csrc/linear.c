@@ -2,7 +2,7 @@
  *
  * Each thread takes blocks of rows of W and reads them once for all rows of x (up to MAX_ROWS per pass).
  */
-#include "linear.h"
+#include "vector.h"
 
 #define ROWS 4          /* rows of x of one tile */
 #define OUTPUTS (TILE_VECTORS / 4) /* rows of W of one tile */
@@ -87,16 +87,6 @@ static void linear_range(void *y, int64_t y_stride, const void *x, int64_t x_str
         linear_block(out, y_stride, x, x_stride, num_rows, w, depth, b, count, BFLOAT16);
     else
         linear_block(out, y_stride, x, x_stride, num_rows, w, depth, b, count, FLOAT32);
-}
-
-void row_major_stage(struct team *team, void *y, int64_t y_stride, const void *x, int64_t x_stride, int64_t num_rows,
-                     const void *weight, int64_t num_outputs, int64_t depth, const void *bias, enum dtype dtype)
-{
-    if (num_rows == 0)
-        return;
-    struct work computing = start_work(team, (num_outputs + BLOCK - 1) / BLOCK);
-    for (int64_t block; take(team, &computing, &block);)
-        linear_range(y, y_stride, x, x_stride, num_rows, weight, num_outputs, depth, bias, block * BLOCK, dtype);
 }
 
 /* weight: dense [num_outputs, depth]; bias: [num_outputs] or NULL; y: rows of num_outputs. */

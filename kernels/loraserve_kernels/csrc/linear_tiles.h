@@ -11,7 +11,9 @@
 #define TILE_ROWS 4
 #endif
 #define ITEM_PANELS (64 / LANES) /* panels of one item */
-#define ITEM_TILES (320 / TILE_ROWS) /* tiles of rows of one item: their part of x stays in L2 while all weights pass */
+/* Tiles of rows of one item: their part of x stays in L2 while all weights pass. Where bfloat16 is widened it takes twice as
+ * much, and CPUs have less of L2. */
+#define ITEM_TILES ((MULTIPLIES_BFLOAT16 ? 320 : 96) / TILE_ROWS)
 
 /* Of a panel or a packed row; those past the depth are zero, so that AMX has whole tiles. */
 INLINE int64_t words_of(int64_t depth, const enum dtype dtype)

@@ -1,16 +1,21 @@
 /* y = x Wᵀ + bias for a weight packed once, at memory speed for up to 16 rows.
  *
  * W lies in panels of LANES outputs, [panel][word of depth][output]; a word is a float32 or a pair of bfloat16. Rows of x
- * are packed in tiles of TILE_ROWS, [word][row]. Every output is one fused chain over the words in order, so a row's
- * result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are tiles of AMX
- * one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end within a
- * tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
+ * are packed in tiles of TILE_ROWS, [word][row]; where the CPU does not multiply pairs of bfloat16, a word is widened to
+ * two float32 as it is read, and so is x as it is packed. Every output is one fused chain over the words in order, so a
+ * row's result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are
+ * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
+ * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
  * compressed, see compressed_weight.h.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
- * memory ahead matters: without it 768 -> 4,096 takes 246 us. It is asked for into L2: on two EPYC Zen 4 cores all linears
- * of a layer took 584 us with 8 KB ahead into L1, 525 so.
+ * memory ahead matters: without it 768 -> 4,096 takes 246 us. It is asked for into L2, and the panels to come evenly under
+ * all products of these: on two EPYC Zen 4 cores all linears of a layer took 584 us with 8 KB ahead into L1, 549 with 16 KB
+ * ahead into L2 under the first tile of rows, 526 so; 24 rows 861 -> 776, and 4 rows with AVX2 520 -> 359.
+ *
+ * The same with AVX2 alone, all linears of a layer, us for 1 / 4 / 16 / 128 rows: bfloat16 357 / 359 / 1,082 / 8,647, float32
+ * 645 / 700 / 1,103 / 8,337, oneDNN in float32 1,409 / 1,337 / 1,824 / 8,677.
  *
  * On two Xeon cores with AMX, the same: 193 to 236 us (205) with AMX, 627 without, oneDNN 314; 256 rows
  * 600, 8,860 and 1,103.
@@ -227,9 +232,12 @@ void linear_stage(struct team *team, const struct packed_linear *linear, void *y
     }
 }
 
-/* Bytes of the packed weight. */
+/* Bytes of the packed weight; 0 where torch's linears are Apple's own, on units for matrices that nobody else can use. */
 EXPORT int64_t packed_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
 {
+#if defined(__APPLE__)
+    return 0;
+#endif
     return num_panels_of(num_outputs) * words_of(depth, (enum dtype)dtype) * (int64_t)sizeof(vf);
 }
 
@@ -241,6 +249,32 @@ EXPORT int pack_weight(void *packed, const void *weight, int64_t num_outputs, in
     for (int64_t output = 0; output < num_outputs; output += LANES)
         pack_rows((uint32_t *)packed + output * words, LANES, at(weight, output * depth, (enum dtype)dtype), depth,
                   num_outputs - output, depth, words, false, (enum dtype)dtype);
+    return OK;
+}
+
+void packed_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype)
+{
+    if (linear->is_compressed) {
+        compressed_row(row, linear->weight, linear->num_outputs, linear->depth, output);
+        return;
+    }
+    const int64_t num_words = words_of(linear->depth, dtype), row_bytes = linear->depth * (int64_t)size_of(dtype);
+    const uint32_t *column = (const uint32_t *)linear->weight + output / LANES * num_words * LANES + output % LANES;
+    for (int64_t byte = 0; byte < row_bytes; byte += (int64_t)sizeof *column, column += LANES)
+        memcpy((char *)row + byte, column, MIN(sizeof *column, (size_t)(row_bytes - byte)));
+}
+
+/* Rows of the weight, such as the embeddings of tokens where it is lm_head's. rows: dense [num_rows, depth]. */
+EXPORT int packed_rows(const struct packed_linear *linear, void *rows, const int64_t *outputs, int64_t num_rows, int dtype,
+                       int num_threads)
+{
+    const size_t row_bytes = (size_t)linear->depth * size_of((enum dtype)dtype);
+    for (int64_t row = 0; row < num_rows; row++)
+        if (outputs[row] < 0 || outputs[row] >= linear->num_outputs)
+            return BAD_TOKEN;
+#pragma omp parallel for num_threads(num_threads) if (num_rows > 16)
+    for (int64_t row = 0; row < num_rows; row++)
+        packed_row((char *)rows + (size_t)row * row_bytes, linear, outputs[row], (enum dtype)dtype);
     return OK;
 }
 

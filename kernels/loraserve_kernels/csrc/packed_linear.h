@@ -22,6 +22,9 @@ INLINE int64_t panel_tiles_of(int64_t depth) { return (depth + 2 * AMX_WORDS - 1
 /* Bytes of scratch for so many rows; 0 where x is read where it is. */
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype);
 
+/* Row `output` of the weight, as it was packed: `row` is dense [depth]. */
+void packed_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype);
+
 /* y = x Wᵀ + bias, shared by the team. Up to two pieces of work. NOTE: x must be complete; y is to be completed. */
 void linear_stage(struct team *team, const struct packed_linear *linear, void *y, int64_t y_stride, const void *x,
                   int64_t x_stride, int64_t num_rows, void *scratch, enum dtype dtype);

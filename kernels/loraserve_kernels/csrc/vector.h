@@ -48,8 +48,7 @@ enum status {
     BAD_SLOT = 3,
     BAD_BLOCK = 4,
     OUT_OF_MEMORY = 5,
-    UNSUPPORTED = 6,
-    BAD_TOKEN = 7,
+    BAD_TOKEN = 6,
 };
 
 /* GCC would rather load a vector again for each use, if that saves a register. */

@@ -1,0 +1,36 @@
+"""The C functions compiled as a wheel brings them, for CPUs that have less than this one."""
+
+import fcntl
+import os
+import platform
+
+import pytest
+from loraserve_kernels.c_compiler import find_compilers
+from loraserve_kernels.cpu_library import CpuLibrary, open_prebuilt
+from loraserve_kernels.cpu_variants import Variant, cpu_flags, usable_variants
+
+
+def narrowest_variant() -> Variant | None:
+    """That this CPU can run: AVX2 on x86."""
+    variants = usable_variants(platform.machine(), cpu_flags())
+    return variants[-1] if variants else None
+
+
+def library_of(
+    variant: Variant | None, tmp_path_factory: pytest.TempPathFactory, name: str = "library", *flags: str
+) -> CpuLibrary:
+    """Compiled once for all workers."""
+    compiler = next(find_compilers(), None)
+    if compiler is None or variant is None:
+        pytest.skip("needs a C compiler and a CPU with the variant")
+    own_folder = tmp_path_factory.getbasetemp()
+    folder = own_folder.parent if "PYTEST_XDIST_WORKER" in os.environ else own_folder
+    path = folder / f"{name}-{variant.file_name}"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            compiler.build(path, (*variant.compile_flags, "-fopenmp", *flags))
+    try:
+        return open_prebuilt(variant, path)
+    except OSError as error:
+        pytest.skip(f"{compiler.version} does not use torch's OpenMP runtime: {error}")

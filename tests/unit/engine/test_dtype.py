@@ -1,0 +1,49 @@
+"""Which dtype "auto" is on a CPU."""
+
+import pytest
+import torch
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.reference_backend import ReferenceBackend
+from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig
+
+from loraserve.models import loader
+from tests.support.tiny_models import COMMON
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def packing() -> Backend:
+    backend, reason = choose_backend("cpu")
+    if not isinstance(backend, CpuBackend):
+        pytest.skip(reason)
+    return backend
+
+
+def llama(dtype: str = "bfloat16") -> PreTrainedConfig:
+    return LlamaConfig(**COMMON, dtype=dtype)
+
+
+def with_experts() -> PreTrainedConfig:
+    return MixtralConfig(**COMMON, num_local_experts=8, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("has_instructions", [False, True])
+def test_our_linears_take_bfloat16_on_any_cpu(
+    packing: Backend, has_instructions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "has_fast_bfloat16", lambda: has_instructions)
+    assert loader.choose_dtype("auto", llama(), CPU, packing) == torch.bfloat16
+    assert loader.choose_dtype("auto", llama("float32"), CPU, packing) == torch.float32
+    by_torch = torch.bfloat16 if has_instructions else torch.float32
+    assert loader.choose_dtype("auto", llama(), CPU, ReferenceBackend()) == by_torch
+    assert loader.choose_dtype("auto", with_experts(), CPU, packing) == by_torch, "experts are torch's products"
+
+
+def test_what_is_asked_for_is_taken(packing: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "has_fast_bfloat16", lambda: False)
+    for name, dtype in loader.DTYPES.items():
+        assert loader.choose_dtype(name, with_experts(), CPU, packing) == dtype
+    assert loader.choose_dtype("auto", with_experts(), torch.device("cuda"), ReferenceBackend()) == torch.bfloat16
