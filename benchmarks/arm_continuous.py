@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from requests_file import Request, read_requests
+from rival_dtype import rival_dtype
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 CONCURRENCY = 16
@@ -24,7 +25,9 @@ def main() -> None:
     parser.add_argument("--requests", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto", attn_implementation="sdpa").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        args.model, dtype=rival_dtype(), attn_implementation="sdpa"
+    ).eval()
     requests = read_requests(args.requests)
     with model.continuous_batching_context_manager(
         generation_config=GenerationConfig(do_sample=False, max_new_tokens=64, eos_token_id=-1, pad_token_id=0),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from requests_file import BASE, Request, read_requests
+from rival_dtype import rival_dtype
 from transformers import AutoModelForCausalLM
 
 BATCH_SIZE = 16
@@ -25,7 +26,7 @@ def main() -> None:
     parser.add_argument("--requests", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype="auto").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=rival_dtype()).eval()
     if args.adapters:
         first, *others = args.adapters
         model = PeftModel.from_pretrained(model, str(first), adapter_name=first.name)
