@@ -87,6 +87,15 @@ def test_every_weight_is_read_back(library: CpuLibrary) -> None:
     assert torch.equal(linear(torch.eye(256).bfloat16()), weight.T)
 
 
+def test_rows_are_read_back(library: CpuLibrary) -> None:
+    """As embeddings of tokens; also the weights that are kept whole."""
+    weight = of_bits(random_weight(256, 512), torch.arange(3, 256 * 512, 997), [0x0000, 0x4780, 0x0F80])
+    linear = PackedLinear(weight, None, library)
+    assert linear.is_compressed
+    indices = torch.tensor([191, 5, 0, 5, 64])
+    assert torch.equal(linear.rows(indices), weight[indices])
+
+
 def test_weights_of_any_exponent_are_left_as_they_are(library: CpuLibrary) -> None:
     generator = torch.Generator().manual_seed(4)
     weight = torch.randint(-(2**15), 2**15, (64, 256), generator=generator, dtype=torch.int32).to(torch.int16)
