@@ -89,10 +89,10 @@ def replace_linears(
     is_lm_head = linears[0] is model.get_output_embeddings()
     weights = [linear.weight.detach() for linear in linears]
     if len(linears) == 1:
-        embedding = model.get_input_embeddings()
-        keep_weight = is_tied(linears[0], model) and not can_pack(embedding, context.backend)
+        shares_weight = is_tied(linears[0], model)
+        keep_weight = shares_weight and not can_pack(model.get_input_embeddings(), context.backend)
         packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight)
-        if is_tied(linears[0], model) and not keep_weight:
+        if shares_weight and not keep_weight:
             model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
         if not keep_weight:
             mapped.give_back(weights[0])

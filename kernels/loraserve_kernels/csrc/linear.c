@@ -1,4 +1,4 @@
-/* y = x Wᵀ + bias for a row-major weight that is not repacked, such as an lm_head tied to the embedding.
+/* y = x Wᵀ + bias for a row-major weight that is not repacked, such as an lm_head tied to an embedding that is scaled.
  *
  * Each thread takes blocks of rows of W and reads them once for all rows of x (up to MAX_ROWS per pass).
  */
