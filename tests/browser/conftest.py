@@ -38,19 +38,6 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fresh_dir(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
-    """Data directories of other servers, which need not compile kernels again."""
-
-    def fresh() -> Path:
-        folder = tmp_path_factory.mktemp("other")
-        if (data_dir / "kernels").exists():
-            (folder / "kernels").symlink_to(data_dir / "kernels")
-        return folder
-
-    return fresh
-
-
-@pytest.fixture(scope="session")
 def admin_secret(data_dir: Path) -> str:
     return admin_key(data_dir)
 

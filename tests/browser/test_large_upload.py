@@ -1,7 +1,6 @@
 """An adapter of 200 MB, which only a base larger than the demo's can have."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -70,15 +69,13 @@ def write_adapter(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_large_adapter_is_sent_in_chunks_with_its_progress(
-    browser: Browser, fresh_dir: Callable[[], Path], tmp_path: Path
-):
+def test_a_large_adapter_is_sent_in_chunks_with_its_progress(browser: Browser, tmp_path: Path):
     base = write_base(tmp_path / "base")
     adapter = write_adapter(tmp_path / "large")
     size_bytes = (adapter / "adapter_model.safetensors").stat().st_size
     assert size_bytes > 200_000_000
     options = ("--load-format", "dummy", "--max-lora-rank", str(RANK), "--max-model-len", "256")
-    with serve(fresh_dir(), str(base), *options) as server:
+    with serve(tmp_path / "data", str(base), *options) as server:
         with watched_console(browser, server.url, 390, 844, "dark") as console:
             chunks: list[str] = []
             console.page.on(

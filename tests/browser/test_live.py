@@ -1,6 +1,5 @@
 """What is in the engines right now, and how it came and went."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Browser, Route, expect
@@ -43,8 +42,8 @@ def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Co
     page.unroute_all(behavior="ignoreErrors")
 
 
-def test_the_number_of_what_runs_leads_to_its_request(browser: Browser, fresh_dir: Callable[[], Path]):
-    data_dir = fresh_dir()
+def test_the_number_of_what_runs_leads_to_its_request(browser: Browser, tmp_path: Path):
+    data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     with serve_fake(data_dir) as server:
         with (

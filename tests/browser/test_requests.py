@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,8 @@ def ask(tenant: Tenant, model: str, count: int = 1) -> None:
         assert tenant.http.post("/v1/completions", json=body).status_code == 200
 
 
-def test_a_running_request_is_aborted_from_its_row(browser: Browser, fresh_dir: Callable[[], Path]):
-    data_dir = fresh_dir()
+def test_a_running_request_is_aborted_from_its_row(browser: Browser, tmp_path: Path):
+    data_dir = tmp_path / "data"
     key = admin_key(data_dir)
     with serve_fake(data_dir) as server:
         with (

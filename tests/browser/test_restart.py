@@ -1,7 +1,6 @@
 """A server that goes away and comes back under an open page."""
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, Request, Route, expect
@@ -19,8 +18,8 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, fresh_dir: Callable[[], Path]):
-    data_dir, port = fresh_dir(), str(free_port())
+def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_path: Path):
+    data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 1280, 800, "light") as console:
         console.watch.expect_no_answer()
@@ -51,10 +50,8 @@ def is_held(page: Page, held: list[Route]) -> bool:
     return bool(held)
 
 
-def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(
-    browser: Browser, fresh_dir: Callable[[], Path], tmp_path: Path
-):
-    data_dir, port = fresh_dir(), str(free_port())
+def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Browser, tmp_path: Path):
+    data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     held: list[Route] = []
     sent: list[str] = []
@@ -86,10 +83,8 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(
             page.goto("about:blank")
 
 
-def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(
-    browser: Browser, fresh_dir: Callable[[], Path], tmp_path: Path
-):
-    data_dir, port = fresh_dir(), str(free_port())
+def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser: Browser, tmp_path: Path):
+    data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
     folder = twin(tmp_path / "left", "json")
     with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 390, 844, "dark") as console:

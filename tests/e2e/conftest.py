@@ -12,7 +12,6 @@ from tests.support.server_process import WAIT_S, ServerProcess, serve, stop
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For all servers, so that kernels are compiled once."""
     return tmp_path_factory.mktemp("data")
 
 

@@ -28,10 +28,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Iterator[Bench]:
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     own_dir, roots = tmp_path_factory.mktemp("clients"), tmp_path_factory.getbasetemp()
-    if (data_dir / "kernels").exists():
-        (own_dir / "kernels").symlink_to(data_dir / "kernels")
     admin_key = offline_admin_key(own_dir)
     with serve(own_dir, "--adapter-roots", str(roots)) as server, client(server, admin_key) as admin:
         assert admin.post("/v1/tenants", json={"id": "acme"}).status_code == 201

@@ -39,10 +39,8 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Iterator[tuple[ServerProcess, str]]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, str]]:
     own_dir = tmp_path_factory.mktemp("storm")
-    if (data_dir / "kernels").exists():
-        (own_dir / "kernels").symlink_to(data_dir / "kernels")
     key = offline_admin_key(own_dir)
     with serve(own_dir) as server:
         yield server, key

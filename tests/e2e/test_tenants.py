@@ -36,11 +36,9 @@ class Keyed:
 
 
 @pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> Iterator[Keyed]:
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     """Started as an operator would: the first admin key is made offline, everything else with it."""
     own_dir = tmp_path_factory.mktemp("keyed")
-    if (data_dir / "kernels").exists():
-        (own_dir / "kernels").symlink_to(data_dir / "kernels")
     created = run_command("keys", "create", "--role", "admin", "--data-dir", str(own_dir), "--json")
     assert created.returncode == 0, created.stderr
     admin_key = json.loads(created.stdout)["secret"]

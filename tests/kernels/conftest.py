@@ -204,9 +204,9 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 @pytest.fixture(scope="module")
 def unchecked_models() -> Iterator[None]:
-    """Engines of a Llama start without proving it right, which takes Triton's interpreter half a minute.
+    """Engines start without proving their model right, which takes Triton's interpreter half a minute.
 
-    The engine of `test_triton_engine.py` proves it; of other models all do.
+    The engine of `test_triton_engine.py` proves it of a Llama.
     """
     from loraserve.models import self_check
 

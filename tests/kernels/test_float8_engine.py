@@ -19,6 +19,7 @@ from tests.support.tiny_models import save_tiny_model
 
 pytestmark = [
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
+    pytest.mark.usefixtures("unchecked_models"),
     # What attention leaves in a graph's padded rows is undefined; numpy, which interprets, tells of what comes of it.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero):RuntimeWarning"),
 ]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from loraserve_kernels.cpu_builds import private_directory
 from prometheus_client.parser import text_string_to_metric_families
 
 START_S = 120.0
@@ -106,6 +107,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 @contextmanager
 def serve(data_dir: Path, *args: str) -> Iterator[ServerProcess]:
     """Ready to answer. Killed on leaving, unless it has ended by then."""
+    _share_kernels(data_dir)
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
     with _running(command("serve", *options, *args)) as server:
         yield server
@@ -117,6 +119,14 @@ def serve_fake(data_dir: Path, *args: str) -> Iterator[ServerProcess]:
     options = ("--port", "0", "--no-certificates", "--data-dir", str(data_dir))
     with _running([sys.executable, "-P", str(SERVE_FAKE), "fake", *options, *args]) as server:
         yield server
+
+
+def _share_kernels(data_dir: Path) -> None:
+    """Compiled kernels come from where engines of tests have theirs, so that not every data directory gets its own."""
+    kernels = data_dir / "kernels"
+    if not kernels.exists():
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kernels.symlink_to(private_directory(None))
 
 
 @contextmanager
