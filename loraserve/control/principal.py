@@ -74,6 +74,12 @@ class Principal:
     def may_use(self, adapter_name: str) -> bool:
         return self.adapters is None or adapter_name in self.adapters
 
+    def require_adapter(self, name: str) -> None:
+        """For what may not be there yet, so that it cannot be called missing. Raises `ServingError` (403)."""
+        if not self.may_use(name):
+            message = f"This key may use only some adapters; '{name[:256]}' is none of them."
+            raise ServingError(ErrorCode.FORBIDDEN, message)
+
 
 def server_principal(tenant: str, actor: str) -> Principal:
     """For what the server or its command line does by itself, such as publishing `--lora-modules`."""

@@ -92,6 +92,7 @@ class UploadService:
     ) -> UploadSession:
         """Name, files, sizes and quota are checked here; sessions that are not settled count as used."""
         self._publisher.check_name(name)
+        principal.require_adapter(name)
         self._check_sizes(files)
         tenant = principal.acting_tenant
         async with self._opening:
@@ -173,8 +174,9 @@ class UploadService:
             return await asyncio.to_thread(self._store.update, upload_id, aborted)
 
     async def list(self, principal: Principal) -> list[UploadSession]:
-        """Of the acting tenant, newest first."""
-        return await asyncio.to_thread(self._store.sessions, principal.acting_tenant)
+        """Of the acting tenant, newest first, without adapters that the principal may not use."""
+        sessions = await asyncio.to_thread(self._store.sessions, principal.acting_tenant)
+        return [session for session in sessions if principal.may_use(session.name)]
 
     async def from_path(
         self,
@@ -214,7 +216,7 @@ class UploadService:
     async def _of(self, principal: Principal, upload_id: str) -> UploadSession:
         with store_errors():
             session = await asyncio.to_thread(self._store.load, upload_id)
-            if session.tenant != principal.acting_tenant:
+            if session.tenant != principal.acting_tenant or not principal.may_use(session.name):
                 raise UploadNotFoundError(upload_id)
             return session
 

@@ -66,6 +66,7 @@ class VersionService:
         The blob must be in the store, which is not checked here.
         """
         self.check_name(name)
+        principal.require_adapter(name)
         tenant = principal.acting_tenant
         created = False
 

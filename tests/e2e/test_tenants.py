@@ -89,6 +89,11 @@ def add_by_curl(keyed: Keyed, key: str, name: str, folder: Path, *options: str) 
     return json.loads(done.stdout)
 
 
+def open_upload(http: httpx.Client, name: str, folder: Path) -> httpx.Response:
+    files = [{"name": file, "size_bytes": (folder / file).stat().st_size} for file in FILES]
+    return http.post(f"/v1/adapters/{name}/uploads", json={"files": files})
+
+
 def cli(keyed: Keyed, key: str, *args: str) -> subprocess.CompletedProcess[str]:
     return run_command(*args, "--url", keyed.server.url, "--api-key", key)
 
@@ -323,6 +328,27 @@ class TestKeys:
             "admin": (200, 200, 404, 200, 403, 403),
         }
         assert keyed.admin.get("/metrics").status_code == 200
+
+    def test_a_key_for_some_adapters_neither_replaces_nor_sees_what_others_are_uploaded_as(
+        self, keyed: Keyed, tmp_path: Path
+    ) -> None:
+        folder = twin(tmp_path / "listed", "spell")
+        before = open_upload(keyed.acme.http, "unlisted", folder).json()
+        with client(keyed.server, key_for(keyed.admin, "acme", "operator", adapters=["listed"])) as http:
+            for name in ("unlisted", "nosuch", "rot13"):
+                refused = open_upload(http, name, folder)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+            refused = add_by_curl(keyed, http.headers["authorization"].split()[1], "unlisted", folder)
+            assert refused["error"]["code"] == "forbidden"
+            assert http.get(f"/v1/uploads/{before['id']}").status_code == 404
+            assert http.post(f"/v1/uploads/{before['id']}/commit").status_code == 404
+            assert http.delete(f"/v1/uploads/{before['id']}").status_code == 404
+            allowed = open_upload(http, "listed", folder).json()
+            assert [upload["id"] for upload in http.get("/v1/uploads").json()["data"]] == [allowed["id"]]
+        assert {upload["id"] for upload in keyed.acme.http.get("/v1/uploads").json()["data"]} >= {
+            before["id"],
+            allowed["id"],
+        }
 
     def test_a_revoked_key_ends_its_streams_and_is_refused_from_the_next_request_on(self, keyed: Keyed) -> None:
         created = keyed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme"}).json()
