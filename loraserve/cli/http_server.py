@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -9,15 +10,20 @@ import uvicorn
 from litestar.types import ASGIApp
 
 from loraserve.cli.http_protocol import BoundedHttpProtocol
+from loraserve.cli.open_files import max_connections
 
 HTTP_GRACE_S = 5
 """Connections have this long to take their last bytes once nothing runs any more."""
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs (60 s), so that the server never closes one that is being reused."""
+TICKS_BETWEEN_LOOKS = 50
+"""Of a tenth of a second each."""
+
+_logger = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handling: we drain first."""
+    """uvicorn without its signal handling: we drain first. With an end to clients that take forever."""
 
     def __init__(self, app: ASGIApp) -> None:
         super().__init__(_config(app))
@@ -27,6 +33,16 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.answers.set()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_BETWEEN_LOOKS == 0:
+            connections = [*self.server_state.connections]
+            if len(connections) >= max_connections():
+                _logger.warning("%d connections are open, as many as may be: others are refused", len(connections))
+            for connection in connections:
+                if isinstance(connection, BoundedHttpProtocol):
+                    connection.close_if_too_slow()
+        return await super().on_tick(counter)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from loraserve.cli.banner import Banner
 from loraserve.cli.listen import ListenError, base_url, bind_tcp, bind_unix
+from loraserve.cli.open_files import raise_limit
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.server_start import StartedServer, start_server
 from loraserve.cli.start_error import StartError
@@ -32,6 +33,7 @@ ENGINE_GRACE_S = 10.0
 def run_server(settings: ServeSettings) -> int:
     """Returns the exit code once the server has stopped."""
     console = Console(stderr=True)
+    raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(_Server(settings, console).run())

@@ -1,0 +1,204 @@
+"""Connections of clients that send or take nothing for too long, on real sockets with short limits."""
+
+import asyncio
+import contextlib
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from litestar.types import Receive, Scope, Send
+
+from loraserve.cli import http_protocol, http_server, open_files
+from loraserve.cli.http_server import HttpServer
+
+LIMIT_S = 0.4
+POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\n"
+LARGE = 32 << 20
+
+
+@pytest.fixture(autouse=True)
+def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", LIMIT_S)
+    monkeypatch.setattr(http_protocol, "SILENCE_S", LIMIT_S)
+    monkeypatch.setattr(http_server, "TICKS_BETWEEN_LOOKS", 1)
+
+
+class App:
+    """Answers once it has the whole body."""
+
+    def __init__(self, answer: bytes = b"done", wait_s: float = 0.0) -> None:
+        self.answer, self.wait_s = answer, wait_s
+        self.has_ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.has_ended.set()
+                return
+            more = message["more_body"]
+        await asyncio.sleep(self.wait_s)
+        headers = [(b"content-length", str(len(self.answer)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self.answer, "more_body": False})
+        self.has_ended.set()
+
+
+@contextlib.asynccontextmanager
+async def serving(app: App) -> AsyncIterator[tuple[HttpServer, int]]:
+    """Its port."""
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as bound:
+        http = HttpServer(app)  # type: ignore[arg-type]
+        running = asyncio.create_task(http.serve([bound]))
+        await http.answers.wait()
+        try:
+            yield http, bound.getsockname()[1]
+        finally:
+            http.should_exit = True
+            await running
+
+
+@contextlib.asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def against(app: Callable[[], App], client: Callable[[App, HttpServer, int], Coroutine[Any, Any, None]]) -> None:
+    async def run() -> None:
+        made = app()
+        async with serving(made) as (http, port):
+            await asyncio.wait_for(client(made, http, port), 30.0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [(b"", b""), (b"\r\n", b""), (b"GET / HT", TOO_SLOW), (POST + b"half a body", TOO_SLOW), (GET[:-2], TOO_SLOW)],
+    ids=["nothing", "an empty line", "half a line", "half a body", "half a head"],
+)
+def test_what_never_comes_ends_the_connection(sent: bytes, expected: bytes) -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        began_s = time.monotonic()
+        async with connected(port) as (reader, writer):
+            writer.write(sent)
+            answer = await reader.read()
+        assert LIMIT_S <= time.monotonic() - began_s < 10 * LIMIT_S
+        assert answer.startswith(expected)
+        assert bool(answer) == bool(expected)
+        if sent.startswith(POST):
+            await app.has_ended.wait()
+
+    against(App, client)
+
+
+def test_a_head_that_trickles_ends_the_connection() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            ended = asyncio.create_task(reader.read())
+            sent = 0
+            while not ended.done():
+                writer.write(GET[sent : sent + 1])
+                sent += 1
+                await asyncio.sleep(LIMIT_S / 8)
+            assert sent < len(GET)
+            # What comes after the end resets the connection, which may be seen first.
+            with contextlib.suppress(ConnectionError):
+                assert ended.result().startswith(TOO_SLOW)
+
+    against(App, client)
+
+
+def test_a_body_that_keeps_coming_is_taken_however_long_it_takes() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(POST)
+            for _ in range(10):
+                await asyncio.sleep(LIMIT_S / 3)
+                writer.write(b"x" * 10)
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+            # Between requests there is the time to keep it alive, which is longer.
+            await asyncio.sleep(3 * LIMIT_S)
+            writer.write(GET)
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+
+    against(App, client)
+
+
+def test_a_client_that_waits_for_its_answer_is_left_in_peace() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(GET)
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+
+    against(lambda: App(wait_s=4 * LIMIT_S), client)
+
+
+def test_an_answer_that_nobody_takes_ends_the_connection() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (_, writer):
+            writer.write(GET)
+            await asyncio.sleep(LIMIT_S / 2)
+            assert len(http.server_state.connections) == 1
+            deadline_s = time.monotonic() + 10 * LIMIT_S
+            while http.server_state.connections:
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.02)
+            await app.has_ended.wait()
+
+    against(lambda: App(b"x" * LARGE), client)
+
+
+def test_an_answer_that_is_taken_slowly_comes_whole() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        began_s = time.monotonic()
+        async with connected(port) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"\r\n\r\n")
+            for _ in range(16):
+                await reader.readexactly(LARGE // 16)
+                await asyncio.sleep(LIMIT_S / 4)
+        assert time.monotonic() - began_s > 2 * LIMIT_S
+
+    against(lambda: App(b"x" * LARGE), client)
+
+
+def test_connections_beyond_what_descriptors_allow_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "max_connections", lambda: 3)
+    monkeypatch.setattr(http_protocol, "HEAD_S", 60.0)
+
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            connections = [await held.enter_async_context(connected(port)) for _ in range(3)]
+            async with connected(port) as (refused, _):
+                with contextlib.suppress(ConnectionError):
+                    assert await refused.read() == b""
+            reader, writer = connections[0]
+            writer.write(GET)
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+
+    against(App, client)
+
+
+def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [256, 4096]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.__setitem__(slice(None), wanted))
+    assert open_files.max_connections() == 128
+    open_files.raise_limit()
+    assert limits == [4096, 4096]
+    assert open_files.max_connections() == 4096 - open_files.RESERVED
