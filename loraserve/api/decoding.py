@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 from litestar import Request
 
+from loraserve.api.bodies import read_body
 from loraserve.api.nesting import nesting_depth
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.api.state import runtime_of
@@ -20,12 +21,12 @@ PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 async def decode_optional(request: Request, decoder: msgspec.json.Decoder[T], absent: T) -> T:
     """absent: what no body at all means. Raises `ServingError`."""
-    return await decode_body(request, decoder) if await request.body() else absent
+    return await decode_body(request, decoder) if await read_body(request) else absent
 
 
 async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises `ServingError`."""
-    body = await request.body()
+    body = await read_body(request)
     max_depth = runtime_of(request).settings.limits.max_json_depth
     depth = nesting_depth(body, max_depth)
     if depth > max_depth:

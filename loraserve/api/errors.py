@@ -122,7 +122,8 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
         return refusal
     if isinstance(error, HTTPException) and (code := CODE_OF_STATUS.get(error.status_code)) is not None:
         return ServingError(code, _message(request, error.status_code), headers=error.headers)
-    logger.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    # Escaped: whoever chose the path does not write lines into the log.
+    logger.error("%s %s failed", request.method, ascii(request.scope["path"][:256]), exc_info=error)
     return internal_error()
 
 

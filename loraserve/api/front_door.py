@@ -45,7 +45,7 @@ class FrontDoor:
             try:
                 self._check(scope)
                 if origin is not None and self._cross_origin.is_preflight(scope):
-                    await answer_preflight(send)
+                    await answer_preflight(scope, send)
                     return
             except ServingError as error:
                 self._metrics.error(error.code)

@@ -9,6 +9,7 @@ from litestar import Request
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
+from loraserve.api.bodies import read_body
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.sessions import IdempotencyRecord
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
@@ -42,7 +43,7 @@ async def once(
     record = IdempotencyRecord(
         tenant=principal.acting_tenant,
         client_key=_hash(principal.actor.encode(), given.encode()),
-        fingerprint=_hash(request.method.encode(), request.scope["path"].encode(), await request.body()),
+        fingerprint=_hash(request.method.encode(), request.scope["path"].encode(), await read_body(request)),
     )
     known = await sessions.begin_idempotent(record)
     if known is not None:

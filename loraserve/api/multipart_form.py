@@ -14,7 +14,7 @@ from litestar import Request
 from loraserve_adapters.limits import DEFAULT_LIMITS
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
-from loraserve.api.uploads import body_of
+from loraserve.api.bodies import stream_body
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
@@ -115,7 +115,7 @@ def _boundary(request: Request) -> str:
 async def _receive(request: Request, boundary: str, parts: _Parts) -> None:
     try:
         with PushMultipartParser(boundary, max_segment_count=MAX_PARTS) as parser:
-            async for piece in body_of(request):
+            async for piece in stream_body(request):
                 await asyncio.to_thread(_take, parser.parse(piece), parts)
     except ParserLimitReached as error:
         raise ServingError(ErrorCode.INVALID_REQUEST, f"The form has too many parts: {error}.") from error

@@ -1,11 +1,11 @@
-"""From upload sessions and reports to what the API shows; and the bodies of uploads, streamed."""
+"""From upload sessions and reports to what the API shows; and where a chunk of an upload belongs."""
 
 import re
 from collections.abc import AsyncIterator
 
 from litestar import Request
-from litestar.exceptions import InternalServerException
 
+from loraserve.api.bodies import stream_body
 from loraserve.api.report_items import report_item
 from loraserve.api.schemas.uploads import UploadFileItem, UploadItem, UploadResult
 from loraserve.control.upload_states import report_of
@@ -34,17 +34,6 @@ def upload_item(session: UploadSession) -> UploadItem:
     )
 
 
-async def body_of(request: Request) -> AsyncIterator[bytes]:
-    """As it comes. Raises `ServingError` where the client goes away before its end."""
-    try:
-        async for piece in request.stream():
-            if piece:
-                yield piece
-    except InternalServerException as error:
-        # What the framework calls a client that is gone.
-        raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, "The client closed the connection.") from error
-
-
 def chunk_of(request: Request) -> tuple[int, AsyncIterator[bytes]]:
     """Where the body begins in its file, and the body as it comes: no longer than Content-Range says.
 
@@ -52,12 +41,12 @@ def chunk_of(request: Request) -> tuple[int, AsyncIterator[bytes]]:
     """
     given = request.headers.get("content-range")
     if given is None:
-        return 0, body_of(request)
+        return 0, stream_body(request)
     found = CONTENT_RANGE.fullmatch(given.strip())
     if found is None or int(found["end"]) < int(found["start"]):
         raise invalid_value("Content-Range", "must read 'bytes <first>-<last>/<size of the file>'.")
     start, length = int(found["start"]), int(found["end"]) - int(found["start"]) + 1
-    return start, _exactly(body_of(request), length)
+    return start, _exactly(stream_body(request), length)
 
 
 async def _exactly(body: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:

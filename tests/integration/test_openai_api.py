@@ -679,6 +679,15 @@ class TestDisconnects:
             gone = b'loraserve_errors_total{code="client_closed_request"} 1.0'
             endless.wait_until(lambda: gone in endless.runtime.metrics.render())
 
+    def test_a_client_that_leaves_within_its_body_is_no_error_of_the_server(self, endless: LiveServer) -> None:
+        for path in ("/v1/completions", "/v1/keys"):
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nIdempotency-Key: x\r\nContent-Length: 99\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", httpx.URL(endless.url).port)) as connection:
+                connection.sendall(head.encode() + b'{"model": ')
+        gone = b'loraserve_errors_total{code="client_closed_request"} 2.0'
+        endless.wait_until(lambda: gone in endless.runtime.metrics.render())
+        assert b'code="internal_error"' not in endless.runtime.metrics.render()
+
     def test_a_client_that_leaves_before_the_first_token(self, endless: LiveServer) -> None:
         endless.engine.step_s = 3600
         for stream in (True, False):
@@ -981,6 +990,19 @@ class TestOpenMode:
             assert response.status_code == (404 if path == "/nothing" and status == 200 else status), path
             if status == 403:
                 assert error_of(response)["code"] == "forbidden"
+
+    def test_pages_of_an_allowed_origin_may_send_any_header(self, guarded: LiveServer) -> None:
+        """As OpenAI's client for JavaScript does."""
+        asked = "authorization,content-type,x-request-id,x-stainless-os,x-stainless-retry-count"
+        headers = {"access-control-request-method": "POST", "access-control-request-headers": asked}
+        url = f"{guarded.url}/v1/chat/completions"
+        answer = httpx.options(url, headers={**headers, "origin": "https://console.example"})
+        assert answer.status_code == 204
+        assert answer.headers["access-control-allow-origin"] == "https://console.example"
+        assert answer.headers["access-control-allow-headers"] == asked.replace(",", ", ")
+        refused = httpx.options(url, headers={**headers, "origin": "https://evil.example"})
+        assert refused.status_code == 403
+        assert "access-control-allow-headers" not in refused.headers
 
     def test_a_form_of_another_site_uploads_nothing(self, guarded: LiveServer) -> None:
         files = {"files": ("adapter_config.json", b"{}")}

@@ -1,4 +1,8 @@
-from loraserve.api.errors import CODE_OF_STATUS, ERROR_TABLE, error_body
+import pytest
+from litestar.testing import RequestFactory
+
+from loraserve.api import errors
+from loraserve.api.errors import CODE_OF_STATUS, ERROR_TABLE, error_body, serving_error_of
 from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
 
 TYPES = {
@@ -31,3 +35,13 @@ def test_the_frameworks_statuses_map_to_codes_of_the_same_status() -> None:
 def test_body() -> None:
     body = error_body(ServingError(ErrorCode.MODEL_NOT_FOUND, "gone", param="model")).error
     assert (body.message, body.type, body.param, body.code) == ("gone", "not_found_error", "model", "model_not_found")
+
+
+def test_a_path_writes_no_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(errors.logger, "error", lambda text, *args, exc_info: lines.append(text % args))
+    request = RequestFactory().get("/adapters/x\n2026-11-24 CRITICAL forged\x1b[31m")
+    assert serving_error_of(request, RuntimeError("unforeseen")).code is ErrorCode.INTERNAL_ERROR
+    (line,) = lines
+    assert "forged" in line
+    assert line.isprintable()
