@@ -18,6 +18,7 @@ from tests.support.decoder_cases import (
     HEAD_DIM,
     HEAD_GROUP,
     HIDDEN,
+    INTERMEDIATE,
     NUM_LOGITS,
     Case,
     make_case,
@@ -38,11 +39,14 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
 
 
-def make_model_parts(backend: CpuBackend, dtype: torch.dtype, *, tied: bool = False) -> DecoderModelParts:
+def make_model_parts(
+    backend: CpuBackend, dtype: torch.dtype, *, tied: bool = False, intermediate: int = INTERMEDIATE
+) -> DecoderModelParts:
     angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
     angles = torch.cat([angles, angles], dim=-1)
     layers = [
-        backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms)) for head_norms in (False, True, False)
+        backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms, intermediate=intermediate))
+        for head_norms in (False, True, False)
     ]
     assert None not in layers
     head = random(NUM_LOGITS, HIDDEN, dtype=dtype, seed=22)
@@ -130,6 +134,23 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sam
         assert found.drawn == []
     for cache, expected in zip([*caches[0], *caches[1]], [*expected_caches[0], *expected_caches[1]], strict=True):
         assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
+
+
+def test_few_sampled_rows_of_many_on_many_threads_give_the_bits_of_one(cpu, dtype):
+    """All rows are packed once for the first linears, then each thread packs what is sampled for itself."""
+    model = make_model(cpu, make_model_parts(cpu, dtype, intermediate=20 * INTERMEDIATE))
+    case = make_case("mixed", dtype, with_adapters=False)
+    batch = with_tokens(case, slice(-14, None))
+    before, logits = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, *[16] * 30):
+            torch.set_num_threads(num_threads)
+            found = model(*make_caches(case), batch, None)
+            assert found is not None
+            logits.append(found.logits.clone())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(other, logits[0]) for other in logits[1:])
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -55,6 +55,12 @@ static int64_t row_stride_of(const struct run *run, int64_t row_size)
     return ((row_size + line - 1) / line | 1) * line;
 }
 
+/* That a linear is given. */
+static int64_t rows_of(const struct run *run, int index)
+{
+    return index == QKV ? run->step->num_rows : run->num_kept;
+}
+
 static const struct segments *segments_of(const struct run *run, int index)
 {
     return run->keeps_all || index == QKV ? &run->step->segments : &run->step->wanted_segments;
@@ -103,7 +109,7 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
         run->between[i] = reserve(memory, &used, row_bytes * (size_t)layer->hidden_size);
     for (int i = 0; i < NUM_LINEARS; i++)
         linear_bytes = MAX(linear_bytes,
-                           linear_scratch(layer->linears + i, run->step->num_rows, num_threads, run->dtype));
+                           linear_scratch(layer->linears + i, rows_of(run, i), num_threads, run->dtype));
     run->linear_scratch = reserve(memory, &used, linear_bytes);
     run->normed = reserve(memory, &used, row_bytes * (size_t)normed_stride(run));
     run->qkv = reserve(memory, &used, row_bytes * (size_t)qkv_size(layer));
@@ -127,11 +133,11 @@ static size_t lay_out(struct run *run, char *memory, int num_threads)
 
 /* y = x Wᵀ + bias and the rows' adapters; y is complete for the whole team. Strides in elements. */
 static void linear(struct team *team, const struct run *run, int index, void *y, int64_t y_stride, const void *x,
-                   int64_t x_stride, int64_t num_rows)
+                   int64_t x_stride)
 {
     const struct packed_linear *packed = run->layer->linears + index;
     const struct lora_plan *plan = run->lora_plans + index;
-    linear_stage(team, packed, y, y_stride, x, x_stride, num_rows, run->linear_scratch, run->dtype);
+    linear_stage(team, packed, y, y_stride, x, x_stride, rows_of(run, index), run->linear_scratch, run->dtype);
     if (run->lora_sizes[index].num_items > 0) {
         lora_shrink_stage(team, plan, x, x_stride, run->dtype);
         complete(team);
@@ -210,19 +216,19 @@ static void compute_kept(struct team *team, const struct run *run)
     const struct decoder_layer *layer = run->layer;
     const int64_t num_rows = run->num_kept;
     int64_t row;
-    linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim, num_rows);
+    linear(team, run, OUTPUT, run->out, layer->hidden_size, run->attended, layer->num_heads * layer->head_dim);
     struct work adding = start_work(team, num_rows);
     while (take(team, &adding, &row)) {
         add(run, run->sum, run->x, run->keeps_all ? row : run->step->wanted_rows[row], run->out, row);
         norm(run, run->sum, layer->mlp_norm, layer->mlp_eps, row);
     }
     complete(team);
-    linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run), num_rows);
+    linear(team, run, GATE_UP, run->gate_up, gate_up_stride(run), run->normed, normed_stride(run));
     struct work activating = start_work(team, num_rows);
     while (take(team, &activating, &row))
         activate_row(run, row);
     complete(team);
-    linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run), num_rows);
+    linear(team, run, DOWN, run->out, layer->hidden_size, run->activated, activated_stride(run));
     adding = start_work(team, num_rows);
     while (take(team, &adding, &row))
         add(run, run->out, run->sum, row, run->out, row);
@@ -239,7 +245,7 @@ static void compute(struct team *team, const struct run *run)
     while (take(team, &norming, &row))
         norm(run, run->x, layer->input_norm, layer->input_eps, row);
     complete(team);
-    linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run), num_rows);
+    linear(team, run, QKV, run->qkv, qkv_size(layer), run->normed, normed_stride(run));
     struct work placing = start_work(team, num_rows);
     while (take(team, &placing, &row))
         place_row(run, row);
@@ -264,7 +270,7 @@ static enum status measure(struct run *run, int num_threads)
     for (int i = 0; i < NUM_LINEARS && status == OK; i++)
         if (layer->tables[i] && segments_of(run, i)->count > 0)
             status = lora_measure(layer->groups[i], layer->tables[i], segments_of(run, i),
-                                  i == QKV ? step->num_rows : run->num_kept, run->lora_sizes + i);
+                                  rows_of(run, i), run->lora_sizes + i);
     return status;
 }
 
