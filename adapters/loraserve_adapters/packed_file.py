@@ -11,7 +11,6 @@ import secrets
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,32 +29,6 @@ _PREFIX = struct.Struct("<8sII32s")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 4 * 1024 * 1024
 _NO_SHA256 = "0" * 64
-
-
-@dataclass(frozen=True, slots=True)
-class FileState:
-    """As the file system tells: another one once the file was replaced or written to."""
-
-    device_number: int
-    inode_number: int
-    size_bytes: int
-    modified_ns: int
-    changed_ns: int
-    """Unlike the time of modification, nobody can set it."""
-
-    @property
-    def newest_ns(self) -> int:
-        """Since the epoch; a write within one tick of the clock after it leaves the state as it is."""
-        return max(self.modified_ns, self.changed_ns)
-
-
-def file_state(path: Path) -> FileState | None:
-    """None where there is no such file."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
 
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.errors import AdapterError
@@ -20,6 +21,7 @@ from loraserve.live.errors import LiveError
 from loraserve.live.private_server import PrivateServer
 from loraserve.serving.errors import ServingError
 from loraserve.store.errors import StoreError
+from loraserve.store.known_sources import KnownSources
 from loraserve.store.records import SHARED_TENANT
 
 CONFIG_ACTOR = "config"
@@ -79,17 +81,19 @@ async def publish_configured(
     limits: Limits,
     on_progress: Callable[[int], None],
 ) -> None:
-    """Each is what its name means for all tenants afterwards; what is there already is only read. Raises `StartError`.
+    """Each is what its name means for all tenants afterwards. Raises `StartError`.
 
-    on_progress: called with the number that are done.
+    What is there already is only read, and not even that if its files are those of an earlier start. on_progress:
+    called with the number that are done.
     """
     num_done = 0
     pending = iter(adapters)
+    known = KnownSources(control.declared.settings.data_dir, f"{layout.fingerprint} {limits}")
 
     async def publish_next() -> None:
         nonlocal num_done
         for adapter in pending:
-            await _publish(control, adapter, layout, limits)
+            await _publish(control, adapter, layout, limits, known)
             num_done += 1
             on_progress(num_done)
 
@@ -97,12 +101,16 @@ async def publish_configured(
     for result in results:
         if isinstance(result, BaseException):
             raise result
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(known.save)
 
 
-async def _publish(control: ControlPlane, adapter: LoraModule, layout: BaseLayout, limits: Limits) -> None:
+async def _publish(
+    control: ControlPlane, adapter: LoraModule, layout: BaseLayout, limits: Limits, known: KnownSources
+) -> None:
     try:
-        source = await asyncio.to_thread(read_adapter, adapter.path, layout, limits)
-        if _is_live(control, adapter.name, source.digest):
+        digest = await asyncio.to_thread(_digest, adapter.path, layout, limits, known)
+        if _is_live(control, adapter.name, digest):
             return
         await control.uploads.from_path(
             server_principal(SHARED_TENANT, CONFIG_ACTOR),
@@ -116,6 +124,17 @@ async def _publish(control: ControlPlane, adapter: LoraModule, layout: BaseLayou
         raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.message}") from error
     except OSError as error:
         raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.strerror}") from error
+
+
+def _digest(folder: Path, layout: BaseLayout, limits: Limits, known: KnownSources) -> str:
+    """Of its content. Raises `AdapterError`."""
+    if (digest := known.digest(folder)) is not None:
+        return digest
+    states = known.begin(folder)
+    digest = read_adapter(folder, layout, limits).digest
+    if states is not None:
+        known.remember(folder, states, digest)
+    return digest
 
 
 def _is_live(control: ControlPlane, name: str, digest: str) -> bool:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import numpy as np
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import FileState, file_state
 from loraserve_adapters.packed import PackedAdapter
-from loraserve_adapters.packed_file import FileState, file_state, read_packed
-
-SETTLED_NS = 1_000_000_000
-"""A file that was written so long before it was verified shows by its times when it is written again."""
+from loraserve_adapters.packed_file import read_packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class AdapterFiles:
         if state is not None and state == self._verified.get(digest):
             return self.read(digest, path)
         packed = self.read(digest, path, verify=True)
-        if state is not None and now_ns - state.newest_ns > SETTLED_NS:
+        if state is not None and state.was_settled(now_ns):
             self._verified[digest] = state
         return packed
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import file_state
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
-from loraserve_adapters.packed_file import file_state
 from loraserve_kernels.adapter_table import MAX_LORA_RANK
 from torch import Tensor
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import FileState, file_state
 from loraserve_adapters.packed import PackedAdapter, PackedTable
-from loraserve_adapters.packed_file import FileState, file_state
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator, Event

@@ -9,8 +9,8 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import pairwise
 
+from loraserve_adapters.file_state import FileState
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
-from loraserve_adapters.packed_file import FileState
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator, Event

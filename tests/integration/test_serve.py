@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -209,6 +210,25 @@ def test_more_adapters_come_with_the_start_than_uploads_may_be_open(tmp_path: Pa
     with running_server(tmp_path / "data", "--no-certificates", "--adapter-dir", str(tmp_path / "adapters")) as server:
         models = httpx.get(f"{server.url}/v1/models", params={"limit": 1000}).json()["data"]
         assert {model["id"] for model in models} >= names
+
+
+def test_a_restart_serves_what_changed_and_all_else_as_before(tmp_path: Path) -> None:
+    for seed, name in enumerate(("same", "changed")):
+        fake_adapter(tmp_path / "adapters" / name, seed)
+    time.sleep(1.1)  # until the file system would show every change of them
+
+    def versions() -> dict[str, int]:
+        options = ("--no-certificates", "--adapter-dir", str(tmp_path / "adapters"))
+        with running_server(tmp_path / "data", *options) as server:
+            adapters = httpx.get(f"{server.url}/v1/adapters").json()["data"]
+            server.stop()
+            assert server.wait() == 0
+        return {adapter["name"]: adapter["live"]["n"] for adapter in adapters}
+
+    assert versions() == {"same": 1, "changed": 1}
+    assert list((tmp_path / "data").glob("sources-*.json"))
+    fake_adapter(tmp_path / "adapters" / "changed", 7)
+    assert versions() == {"same": 1, "changed": 2}
 
 
 def test_unix_socket_in_place_of_a_port(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import pack
 from loraserve_adapters.packed import PackedAdapter
-from loraserve_adapters.packed_file import PAGE_BYTES, file_state, layout_fingerprint, read_packed, write_packed
+from loraserve_adapters.packed_file import PAGE_BYTES, layout_fingerprint, read_packed, write_packed
 from loraserve_adapters.source import read_adapter
 
 from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
@@ -99,26 +99,6 @@ def test_a_file_that_cannot_be_mapped_is_refused_as_unreadable(
     monkeypatch.setattr(np, "memmap", fail)
     with pytest.raises(AdapterError, match=r"a\.packed cannot be read: Cannot allocate memory"):
         read_packed(tmp_path / "a.packed")
-
-
-def test_the_state_of_a_file_tells_that_it_was_replaced_or_written_to(packed: PackedAdapter, tmp_path: Path) -> None:
-    path = tmp_path / "a.packed"
-    assert file_state(path) is None
-    write_packed(packed, path)
-    first = file_state(path)
-    assert first is not None
-    assert file_state(path) == first
-    write_packed(packed, path)
-    replaced = file_state(path)
-    assert replaced is not None
-    assert replaced != first
-    # As a program does that writes and then hides it.
-    os.utime(path, ns=(0, replaced.modified_ns + 1))
-    os.utime(path, ns=(0, replaced.modified_ns))
-    hidden = file_state(path)
-    assert hidden is not None
-    assert hidden.modified_ns == replaced.modified_ns
-    assert hidden.newest_ns >= replaced.newest_ns
 
 
 def test_leaves_nothing_behind_when_writing_fails(

@@ -9,8 +9,8 @@ from threading import Event as Flag
 
 import pytest
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import FileState
 from loraserve_adapters.packed import PackedAdapter
-from loraserve_adapters.packed_file import FileState
 from torch import Tensor
 
 from loraserve.engine import adapter_memory

@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import FileState
 from loraserve_adapters.packed import PackedTable
-from loraserve_adapters.packed_file import FileState
 from torch import Tensor
 
 from loraserve.engine.errors import EngineStartError

@@ -1,0 +1,108 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from loraserve.store.known_sources import KnownSources
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    for name in FILES:
+        (folder / name).write_bytes(b"content")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is said and done a minute after it was written."""
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 60_000_000_000)
+
+
+def remembered(data_dir: Path, folder: Path, digest: str = "d", read_as: str = "base") -> None:
+    known = KnownSources(data_dir, read_as)
+    states = known.begin(folder)
+    assert states is not None
+    known.remember(folder, states, digest)
+    known.save()
+
+
+def test_is_known_after_a_restart_while_its_files_are_the_same(folder: Path, tmp_path: Path) -> None:
+    assert KnownSources(tmp_path, "base").digest(folder) is None
+    remembered(tmp_path, folder)
+    assert KnownSources(tmp_path, "base").digest(folder) == "d"
+    for _ in range(2):  # what was asked for stays known
+        again = KnownSources(tmp_path, "base")
+        assert again.digest(folder) == "d"
+        again.save()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_is_not_known_once_a_file_was_written_replaced_or_lost(folder: Path, tmp_path: Path, name: str) -> None:
+    path = folder / name
+    remembered(tmp_path, folder)
+    before = path.stat()
+    path.write_bytes(b"CONTENT")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert KnownSources(tmp_path, "base").digest(folder) is None
+    remembered(tmp_path, folder)
+    (tmp_path / "other").write_bytes(b"another")
+    (tmp_path / "other").replace(path)
+    assert KnownSources(tmp_path, "base").digest(folder) is None
+    remembered(tmp_path, folder)
+    path.unlink()
+    known = KnownSources(tmp_path, "base")
+    assert known.digest(folder) is None
+    assert known.begin(folder) is None
+
+
+def test_a_link_is_what_it_leads_to(folder: Path, tmp_path: Path) -> None:
+    """As in Hugging Face's cache."""
+    link, other = tmp_path / "link", tmp_path / "elsewhere"
+    link.symlink_to(folder)
+    remembered(tmp_path, link)
+    assert KnownSources(tmp_path, "base").digest(link) == "d"
+    other.mkdir()
+    for name in FILES:
+        (other / name).write_bytes(b"content")
+    link.unlink()
+    link.symlink_to(other)
+    assert KnownSources(tmp_path, "base").digest(link) is None
+
+
+def test_is_not_known_for_another_base_or_other_limits(folder: Path, tmp_path: Path) -> None:
+    remembered(tmp_path, folder)
+    assert KnownSources(tmp_path, "another base").digest(folder) is None
+    remembered(tmp_path, folder, "other", "another base")
+    assert KnownSources(tmp_path, "another base").digest(folder) == "other"
+    assert KnownSources(tmp_path, "base").digest(folder) == "d"
+
+
+def test_what_was_written_just_now_is_not_remembered(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written_ns = (folder / FILES[0]).stat().st_mtime_ns
+    monkeypatch.setattr(time, "time_ns", lambda: written_ns + 1_000_000)
+    assert KnownSources(tmp_path, "base").begin(folder) is None
+
+
+def test_folders_that_are_not_asked_for_any_more_are_forgotten(folder: Path, tmp_path: Path) -> None:
+    remembered(tmp_path, folder)
+    KnownSources(tmp_path, "base").save()
+    assert KnownSources(tmp_path, "base").digest(folder) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"x": 1}', b"\xff"])
+def test_a_damaged_file_is_as_good_as_none(folder: Path, tmp_path: Path, content: bytes) -> None:
+    remembered(tmp_path, folder)
+    (file,) = tmp_path.glob("sources-*.json")
+    file.write_bytes(content)
+    assert KnownSources(tmp_path, "base").digest(folder) is None
+    remembered(tmp_path, folder)
+    assert KnownSources(tmp_path, "base").digest(folder) == "d"
