@@ -11,6 +11,7 @@ from loraserve.control.usage_metrics import Metric, ttft_metric
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import UsageApplied, UsageDelta, UsageElsewhere
+from loraserve.live.view import AcceptedView
 from loraserve.store.records import SHARED_TENANT
 from loraserve.store.usage_files import LogFile, list_logs, read_lines
 from loraserve.store.usage_log import Outcome, UsageLine
@@ -36,8 +37,8 @@ class UsageShipping:
         self._live = live
         self._applied: dict[str, int] = {}
         """Bytes of each log that Redis is known to have, while it is the same Redis."""
-        self._of: tuple[str, str] | None = None
-        """Run id and epoch of that Redis."""
+        self._of: AcceptedView | None = None
+        """That Redis."""
         self._all_next_s = 0.0
         self.is_complete = False
         """Whether Redis had every log whole when last looked."""
@@ -48,10 +49,10 @@ class UsageShipping:
         if accepted is None:
             self.is_complete = False
             return
-        if (accepted.run_id, accepted.epoch) != self._of:
+        if accepted != self._of:
             # It may have been emptied, or be older than what was told it.
             self._applied.clear()
-            self._of = (accepted.run_id, accepted.epoch)
+            self._of = accepted
             self.is_complete = False
         is_all = not self.is_complete or time.monotonic() >= self._all_next_s
         try:

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 from loraserve.live.connection import CALL_S, LiveConnection
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
-from loraserve.live.server_link import ServerLink
+from loraserve.live.server_link import NotPrimaryError, ServerLink
 from loraserve.store.records import DocumentKind
 
 NUM_CHANGES = 10_000
@@ -53,10 +53,12 @@ class ChangeFeed:
         ]
         try:
             async with asyncio.timeout(wait_s + CALL_S):
-                await self._link.ready()
+                await self._link.ready(self._connection.generation)
                 self._check_run_id(self._link.run_id)
                 (streams,) = await self._link.exchange([command])
         except (RedisError, OSError) as error:
+            if isinstance(error, NotPrimaryError):
+                self._connection.renew_links()
             raise LiveUnavailableError(f"no changes from Redis: {error or 'no answer in time'}") from error
         return [_change(position, fields) for _, entries in streams or [] for position, fields in entries]
 

@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from loraserve.live.breaker import Breaker
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.script_loader import Script
-from loraserve.live.server_link import Arg, Command, ServerLink
+from loraserve.live.server_link import Arg, Command, NotPrimaryError, ServerLink
 
 CALL_S = 1.0
 NUM_LINKS = 16
@@ -37,6 +37,8 @@ class LiveConnection:
         """Of the server process that answered last."""
         self.up_since: float | None = None
         """When it came, or came back, by time.monotonic(); None while it is away."""
+        self.generation = 0
+        """Goes up when a server turned out not to be the primary: links of before connect anew."""
 
     async def call(self, *command: Arg) -> Any:
         return (await self.call_many([command]))[0]
@@ -65,6 +67,10 @@ class LiveConnection:
         seconds, microseconds = await self.call("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
+    def renew_links(self) -> None:
+        """A server is not the primary (any more): addresses are resolved anew, and documents compared anew."""
+        self.generation += 1
+
     def new_link(self) -> ServerLink:
         """For somebody who waits on Redis longer than a call may."""
         return ServerLink(self._factory.make_connection())
@@ -81,7 +87,7 @@ class LiveConnection:
             raise LiveUnavailableError(self._breaker.reason, wait_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                replies = await self._exchange_on_a_link(commands, run_id)
+                replies = await self._exchange_on_a_link(commands, run_id, self.generation)
         except (ResponseError, LiveRestartedError):
             self._breaker.succeeded()
             raise
@@ -90,17 +96,19 @@ class LiveConnection:
             reason = f"no answer from Redis within {self._timeout_s * 1000:g} ms" if is_late else f"Redis: {error}"
             self._breaker.failed(reason)
             self.up_since = None
+            if isinstance(error, NotPrimaryError):
+                self.renew_links()
             raise LiveUnavailableError(reason) from error
         self._breaker.succeeded()
         return replies
 
-    async def _exchange_on_a_link(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
+    async def _exchange_on_a_link(self, commands: Sequence[Command], run_id: str | None, generation: int) -> list[Any]:
         async with self._places:
             link = self._idle.pop() if self._idle else self.new_link()
             try:
-                await link.ready()
+                await link.ready(self.generation)
                 self._answered(link)
-                if run_id is not None and link.run_id != run_id:
+                if run_id is not None and (link.run_id, self.generation) != (run_id, generation):
                     raise LiveRestartedError("Redis is not the process that this server compared its documents with")
                 return await link.exchange(commands)
             finally:

@@ -1,14 +1,24 @@
 """One socket to Redis on which a reply always belongs to the command before it."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ResponseError
+from redis.exceptions import RedisError, ResponseError
 
 Arg = str | bytes | int | float
 Command = Sequence[Arg]
+
+NOT_PRIMARY = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MOVED", "CLUSTERDOWN"})
+"""Codes of errors by which a server says that another one decides by now, or may."""
+_OF_A_SCRIPT = re.compile(r": -([A-Z]+) ")
+"""Redis 6.2 wraps what a script's command was answered: "Error running script (…): @user_script:12: -READONLY …"."""
+
+
+class NotPrimaryError(RedisError):
+    """The server is a replica, or was cut off from the others. Its address may lead to the one that decides by now."""
 
 
 class ServerLink:
@@ -22,15 +32,23 @@ class ServerLink:
         self._connection = connection
         self.run_id = ""
         """Of the server process, since `ready`."""
+        self._generation = 0
 
-    async def ready(self) -> None:
-        """Connects if need be; then nothing is there to read. Raises RedisError or OSError."""
-        if self._connection.is_connected and not await self._connection.can_read():
+    async def ready(self, generation: int) -> None:
+        """Connects to a primary if need be, or if it did so for an earlier generation; then nothing is there to read.
+
+        Raises RedisError or OSError.
+        """
+        is_of_now = self._connection.is_connected and self._generation == generation
+        if is_of_now and not await self._connection.can_read():
             return
         await self.close()
+        self._generation = generation
         try:
             await self._connection.connect()
-            (info,) = await self.exchange([["INFO", "server"]])
+            info, replication = await self.exchange([["INFO", "server"], ["INFO", "replication"]])
+            if _try_field(replication, "role") == "slave":
+                raise NotPrimaryError("the server does not decide: it is a replica")
         except BaseException:
             # Connecting greets and authenticates in several exchanges, of which any may have been cancelled.
             await self.close()
@@ -40,7 +58,7 @@ class ServerLink:
     async def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """A reply for each; the caller watches the time.
 
-        Raises the first ResponseError after all were read, other RedisErrors and OSError at once.
+        Raises the first ResponseError after all were read; NotPrimaryError, other RedisErrors and OSError at once.
         """
         connection = self._connection
         replies: list[Any] = []
@@ -52,6 +70,8 @@ class ServerLink:
                 try:
                     replies.append(await connection.read_response(timeout=math.inf))
                 except ResponseError as error:
+                    if _is_of_no_primary(error):
+                        raise NotPrimaryError(f"the server does not decide: {error}") from error
                     failure = failure or error
                     replies.append(None)
             is_complete = True
@@ -69,8 +89,22 @@ class ServerLink:
 
 def parse_run_id(info: bytes) -> str:
     """From the answer to INFO."""
+    run_id = _try_field(info, "run_id")
+    if run_id is None:
+        raise ResponseError("INFO server names no run_id; is this Redis 6.2 or newer, or a Valkey?")
+    return run_id
+
+
+def _try_field(info: bytes, wanted: str) -> str | None:
     for line in info.decode().splitlines():
         name, _, value = line.partition(":")
-        if name == "run_id":
+        if name == wanted:
             return value
-    raise ResponseError("INFO server names no run_id; is this Redis 6.2 or newer, or a Valkey?")
+    return None
+
+
+def _is_of_no_primary(error: ResponseError) -> bool:
+    text = str(error)
+    # A code that redis-py has no class for stays in the text.
+    codes = {error.status_code, text.partition(" ")[0], *_OF_A_SCRIPT.findall(text)}
+    return not NOT_PRIMARY.isdisjoint(codes)

@@ -18,11 +18,15 @@ class ViewMark(msgspec.Struct, frozen=True, kw_only=True):
     """Where putting all documents began."""
 
     run_id: str
+    generation: int
+    """Of the connection's links."""
     token: str
 
 
 class AcceptedView(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
+    generation: int
+    """Of the connection's links: a server that was a replica meanwhile may hold older documents."""
     epoch: str
     """Made whenever an empty Redis was filled."""
 
@@ -34,8 +38,13 @@ class LiveView:
         self._connection = connection
         self._names = names
         self._accept = load_script("view_accept")
-        self.accepted: AcceptedView | None = None
+        self._accepted: AcceptedView | None = None
+
+    @property
+    def accepted(self) -> AcceptedView | None:
         """None: documents must be compared first."""
+        accepted = self._accepted
+        return accepted if accepted is not None and accepted.generation == self._connection.generation else None
 
     async def check_schema(self) -> None:
         """Raises LiveSchemaError, LiveUnavailableError."""
@@ -49,14 +58,14 @@ class LiveView:
     async def begin(self) -> ViewMark:
         """Raises LiveSchemaError, LiveUnavailableError."""
         await self.check_schema()
-        token = secrets.token_hex(8)
+        token, generation = secrets.token_hex(8), self._connection.generation
         info, _ = await self._connection.call_many(
             [["INFO", "server"], ["HSET", self._names.meta(), f"building:{token}", int(time.time())]]
         )
-        return ViewMark(run_id=parse_run_id(info), token=token)
+        return ViewMark(run_id=parse_run_id(info), generation=generation, token=token)
 
     async def accept(self, mark: ViewMark) -> bool:
-        """False: Redis was emptied or restarted since `begin`; begin again. Raises LiveUnavailableError."""
+        """False: Redis was emptied, restarted or replaced since `begin`; begin again. Raises LiveUnavailableError."""
         args = [mark.token, SCHEMA_VERSION, secrets.token_hex(8)]
         try:
             epoch: bytes = await self._connection.run_script(self._accept, [self._names.meta()], args, mark.run_id)
@@ -64,12 +73,12 @@ class LiveView:
             return False
         if not epoch:
             return False
-        self.accepted = AcceptedView(run_id=mark.run_id, epoch=epoch.decode())
-        return True
+        self._accepted = AcceptedView(run_id=mark.run_id, generation=mark.generation, epoch=epoch.decode())
+        return self.accepted is not None
 
     def forget(self) -> None:
         """`admit` answers ViewChanged until the next `accept`."""
-        self.accepted = None
+        self._accepted = None
 
     async def is_current(self) -> bool:
         """False: compare documents again. `admit` finds out by itself; this is for processes without requests.

@@ -1,4 +1,4 @@
-"""Redis slow, gone, back, back older and emptied under a running server: what is still served, and what never is."""
+"""Redis slow, gone, back, back older, replaced and emptied under a running server: what is still served, what never."""
 
 import contextlib
 import json
@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
+from tests.support.delay_proxy import proxy_of_a_thread
 from tests.support.fake_engine import first_token
 from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key, token_ids
 from tests.support.server_process import ServerProcess, serve_fake, wait_until
@@ -156,6 +157,44 @@ class TestAnOlderRedis:
         copy.rename(append_only)
         with serve_fake(data_dir) as server, client(server, revoked["secret"]) as http:
             assert code_of(complete(http, "fake")) == (401, "invalid_api_key")
+
+
+class TestAFailover:
+    @pytest.mark.parametrize("stale_data", ["yes", "no"])
+    def test_the_server_goes_on_with_the_new_primary_which_brings_back_nothing(
+        self, tmp_path: Path, stale_data: str
+    ) -> None:
+        """Its address leads there; the one before stays up as a replica, and so do all sockets to it."""
+        data_dir = tmp_path / "data"
+        key = offline_admin_key(data_dir)
+        with contextlib.ExitStack() as stack:
+            (tmp_path / "first").mkdir()
+            first = stack.enter_context(running_valkey(tmp_path / "first", is_persistent=True))
+            address = stack.enter_context(proxy_of_a_thread(tmp_path, first.socket_path))
+            options = ("--redis-url", address.url, "--redis-grace-s", "1")
+            server = stack.enter_context(serve_fake(data_dir, *options))
+            admin = stack.enter_context(client(server, key))
+            revoked, good = (new_key(admin, "default", "operator") for _ in range(2))
+            as_revoked, as_good = (stack.enter_context(client(server, key["secret"])) for key in (revoked, good))
+            assert complete(as_revoked, "fake").status_code == 200
+            # What the other one knows of when it takes over: it lags.
+            shutil.copytree(tmp_path / "first" / "appendonlydir", tmp_path / "second" / "appendonlydir")
+            assert admin.delete(f"/v1/keys/{revoked['id']}").status_code == 204
+            assert complete(as_good, "fake").status_code == 200
+            second = stack.enter_context(running_valkey(tmp_path / "second", is_persistent=True))
+            first.command("CONFIG", "SET", "replica-serve-stale-data", stale_data)
+            first.demote()
+            wait_until(lambda: complete(as_good, "fake").status_code == 503, "the grace is over")
+            num_revisions = len([*data_dir.glob("docs/*/*/*/*.json")])
+            assert code_of(admin.delete(f"/v1/keys/{good['id']}")) == (503, "service_unavailable")
+            assert len([*data_dir.glob("docs/*/*/*/*.json")]) == num_revisions, "nothing is changed"
+            address.target = second.socket_path
+            wait_until(lambda: complete(as_good, "fake").status_code == 200, "the new primary is found")
+            assert code_of(complete(as_revoked, "fake")) == (401, "invalid_api_key")
+            rev = second.command("HGET", KeyNames(DEFAULT_PREFIX).document("key", revoked["id"]), "rev")
+            assert rev == "$1\r\n2\r\n", "it was told of the newer revision"
+            assert admin.delete(f"/v1/keys/{good['id']}").status_code == 204
+            assert code_of(complete(as_good, "fake")) == (401, "invalid_api_key")
 
 
 class TestAnEmptiedRedis:

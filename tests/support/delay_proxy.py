@@ -1,9 +1,10 @@
-"""Between a client and a unix socket: holds replies back as long as it is told to."""
+"""Between a client and a unix socket: holds replies back as long as it is told to, and can lead to another socket."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from pathlib import Path
 class DelayProxy:
     socket_path: Path
     target: Path
+    """Of the connections that are made from now on: what is there stays where it is, as after a change in DNS."""
     flowing: asyncio.Event = field(default_factory=asyncio.Event)
     """Cleared: replies wait here."""
     num_held: int = 0
@@ -66,3 +68,27 @@ async def delay_proxy(folder: Path, target: Path) -> AsyncIterator[DelayProxy]:
         proxy.flowing.set()
         server.close()
         await asyncio.sleep(0)
+
+
+@contextmanager
+def proxy_of_a_thread(folder: Path, target: Path) -> Iterator[DelayProxy]:
+    """For tests without an event loop."""
+    started: list[tuple[DelayProxy, asyncio.AbstractEventLoop, asyncio.Event]] = []
+    is_ready = threading.Event()
+
+    async def serve() -> None:
+        async with delay_proxy(folder, target) as proxy:
+            is_over = asyncio.Event()
+            started.append((proxy, asyncio.get_running_loop(), is_over))
+            is_ready.set()
+            await is_over.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert is_ready.wait(10)
+    proxy, loop, is_over = started[0]
+    try:
+        yield proxy
+    finally:
+        loop.call_soon_threadsafe(is_over.set)
+        thread.join(10)

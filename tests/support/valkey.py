@@ -47,6 +47,13 @@ class Valkey:
             client.sendall("".join(frames).encode())
             return client.recv(1 << 16).decode()
 
+    def demote(self) -> None:
+        """From now on a replica, of a primary that it does not find; it goes on with what it holds."""
+        assert self.command("REPLICAOF", "127.0.0.1", "1") == "+OK\r\n"
+
+    def promote(self) -> None:
+        assert self.command("REPLICAOF", "NO", "ONE") == "+OK\r\n"
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

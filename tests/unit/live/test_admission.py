@@ -348,7 +348,7 @@ def test_a_view_rebuilt_by_another_process_must_be_compared_here_too(on_any_serv
         known = store.view.accepted
         await store.connection.call("FLUSHALL")
         await build_usual_view(store)
-        store.view.accepted = known
+        store.view._accepted = known
         assert await store.admission.admit(admit_call()) == ViewChanged()
 
     on_any_server(check)

@@ -1,12 +1,13 @@
 """Against a real server, through a proxy that holds replies back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from loraserve.live.connection import LiveConnection
+from loraserve.live.connection import NUM_LINKS, LiveConnection
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.script_loader import Script, load_script
 from tests.support.clock import Clock
@@ -229,3 +230,139 @@ def test_no_server_at_all_is_unavailable(tmp_path: Path) -> None:
             await connection.call("PING")
 
     asyncio.run(run())
+
+
+CUT_OFF = {
+    "a replica": [],
+    "a replica that finds no primary": [("CONFIG", "SET", "replica-serve-stale-data", "no")],
+    "a primary without its replicas": [("REPLICAOF", "NO", "ONE"), ("CONFIG", "SET", "min-replicas-to-write", "1")],
+}
+"""What the server is told after it became a replica."""
+
+
+@pytest.fixture
+def demoted(any_server: Valkey) -> Iterator[Callable[[str], None]]:
+    """Makes of the server one that decides nothing any more, until the test is over."""
+
+    def demote(what: str) -> None:
+        any_server.demote()
+        for command in CUT_OFF[what]:
+            assert any_server.command(*command) == "+OK\r\n"
+
+    yield demote
+    any_server.promote()
+    for option, value in (("replica-serve-stale-data", "yes"), ("min-replicas-to-write", "0")):
+        any_server.command("CONFIG", "SET", option, value)
+
+
+@pytest.mark.parametrize("what", CUT_OFF)
+@pytest.mark.parametrize("by_script", [True, False])
+def test_after_a_failover_all_links_lead_to_where_the_address_leads_now(
+    any_server: Valkey, demoted: Callable[[str], None], valkey: Valkey, tmp_path: Path, what: str, by_script: bool
+) -> None:
+    async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
+        connection._breaker.clock = clock = Clock()
+        await asyncio.gather(*(connection.call("PING") for _ in range(4)))
+        before = connection.run_id
+        demoted(what)
+        proxy.target = valkey.socket_path
+        with pytest.raises(LiveUnavailableError, match="does not decide"):
+            await put_document(connection) if by_script else await connection.call("SET", "text", "x")
+        assert connection.up_since is None
+        clock.now += 1
+        assert await connection.call("PING") == b"PONG"
+        texts = [str(index) for index in range(4)]
+        await asyncio.gather(*(connection.call("SET", text, text) for text in texts))
+        assert connection.run_id != before
+        assert connection.up_since is not None
+        assert proxy.num_connections == 8
+        assert await connection.call("MGET", *texts) == [text.encode() for text in texts]
+        assert valkey.command("DBSIZE") == ":4\r\n"
+
+    through_proxy(any_server, tmp_path, check)
+
+
+def test_a_replica_answers_nothing_at_all(valkey: Valkey) -> None:
+    async def check(connection: LiveConnection) -> None:
+        connection._breaker.clock = clock = Clock()
+        valkey.demote()
+        with pytest.raises(LiveUnavailableError, match="replica"):
+            await connection.call("PING")
+        valkey.promote()
+        clock.now += 1
+        assert await connection.call("PING") == b"PONG"
+
+    directly(valkey, check)
+
+
+def test_a_script_meant_for_what_a_server_held_before_it_was_a_replica_is_not_sent(valkey: Valkey) -> None:
+    async def check(connection: LiveConnection) -> None:
+        await connection.call("PING")
+        waiting = [await connection._places.acquire() for _ in range(NUM_LINKS)]
+        late = asyncio.create_task(connection.run_script(ECHO, [], ["a"], connection.run_id))
+        await asyncio.sleep(0)
+        connection.renew_links()
+        for _ in waiting:
+            connection._places.release()
+        with pytest.raises(LiveRestartedError):
+            await late
+        assert await connection.run_script(ECHO, [], ["b"], connection.run_id) == [b"b"]
+
+    directly(valkey, check)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "CLUSTERDOWN The cluster is down",
+        "MOVED 3999 127.0.0.1:6381",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "LOADING Redis is loading the dataset in memory",
+    ],
+)
+def test_whoever_says_that_it_cannot_decide_is_asked_on_another_link_next(tmp_path: Path, error: str) -> None:
+    async def run() -> None:
+        async with refusing_server(tmp_path / "kv.sock", error) as connections:
+            connection = LiveConnection(f"unix://{tmp_path}/kv.sock")
+            connection._breaker.clock = clock = Clock()
+            for number in range(1, 4):
+                with pytest.raises(LiveUnavailableError, match=r"Redis: "):
+                    await connection.call("GET", "text")
+                assert (len(connections), connection.up_since) == (number, None)
+                clock.now += 1
+            await connection.close()
+
+    asyncio.run(run())
+
+
+async def put_document(connection: LiveConnection) -> None:
+    await connection.run_script(load_script("doc_put"), ["d", "i", "c", "a"], ["key", "k1", 1, "{}", "{}", 10, 10])
+
+
+@asynccontextmanager
+async def refusing_server(path: Path, error: str) -> AsyncIterator[list[asyncio.StreamWriter]]:
+    """It can be connected to; whatever else it is asked, it answers that. Yields its connections."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2])
+            match words[0]:
+                case b"INFO":
+                    writer.write(b"$10\r\nrun_id:abc\r\n")
+                case b"CLIENT":
+                    writer.write(b"+OK\r\n")
+                case _:
+                    writer.write(f"-{error}\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve_client, path)
+    try:
+        yield connections
+    finally:
+        server.close()
+        await asyncio.sleep(0)

@@ -2,19 +2,23 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from loraserve.live.audit import AuditEntry
-from loraserve.live.errors import LiveRestartedError
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import RequestState
 from loraserve.live.series import NUM_SAMPLES, Interval, Sample
 from loraserve.live.sessions import IdempotencyRecord, LoginLink, Session
 from loraserve.live.snapshots import Snapshot, SnapshotKind
+from loraserve.store.records import DocumentKind
+from tests.support.clock import Clock
+from tests.support.delay_proxy import delay_proxy
 from tests.support.live_documents import admit_call, build_usual_view, finish_call, key_document
-from tests.support.valkey import Valkey, valkey
+from tests.support.valkey import Valkey, running_valkey, valkey
 from tests.unit.live.conftest import RunCheck, run_check
 
 __all__ = ["valkey"]
@@ -195,5 +199,48 @@ def test_whoever_follows_changes_learns_of_a_restart_once(valkey: Valkey) -> Non
             await store.changes.read("0-0", wait_s=0.01)
         await store.documents.put(key_document())
         assert len(await store.changes.read("0-0", wait_s=0.01)) == 1
+
+    run_check(valkey.url, check)
+
+
+def test_changes_are_read_where_the_address_leads_after_a_failover(
+    valkey: Valkey, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async def check() -> None:
+        async with delay_proxy(tmp_path, valkey.socket_path) as proxy:
+            store, other = LiveStore(proxy.url, timeout_s=5.0), LiveStore(successor.url, timeout_s=5.0)
+            store.connection._breaker.clock = clock = Clock()
+            await store.documents.put(key_document("k1"))
+            assert [change.id for change in await store.changes.read("0-0")] == ["k1"]
+            valkey.demote()
+            proxy.target = successor.socket_path
+            with pytest.raises(LiveUnavailableError, match="does not decide"):
+                await store.documents.put(key_document("k2"))
+            await other.documents.put(key_document("k3"))
+            with pytest.raises(LiveRestartedError):
+                await store.changes.read("0-0")
+            assert [change.id for change in await store.changes.read("0-0")] == ["k3"]
+            clock.now += 1
+            await store.documents.put(key_document("k4"))
+            assert await other.documents.revisions(DocumentKind.KEY) == {"k3": 1, "k4": 1}
+            await store.close()
+            await other.close()
+
+    with running_valkey(tmp_path_factory.mktemp("successor")) as successor:
+        asyncio.run(check())
+
+
+def test_a_reader_of_changes_is_told_at_once_that_its_server_became_a_replica(valkey: Valkey) -> None:
+    async def check(store: LiveStore) -> None:
+        assert await store.changes.read("0-0", 0.001) == []
+        assert await store.view.accept(await store.view.begin())
+        reading = asyncio.create_task(store.changes.read("0-0", 60.0))
+        async with asyncio.timeout(20):
+            while "blocked_clients:1\r\n" not in valkey.command("INFO", "clients"):
+                await asyncio.sleep(0.01)
+        valkey.demote()
+        with pytest.raises(LiveUnavailableError, match="does not decide"):
+            await reading
+        assert store.view.accepted is None
 
     run_check(valkey.url, check)

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.live.errors import LiveSchemaError
+from loraserve.live.errors import LiveSchemaError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
+from tests.support.clock import Clock
 from tests.support.valkey import Valkey, valkey
 from tests.unit.live.conftest import RunCheck, run_check
 
@@ -81,3 +82,25 @@ def test_keys_of_another_schema_are_refused_by_version(on_server: RunCheck) -> N
             await store.view.begin()
 
     on_server(check)
+
+
+def test_what_a_server_held_before_it_was_a_replica_does_not_count(valkey: Valkey) -> None:
+    """It takes over from the one that it followed meanwhile, which may have been older, under the same run id."""
+
+    async def check(store: LiveStore) -> None:
+        store.connection._breaker.clock = clock = Clock()
+        assert await store.view.accept(await store.view.begin())
+        before = await store.view.begin()
+        valkey.demote()
+        with pytest.raises(LiveUnavailableError, match="does not decide"):
+            await store.connection.call("SET", "text", "x")
+        valkey.promote()
+        clock.now += 1
+        assert store.view.accepted is None
+        assert not await store.view.is_current()
+        assert not await store.view.accept(before)
+        assert store.view.accepted is None
+        assert await store.view.accept(await store.view.begin())
+        assert await store.view.is_current()
+
+    run_check(valkey.url, check)
