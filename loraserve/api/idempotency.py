@@ -63,7 +63,7 @@ def _replayed(known: IdempotencyRecord, record: IdempotencyRecord, answer: type[
     if known.fingerprint != record.fingerprint:
         message = "This Idempotency-Key was used for another request within the last 24 hours. Choose another."
         raise ServingError(ErrorCode.IDEMPOTENCY_CONFLICT, message)
-    if known.response is None:
+    if not known.is_done:
         message = "The first request with this Idempotency-Key is still being worked on. Retry."
         raise ServingError(ErrorCode.IDEMPOTENCY_CONFLICT, message, retry_after_s=RETRY_AFTER_S)
     return msgspec.json.decode(known.response, type=answer)

@@ -9,6 +9,9 @@ from loraserve.live.key_names import KeyNames
 SESSION_S = 12 * 3600
 LINK_S = 15 * 60
 IDEMPOTENCY_S = 24 * 3600
+UNFINISHED_S = 60
+"""A creation takes a few seconds at most; so much later its server has died, and it can be repeated."""
+NO_RESPONSE = msgspec.Raw(b"null")
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +34,13 @@ class IdempotencyRecord(msgspec.Struct, frozen=True, kw_only=True):
     client_key: str
     fingerprint: str
     """Hash of what was asked: the same key with another fingerprint is a conflict."""
-    is_done: bool = False
-    """False: the first request is still worked on."""
-    response: msgspec.Raw = msgspec.Raw(b"null")
-    """JSON."""
+    response: msgspec.Raw = NO_RESPONSE
+    """A JSON object; null while the first request is still worked on."""
+
+    @property
+    def is_done(self) -> bool:
+        # NOTE: what is decoded from null is `Raw(b"null")`, never None.
+        return self.response != NO_RESPONSE
 
 
 class LiveSessions:
@@ -74,9 +80,12 @@ class LiveSessions:
         return link if link.token_sha256 == token_sha256 else None
 
     async def begin_idempotent(self, record: IdempotencyRecord) -> IdempotencyRecord | None:
-        """None: the caller is the first and goes on to `end_idempotent`. Otherwise the first one's record."""
+        """None: the caller is the first and goes on to `end_idempotent`. Otherwise the first one's record.
+
+        Whoever does not end it within `UNFINISHED_S` counts as dead, and the next caller is the first.
+        """
         name = self._names.idempotency(record.tenant, record.client_key)
-        was_set = await self._connection.call("SET", name, msgspec.json.encode(record), "NX", "EX", IDEMPOTENCY_S)
+        was_set = await self._connection.call("SET", name, msgspec.json.encode(record), "NX", "EX", UNFINISHED_S)
         if was_set is not None:
             return None
         body = await self._connection.call("GET", name)
@@ -88,7 +97,7 @@ class LiveSessions:
         return found
 
     async def end_idempotent(self, record: IdempotencyRecord) -> None:
-        """With `is_done` and its response."""
+        """With its response, which is kept for `IDEMPOTENCY_S`."""
         name = self._names.idempotency(record.tenant, record.client_key)
         await self._connection.call("SET", name, msgspec.json.encode(record), "EX", IDEMPOTENCY_S)
 

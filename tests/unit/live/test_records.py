@@ -9,10 +9,11 @@ import pytest
 
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.key_names import KeyNames
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import RequestState
 from loraserve.live.series import NUM_SAMPLES, Interval, Sample
-from loraserve.live.sessions import IdempotencyRecord, LoginLink, Session
+from loraserve.live.sessions import IDEMPOTENCY_S, UNFINISHED_S, IdempotencyRecord, LoginLink, Session
 from loraserve.live.snapshots import Snapshot, SnapshotKind
 from loraserve.store.records import DocumentKind
 from tests.support.clock import Clock
@@ -120,7 +121,7 @@ def test_a_repeated_request_sees_the_first_ones_record(on_any_server: RunCheck) 
         assert found is not None
         assert (found.fingerprint, found.is_done) == ("f", False)
         assert await store.sessions.begin_idempotent(msgspec.structs.replace(record, tenant="zeta")) is None
-        done = msgspec.structs.replace(record, is_done=True, response=msgspec.Raw(b'{"id":1}'))
+        done = msgspec.structs.replace(record, response=msgspec.Raw(b'{"id":1}'))
         await store.sessions.end_idempotent(done)
         found = await store.sessions.begin_idempotent(record)
         assert found is not None
@@ -130,6 +131,23 @@ def test_a_repeated_request_sees_the_first_ones_record(on_any_server: RunCheck) 
         assert await store.sessions.begin_idempotent(record) is None
 
     on_any_server(check)
+
+
+def test_what_nobody_finished_is_kept_shortly_and_what_was_finished_a_day(on_server: RunCheck) -> None:
+    record = IdempotencyRecord(tenant="acme", client_key="k", fingerprint="f")
+    name = KeyNames().idempotency("acme", "k")
+
+    async def check(store: LiveStore) -> None:
+        assert await store.sessions.begin_idempotent(record) is None
+        assert 0 < await store.connection.call("TTL", name) <= UNFINISHED_S
+        await store.sessions.begin_idempotent(record)
+        assert 0 < await store.connection.call("TTL", name) <= UNFINISHED_S
+        await store.connection.call("PEXPIRE", name, 0)
+        assert await store.sessions.begin_idempotent(record) is None
+        await store.sessions.end_idempotent(msgspec.structs.replace(record, response=msgspec.Raw(b"{}")))
+        assert UNFINISHED_S < await store.connection.call("TTL", name) <= IDEMPOTENCY_S
+
+    on_server(check)
 
 
 def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -> None:

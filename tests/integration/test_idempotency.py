@@ -1,0 +1,139 @@
+"""Repeated requests over HTTP, also while the first is still worked on or was never finished."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from loraserve.control.offline_keys import create_key_offline
+from loraserve.live.key_names import DEFAULT_PREFIX
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import ANY_TENANT, Role
+from tests.support.fake_engine_client import FakeEngine
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+KEYS, UPLOADS = "/v1/keys", "/v1/adapters/skill/uploads"
+BODIES: dict[str, dict[str, Any]] = {
+    KEYS: {"role": "infer", "tenant": "default"},
+    UPLOADS: {
+        "files": [
+            {"name": "adapter_config.json", "size_bytes": 10},
+            {"name": "adapter_model.safetensors", "size_bytes": 10},
+        ]
+    },
+}
+
+
+@pytest.fixture
+def admin_key(tmp_path: Path) -> str:
+    return create_key_offline(DocumentStore(tmp_path), role=Role.ADMIN, tenant=ANY_TENANT).text
+
+
+@pytest.fixture
+def server(tmp_path: Path, admin_key: str) -> Iterator[LiveServer]:
+    with live_server(FakeEngine(), make_settings(tmp_path)) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(server: LiveServer, admin_key: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {admin_key}"}, timeout=20) as http:
+        yield http
+
+
+def create(admin: httpx.Client, path: str, **changes: Any) -> httpx.Response:
+    return admin.post(path, json={**BODIES[path], **changes}, headers={"idempotency-key": "just this once"})
+
+
+class Held:
+    """Work on the server's event loop that does not begin before it may."""
+
+    def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+        self._server = server
+        self._may_begin = asyncio.Event()
+        self._num_begun = 0
+        service = server.control.keys if path == KEYS else server.control.uploads
+        name = "create" if path == KEYS else "open"
+        work = getattr(service, name)
+
+        async def held(*args: Any, **options: Any) -> Any:
+            self._num_begun += 1
+            await self._may_begin.wait()
+            return await work(*args, **options)
+
+        monkeypatch.setattr(service, name, held)
+
+    @property
+    def num_begun(self) -> int:
+        return self._num_begun
+
+    def wait_begun(self) -> None:
+        self._server.wait_until(lambda: self._num_begun > 0)
+
+    def release(self) -> None:
+        self._server.call(self._may_begin.set)
+
+
+@pytest.mark.parametrize("path", [KEYS, UPLOADS])
+def test_while_the_first_is_worked_on_its_repetitions_are_told_to_wait(
+    server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    held = Held(server, monkeypatch, path)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(create, admin, path)
+        try:
+            held.wait_begun()
+            repeated = [*threads.map(lambda _: create(admin, path), range(3))]
+        finally:
+            held.release()
+        created = first.result()
+    assert created.status_code == 201, created.text
+    assert [(each.status_code, each.json()["error"]["code"]) for each in repeated] == [
+        (409, "idempotency_conflict")
+    ] * 3
+    assert {each.headers["retry-after"] for each in repeated} == {"1"}
+    again = create(admin, path)
+    assert (again.status_code, again.json()["id"]) == (201, created.json()["id"])
+    assert held.num_begun == 1
+
+
+def test_another_body_is_refused_without_a_wait_whether_or_not_the_first_is_done(
+    server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(server, monkeypatch, KEYS)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(create, admin, KEYS)
+        try:
+            held.wait_begun()
+            other = create(admin, KEYS, name="another")
+        finally:
+            held.release()
+        assert first.result().status_code == 201
+    for refused in (other, create(admin, KEYS, name="another")):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "idempotency_conflict")
+        assert "retry-after" not in refused.headers
+
+
+def test_what_was_never_finished_works_once_its_record_has_gone(server: LiveServer, admin: httpx.Client) -> None:
+    """As after a kill: the record of the request is there, nobody works on it."""
+    created = create(admin, KEYS)
+    assert created.status_code == 201
+    (name,) = [word for word in server.valkey.command("KEYS", f"{{{DEFAULT_PREFIX}}}:x:*").split() if ":x:" in word]
+    finished = server.valkey.command("GET", name).partition("\r\n")[2].strip()
+    unfinished = finished[: finished.index('"response":')] + '"response":null}'
+    assert server.valkey.command("SET", name, unfinished) == "+OK\r\n"
+    assert create(admin, KEYS).status_code == 409
+    assert server.valkey.command("DEL", name) == ":1\r\n"
+    repeated = create(admin, KEYS)
+    assert repeated.status_code == 201
+    assert repeated.json()["secret"]
+
+
+def test_what_failed_can_be_repeated_at_once(server: LiveServer, admin: httpx.Client) -> None:
+    assert create(admin, KEYS, tenant="nobody").status_code == 404
+    assert server.valkey.command("KEYS", f"{{{DEFAULT_PREFIX}}}:x:*") == "*0\r\n"
+    assert create(admin, KEYS).status_code == 201
