@@ -38,6 +38,13 @@ class Catalog(DocumentIndex):
         self._commits_seen_ns = 0
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
+        self._was_told_of_keys = False
+        """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Revoked ones count, and those whose documents cannot be read."""
+        return self._was_told_of_keys or super().has_keys
 
     @property
     def ready(self) -> bool:
@@ -119,6 +126,9 @@ class Catalog(DocumentIndex):
                 known = self.get(change.kind, change.id)
                 if known is None or known.rev < change.rev:
                     await self.reread(change.kind, change.id)
+                if change.kind is DocumentKind.KEY and not self.has_keys:
+                    self._warn_of_older_disk(change.kind, change.id, change.rev)
+                    self._note_keys()
                 self._position = change.position
             if not await self._live.view.is_current():
                 return
@@ -140,6 +150,8 @@ class Catalog(DocumentIndex):
     async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> list[AnyDocument]:
         """Documents whose folders changed since the last scan."""
         found: list[AnyDocument] = []
+        # First: what is there now, and not known after all was read, cannot be read.
+        has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
         for kind in kinds:
             changed, self._marks[kind] = await asyncio.to_thread(
                 self._documents.scan_changed, kind, self._marks.get(kind)
@@ -147,6 +159,8 @@ class Catalog(DocumentIndex):
             for document in changed:
                 self.apply(document)
             found += changed
+        if has_key_files:
+            self._note_keys()
         return found
 
     async def _level(self, kind: DocumentKind) -> None:
@@ -160,6 +174,8 @@ class Catalog(DocumentIndex):
                     self.apply(document)
                 if document is None or document.rev < rev:
                     self._warn_of_older_disk(kind, document_id, rev)
+        if kind is DocumentKind.KEY and revisions:
+            self._note_keys()
         await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
 
     async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
@@ -192,6 +208,15 @@ class Catalog(DocumentIndex):
         except DamagedFileError as damage:
             logger.error("%s", damage)
             return None
+
+    def _note_keys(self) -> None:
+        """Somebody made keys. NOTE: where none of their documents can be read, nobody is let in, not everybody."""
+        if not self.has_keys:
+            logger.error(
+                "there are keys, and none of their documents can be read: the server is closed and takes none of them. "
+                "Restore what is named above, or make a key: loraserve keys create --role admin --data-dir DIR"
+            )
+        self._was_told_of_keys = True
 
     def _warn_of_older_disk(self, kind: DocumentKind, document_id: str, rev: int) -> None:
         logger.error(

@@ -19,7 +19,7 @@ import msgspec
 
 from loraserve.store.codec import DocumentCodec
 from loraserve.store.durable import data_folder, make_folder, sync_folder, write_synced
-from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError
+from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AnyDocument, DocumentKind
 
 KEEP_REVISIONS = 50
@@ -103,17 +103,26 @@ class DocumentStore:
             return None
         return self._try_read(kind, folder, _file_name(rev))
 
+    def has_any(self, kind: DocumentKind) -> bool:
+        """Whether there is a file where documents of this kind are, readable or not."""
+        return _has_files(self._kinds[kind])
+
     def scan(self, kind: DocumentKind) -> Iterator[AnyDocument]:
         """The newest revision of every document, deleted ones too, in no order."""
         for entry in self._document_folders(kind):
-            document = self._newest_of(kind, entry.path)
+            try:
+                document = self._newest_of(kind, entry.path)
+            except DamagedFileError as damage:
+                self._on_damage(damage)
+                continue
             if document is not None:
                 yield document
 
     def scan_changed(self, kind: DocumentKind, since: ScanMark | None = None) -> tuple[list[AnyDocument], ScanMark]:
         """The newest revision of every document whose folder changed since that mark, some unchanged ones with them.
 
-        Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it.
+        Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it, also
+        where the system did not let it be read at first.
         """
         seen = since.mtimes_ns if since is not None else {}
         settled_before_ns = time.time_ns() - UNSETTLED_NS
@@ -121,12 +130,17 @@ class DocumentStore:
         mtimes_ns: dict[str, int] = {}
         for entry in self._document_folders(kind):
             mtime_ns = entry.stat().st_mtime_ns
-            if mtime_ns < settled_before_ns:
-                mtimes_ns[entry.name] = mtime_ns
+            is_settled = mtime_ns < settled_before_ns
             if seen.get(entry.name) != mtime_ns:
-                document = self._newest_of(kind, entry.path)
-                if document is not None:
-                    changed.append(document)
+                try:
+                    document = self._newest_of(kind, entry.path)
+                    if document is not None:
+                        changed.append(document)
+                except DamagedFileError as damage:
+                    self._on_damage(damage)
+                    is_settled = is_settled and not isinstance(damage, UnreadFileError)
+            if is_settled:
+                mtimes_ns[entry.name] = mtime_ns
         return changed, ScanMark(mtimes_ns)
 
     def last_commit_ns(self) -> int:
@@ -165,12 +179,13 @@ class DocumentStore:
                     self._on_damage(DamagedFileError(entry.path, "not a document's folder"))
 
     def _newest_of(self, kind: DocumentKind, folder: str) -> AnyDocument | None:
+        """Raises `DamagedFileError`."""
         names = _names(folder)
         for name in names:
             if not _FILE_NAME.fullmatch(name):
                 self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
         newest = _newest(names)
-        return self._try_read(kind, folder, newest) if newest is not None else None
+        return self._read(kind, folder, newest) if newest is not None else None
 
     def _try_read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument | None:
         try:
@@ -183,7 +198,9 @@ class DocumentStore:
         path = f"{folder}/{name}"
         try:
             document = self._codec.decode(kind, _content(path))
-        except (msgspec.DecodeError, UnicodeDecodeError, OSError) as error:
+        except OSError as error:
+            raise UnreadFileError(path, f"cannot be read: {error}") from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedFileError(path, f"cannot be read: {error}") from None
         if document.rev != _rev(name) or _folder_name(document.id) != os.path.basename(folder):
             raise DamagedFileError(path, f"holds revision {document.rev} of {document.id!r}, which belongs elsewhere")
@@ -207,6 +224,11 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
+
+
+def _has_files(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in entries)
 
 
 def _newest(names: list[str]) -> str | None:

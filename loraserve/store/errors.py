@@ -35,6 +35,10 @@ class DamagedFileError(StoreError):
         self.reason = reason
 
 
+class UnreadFileError(DamagedFileError):
+    """The system did not let it be read, for now: too many open files, an input error."""
+
+
 class IncompleteBlobError(StoreError):
     """A folder to be published holds something else than the files of a blob."""
 

@@ -17,7 +17,10 @@ from pathlib import Path
 import httpx
 import psutil
 
+from loraserve.control.offline_keys import create_key_offline
 from loraserve.control.uploads import MAX_OPEN_UPLOADS
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import ANY_TENANT, Role
 from tests.support.management import fake_adapter
 
 SERVE_FAKE = Path(__file__).parents[1] / "support" / "serve_fake.py"
@@ -266,6 +269,23 @@ def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
     text = "\n".join(server.output)
     assert "Bearer $LORASERVE_API_KEY" in text
     assert "secret" not in text
+
+
+def test_with_a_key_that_cannot_be_read_it_is_closed_and_names_the_file(tmp_path: Path) -> None:
+    create_key_offline(DocumentStore(tmp_path), role=Role.ADMIN, tenant=ANY_TENANT)
+    (path,) = (tmp_path / "docs" / "key").glob("*/*/*.json")
+    path.write_bytes(b"torn")
+    with running_server(tmp_path) as server:
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        assert httpx.get(f"{server.url}/v1/keys").status_code == 401
+        server.stop()
+        assert server.wait() == 0
+    text = "\n".join(server.output)
+    assert f"{path}: cannot be read" in text
+    assert "none of their documents can be read" in text
+    exit_code, text = run_to_end(tmp_path, "--host", "0.0.0.0")
+    assert exit_code != 0
+    assert f"{path}: cannot be read" in text
 
 
 def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:

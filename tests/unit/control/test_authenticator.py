@@ -1,14 +1,20 @@
+import errno
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from loraserve.control.api_keys import KEY_ID, generate_key, hash_key, is_key, try_parse_id
 from loraserve.control.key_documents import KeyPatch
+from loraserve.control.offline_keys import create_key_offline, revoke_key_offline
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role, Status
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, with_tenants
 
 __all__ = ["valkey"]
 
@@ -66,6 +72,139 @@ def test_a_server_whose_last_key_was_revoked_stays_closed(valkey: Valkey, tmp_pa
             assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
 
     run(scenario)
+
+
+def key_files(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "docs" / "key").glob("*/*/*.json"))
+
+
+def of_a_newer_release(content: bytes) -> bytes:
+    return content.replace(b'"doc":{', b'"doc":{"field_of_tomorrow":1,')
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "torn": lambda content: content[:-20],
+    "of a newer release": of_a_newer_release,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_server_with_keys_that_cannot_be_read_is_closed_and_says_which(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    issued = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    (path,) = key_files(data_dir)
+    path.write_bytes(damage(path.read_bytes()))
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            assert not node.authenticator.is_open
+            assert not node.authenticator.has_admin
+            for text in (None, "whatever a client sends", issued.text):
+                assert await refusal(node, text) is ErrorCode.INVALID_API_KEY
+            assert str(path) in caplog.text
+            assert "none of their documents can be read" in caplog.text
+            # What the message says.
+            other = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+            assert (await node.authenticator.authenticate(other.text)).role is Role.ADMIN
+
+    run(scenario)
+
+
+def test_the_older_revision_of_a_damaged_key_is_not_used_either(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    issued = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    revoke_key_offline(documents, issued.document.id)
+    key_files(data_dir)[-1].write_bytes(b"torn")
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            assert not node.authenticator.is_open
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def test_a_key_that_could_not_be_read_for_a_moment_works_later(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = tmp_path / "data"
+    issued = create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+    os.utime(key_files(data_dir)[0].parent, (1e9, 1e9))
+
+    def fail(path: str) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            assert not node.authenticator.is_open
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+            monkeypatch.undo()
+            await node.catalog.catch_up()
+            assert (await node.authenticator.authenticate(issued.text)).role is Role.ADMIN
+
+    monkeypatch.setattr("loraserve.store.documents._content", fail)
+    run(scenario)
+
+
+def test_an_open_server_closes_with_a_key_that_it_cannot_read(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            assert node.authenticator.is_open
+            create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+            key_files(data_dir)[0].write_bytes(b"torn")
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open
+            shutil.rmtree(data_dir / "docs" / "key")
+            (data_dir / "docs" / "key").mkdir()
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open, "it never opens again"
+
+    run(scenario)
+
+
+def test_a_closed_server_never_opens_because_its_keys_became_unreadable(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            (path,) = key_files(data_dir)
+            path.write_bytes(b"torn")
+            os.utime(path.parent, ns=(1, 1))
+            await node.catalog.catch_up()
+            valkey.restart()
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open
+
+    run(scenario)
+
+
+def test_keys_that_only_redis_knows_of_close_a_server_too(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its data directory was lost, or is another's than that of the servers on this Redis."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "new", valkey.url) as running:
+            assert running.authenticator.is_open
+            async with running_node(tmp_path / "first", valkey.url) as node:
+                await with_tenants(node)
+                issued = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            await eventually(lambda: not running.authenticator.is_open)
+            assert await refusal(running, None) is ErrorCode.INVALID_API_KEY
+        async with running_node(tmp_path / "other", valkey.url) as started:
+            assert await refusal(started, issued.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+    assert "which the data directory does not have" in caplog.text
 
 
 def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valkey, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import time
@@ -8,7 +9,7 @@ import pytest
 
 from loraserve.store import documents
 from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, DocumentStore
-from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError
+from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AdapterDoc, DocumentKind
 from tests.support.store_documents import adapter_document, key_document, tenant_document
 
@@ -251,6 +252,52 @@ def test_scan_changed_misses_no_commit_within_one_tick_of_the_clock(store: Docum
     os.utime(folder, ns=(now_ns, now_ns))
     changed, _ = store.scan_changed(ADAPTER, mark)
     assert [document.rev for document in changed] == [2]
+
+
+def test_scan_changed_reads_again_what_the_system_did_not_let_it_read(
+    store: DocumentStore, tmp_path: Path, damages: Damages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_revisions(store, "sql", 1)
+    settle(tmp_path)
+
+    def fail(path: str) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(documents, "_content", fail)
+        changed, mark = store.scan_changed(ADAPTER)
+    assert changed == []
+    assert [type(damage) for damage in damages] == [UnreadFileError]
+    changed, mark = store.scan_changed(ADAPTER, mark)
+    assert [document.rev for document in changed] == [1]
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+def test_scan_changed_reports_what_is_damaged_once(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    commit_revisions(store, "sql", 1)
+    revision_files(tmp_path / "data")[0].write_bytes(b"torn")
+    settle(tmp_path)
+    _, mark = store.scan_changed(ADAPTER)
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+    assert len(damages) == 1
+
+
+def test_there_are_documents_of_a_kind_whether_or_not_they_can_be_read(store: DocumentStore, tmp_path: Path) -> None:
+    store.commit(adapter_document("sql", 1))
+    folder = tmp_path / "data" / "docs" / "key"
+    assert not store.has_any(DocumentKind.KEY)
+    # A writer died before its commit.
+    (folder / "ab" / ("ab" * 32)).mkdir(parents=True)
+    assert not store.has_any(DocumentKind.KEY)
+    (folder / "ab" / ("ab" * 32) / "00000003.json").touch()
+    assert store.has_any(DocumentKind.KEY)
+
+
+def test_what_is_in_the_place_of_a_documents_folder_counts_as_a_document(store: DocumentStore, tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "data" / "docs" / "key" / "ab").symlink_to(tmp_path / "moved")
+    assert store.has_any(DocumentKind.KEY)
+    assert not store.has_any(ADAPTER)
 
 
 def test_scan_changed_notices_a_restored_backup_with_old_times(store: DocumentStore, tmp_path: Path) -> None:
