@@ -1,14 +1,18 @@
 """Tenants and keys, by an admin of the whole server."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import APIResponse, Locator, Route, expect
+from playwright.sync_api import APIResponse, Browser, Locator, Route, expect
 
-from tests.browser.conftest import NewConsole
+from tests.browser.conftest import NewConsole, watched_console
 from tests.browser.console import Console
 from tests.browser.tenant import Tenant
+from tests.support.server_process import serve_fake, stop
 
 
 @pytest.fixture
@@ -32,13 +36,15 @@ def open_keys(console: Console, tenant: Tenant) -> None:
     expect(page.get_by_test_id("key-row").first).to_be_visible()
 
 
-def make_key(console: Console, name: str, role: str = "infer") -> str:
+def make_key(console: Console, name: str, role: str = "infer", *, every_tenant: bool = False) -> str:
     """Its secret, as it is shown."""
     page = console.page
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill(name)
     dialog.locator(f"input[value={role}]").check()
+    if every_tenant:
+        dialog.get_by_label("For all tenants").check()
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_test_id("secret")).to_be_visible()
     return page.get_by_test_id("secret").locator("code").inner_text()
@@ -62,6 +68,85 @@ def test_a_key_is_shown_once_and_works(root: Console, tenant: Tenant):
     assert secret not in root.page.evaluate("JSON.stringify([localStorage, sessionStorage, location.href])")
     root.page.reload()
     key_row(root, "for the tests")
+    assert secret not in root.page.content()
+
+
+@contextmanager
+def open_console(browser: Browser, data_dir: Path, *, width: int = 1280, theme: str = "light") -> Iterator[Console]:
+    """Of a server without any key, whose first one ends that everybody may do everything."""
+    with serve_fake(data_dir) as server:
+        with watched_console(browser, server.url, width, 844, theme) as console:
+            # Of what was asked while the key was made, or after one that may not log in.
+            console.watch.expect_status(401)
+            console.open("#/access/keys?of=all")
+            yield console
+            console.watch.check()
+            console.page.goto("about:blank")
+        stop(server)
+
+
+@pytest.mark.parametrize(("role", "every_tenant"), [("admin", True), ("operator", False)])
+def test_the_first_key_stays_on_the_screen_and_its_maker_goes_on_with_it(
+    browser: Browser, tmp_path: Path, role: str, every_tenant: bool
+):
+    with open_console(browser, tmp_path / "data") as console:
+        page = console.page
+        secret = make_key(console, "the first", role, every_tenant=every_tenant)
+        assert status_of(console.url, secret) == 200
+        console.toast("The server asks for a key from now on")
+        expect(page.get_by_role("navigation", name="Main")).to_be_visible()
+        if role == "admin":
+            expect(key_row(console, "the first")).to_contain_text("all tenants")
+        else:
+            expect(page.get_by_test_id("no-permission")).to_be_visible()
+        page.get_by_role("link", name="Adapters").click()
+        expect(page.get_by_role("heading", name="Adapters", exact=True)).to_be_visible()
+        expect(page.get_by_test_id("secret")).to_contain_text(secret)
+        page.get_by_role("button", name="Done").click()
+        assert secret not in page.content()
+        page.reload()
+        expect(page.get_by_role("heading", name="Adapters", exact=True)).to_be_visible()
+        assert secret not in page.evaluate("JSON.stringify([localStorage, sessionStorage, location.href])")
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_first_key_that_may_not_log_in_is_shown_above_the_login(browser: Browser, tmp_path: Path, width: int):
+    with open_console(browser, tmp_path / "data", width=width, theme="dark") as console:
+        page = console.page
+        secret = make_key(console, "for requests only")
+        expect(page.get_by_role("button", name="Log in")).to_be_visible()
+        shown = page.get_by_test_id("secret")
+        expect(shown).to_contain_text("every request needs a key")
+        copy = shown.get_by_role("button", name="Copy the key")
+        expect(copy).to_be_in_viewport(ratio=1)
+        copy.click()
+        assert page.evaluate("navigator.clipboard.readText()") == secret
+        assert status_of(console.url, secret) == 200
+        page.get_by_role("button", name="Done").click()
+        assert secret not in page.content()
+
+
+def test_a_refusal_of_what_was_asked_before_the_login_ends_no_session(browser: Browser, tmp_path: Path):
+    with open_console(browser, tmp_path / "data") as console:
+        page = console.page
+        held: list[Route] = []
+        page.route("**/v1/usage?*", lambda route: held.append(route) if not held else route.continue_())
+        with page.expect_request("**/v1/usage?*"):
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        make_key(console, "the first", "admin", every_tenant=True)
+        key_row(console, "the first")
+        with page.expect_response("**/v1/usage?*"):
+            held[0].fulfill(status=401, json={})
+        page.get_by_role("link", name="Adapters").click()
+        expect(page.get_by_role("heading", name="Adapters", exact=True)).to_be_visible()
+
+
+def test_logging_out_leaves_no_new_secret_on_the_screen(root: Console, tenant: Tenant):
+    root.watch.expect_status(401)
+    open_keys(root, tenant)
+    secret = make_key(root, "left behind")
+    root.page.get_by_role("button", name="Log out").click()
+    expect(root.page.get_by_role("button", name="Log in")).to_be_visible()
     assert secret not in root.page.content()
 
 

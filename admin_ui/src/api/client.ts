@@ -70,9 +70,12 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
     ...(body === undefined ? {} : { body: JSON.stringify(body) }),
     ...(signal ? { signal } : {}),
   };
+  const sentAs = csrfToken.peek();
   try {
     const response = await fetch(path, init);
     serverAnswers.value = true;
+    // What was sent before a login says nothing of it.
+    if (response.status === 401 && sentAs === csrfToken.peek()) signedOut.value = true;
     return response;
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
@@ -90,7 +93,6 @@ function parse(text: string): unknown {
 }
 
 function errorOf(response: Response, body: unknown): ApiError {
-  if (response.status === 401) signedOut.value = true;
   const error = (body as { error?: Partial<{ message: string; code: string; param: string | null }> } | null)?.error;
   return new ApiError(
     response.status,

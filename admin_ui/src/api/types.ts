@@ -11,6 +11,7 @@ export type UploadItem = Schemas["UploadItem"];
 export type ReportItem = Schemas["ReportItem"];
 export type CheckItem = Schemas["CheckItem"];
 export type KeyItem = Schemas["KeyItem"];
+export type CreatedKey = Schemas["CreatedKey"];
 export type TenantItem = Schemas["TenantItem"];
 export type LiveView = Schemas["LiveView"];
 export type EngineItem = Schemas["EngineItem"];

@@ -2,7 +2,10 @@ import { useSignal } from "@preact/signals";
 
 import { ApiError } from "../api/client";
 import { Command, Field } from "../parts/basics";
+import { Toasts } from "../parts/toasts";
+import { madeKey } from "../state/made-key";
 import { linkFailure, logIn } from "../state/session";
+import { MadeKey } from "./made-key";
 
 /** Asks for a key once; the server keeps a session behind an HttpOnly cookie and this page keeps nothing. */
 export function Login() {
@@ -27,6 +30,7 @@ export function Login() {
 
   return (
     <main class="login">
+      <MadeKey />
       <form class="panel login-card" onSubmit={submit}>
         <h1>Log in to loraserve</h1>
         <Field label="API key" hint="A key with the role viewer, operator or admin." error={failure.value ?? linkFailure.value}>
@@ -49,6 +53,8 @@ export function Login() {
           <Command>loraserve ui login</Command>
         </div>
       </form>
+      {/* Copying may be refused. */}
+      {madeKey.value && <Toasts />}
     </main>
   );
 }

@@ -12,6 +12,7 @@ import { endSession } from "./end-session";
 import { Jump } from "./jump";
 import { LazyView } from "./lazy-view";
 import { Login } from "./login";
+import { MadeKey } from "./made-key";
 import type { Page } from "./pages";
 import { ServerDot } from "./server-dot";
 import { TenantPicker } from "./tenant-picker";
@@ -108,6 +109,7 @@ export function Shell({ pages }: { pages: Page[] }) {
             <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
           </p>
         )}
+        <MadeKey />
         <CurrentView page={current.value} />
       </main>
       {jumping.value && <Jump pages={shown} onClose={() => (jumping.value = false)} />}

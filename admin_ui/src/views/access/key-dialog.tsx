@@ -1,15 +1,13 @@
 import { useSignal } from "@preact/signals";
 
 import { call } from "../../api/client";
-import type { KeyItem } from "../../api/types";
+import type { CreatedKey, KeyItem } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { randomId } from "../../parts/clipboard";
 import { Dialog } from "../../parts/dialog";
 import { toast } from "../../parts/toasts";
 import { mayActForAll, shownTenant } from "../../state/session";
 import { LimitFields, type Limits } from "./limit-fields";
-
-export type CreatedKey = KeyItem & { secret: string | null };
 
 const ROLES = [
   { role: "infer", hint: "may only send requests" },
@@ -23,7 +21,7 @@ interface KeyDialogProps {
   /** To change it; null = a new one. */
   keyItem: KeyItem | null;
   onClose: () => void;
-  onMade: (key: CreatedKey) => void;
+  onMade: (key: CreatedKey) => Promise<void>;
   onChanged: () => void;
 }
 
@@ -48,7 +46,7 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
       return;
     }
     const options = { ...(everyTenant.value ? { tenant: "*" } : {}), ...(endsInS === null ? {} : { expires_in_s: endsInS }) };
-    onMade((await call<CreatedKey>("POST", "/v1/keys", { body: { ...body, ...options }, headers: { "idempotency-key": randomId() } })).data);
+    await onMade((await call<CreatedKey>("POST", "/v1/keys", { body: { ...body, ...options }, headers: { "idempotency-key": randomId() } })).data);
   }
 
   const title = keyItem ? `Edit ${keyItem.name || keyItem.id}` : `New key for ${everyTenant.value ? "all tenants" : shownTenant.value}`;

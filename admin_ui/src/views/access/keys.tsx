@@ -1,19 +1,18 @@
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
 
 import { call } from "../../api/client";
-import type { KeyItem, UsageReport } from "../../api/types";
-import { CopyButton } from "../../parts/basics";
+import type { CreatedKey, KeyItem, UsageReport } from "../../api/types";
 import { cli } from "../../parts/commands";
 import { Dialog } from "../../parts/dialog";
 import { Icon } from "../../parts/icon";
 import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { toast } from "../../parts/toasts";
 import { place, setQuery } from "../../router";
+import { madeKey, tryGoOnAs } from "../../state/made-key";
 import { usePaged } from "../../state/paged";
 import { usePolled } from "../../state/polled";
-import { mayActForAll, session, shownTenant } from "../../state/session";
-import { type CreatedKey, KeyDialog } from "./key-dialog";
+import { may, mayActForAll, session, shownTenant } from "../../state/session";
+import { KeyDialog } from "./key-dialog";
 import { GRACE_S, KeyRow } from "./key-row";
 
 const HEADS = ["Key", "Status", "Role", "May use", "Requests, 24 h", "Ends"];
@@ -22,7 +21,6 @@ export function Keys() {
   const ofAll = mayActForAll.value && place.value.query.get("of") === "all";
   const list = usePaged<KeyItem>(mayActForAll.value && !ofAll ? `/v1/keys?tenant=${encodeURIComponent(shownTenant.value)}` : "/v1/keys", 100, 10_000);
   const editing = useSignal<KeyItem | "new" | null>(null);
-  const made = useSignal<CreatedKey | null>(null);
   const revoking = useSignal<KeyItem | null>(null);
   const usage = usePolled(
     `usage of keys ${ofAll}`,
@@ -40,8 +38,14 @@ export function Keys() {
     list.refresh();
   }
 
+  async function show(created: CreatedKey): Promise<void> {
+    madeKey.value = created;
+    if (session.value?.open && (await tryGoOnAs(created))) toast("The server asks for a key from now on. You go on with this one.");
+    if (may("admin")) list.refresh();
+  }
+
   async function rotate(key: KeyItem): Promise<void> {
-    made.value = (await call<CreatedKey>("POST", `/v1/keys/${key.id}/rotate`, { body: { grace_s: GRACE_S } })).data;
+    madeKey.value = (await call<CreatedKey>("POST", `/v1/keys/${key.id}/rotate`, { body: { grace_s: GRACE_S } })).data;
   }
 
   function setStatus(key: KeyItem, status: "active" | "suspended"): Promise<void> {
@@ -73,7 +77,6 @@ export function Keys() {
           <Icon name="plus" /> New key
         </button>
       </div>
-      {made.value?.secret && <Secret created={made.value} onClose={() => (made.value = null)} />}
       <ListView of={list} skeleton={<SkeletonRows rows={4} />} older="More keys">
         {(rows) =>
           rows.length === 0 ? (
@@ -120,10 +123,7 @@ export function Keys() {
           keyItem={editing.value === "new" ? null : editing.value}
           onClose={() => (editing.value = null)}
           onChanged={list.refresh}
-          onMade={(created) => {
-            made.value = created;
-            list.refresh();
-          }}
+          onMade={show}
         />
       )}
       {revoking.value && (
@@ -143,31 +143,5 @@ export function Keys() {
         </Dialog>
       )}
     </>
-  );
-}
-
-/** The one time that a secret is shown. It lives in this page's memory only. */
-function Secret({ created, onClose }: { created: CreatedKey; onClose: () => void }) {
-  const place = useRef<HTMLDivElement>(null);
-
-  // It stands above a list in which a key far below may have been rotated.
-  useEffect(() => {
-    place.current?.scrollIntoView({ block: "center" });
-  }, [created]);
-
-  return (
-    <div ref={place} class="panel secret" role="status" data-testid="secret">
-      <Icon name="key" />
-      <div>
-        <p class="strong">Copy this key now: nobody can show it again.</p>
-        <div class="command">
-          <code tabIndex={0}>{created.secret}</code>
-          <CopyButton text={created.secret ?? ""} label="Copy the key" />
-        </div>
-      </div>
-      <button type="button" class="button" onClick={onClose}>
-        Done
-      </button>
-    </div>
   );
 }
