@@ -2,15 +2,46 @@
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Request, Route, expect
 
+from tests.browser.conftest import NewConsole
 from tests.browser.console import START_MS, Console
 from tests.browser.tenant import FILES, Tenant
 from tests.support.adapter_variants import twin, variant
 from tests.support.demo_questions import ADAPTER_DIR
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture
+def shared(server: ServerProcess, admin: httpx.Client) -> Iterator[Tenant]:
+    """Whose adapters all tenants see; those that a test adds go with it."""
+    with ExitStack() as stack:
+        shared = Tenant.create("shared", server.url, admin, stack)
+        known = names(shared)
+        yield shared
+        for name in names(shared) - known:
+            assert shared.http.delete(f"/v1/adapters/{name}", params={"drain_s": 0}).is_success
+
+
+@pytest.fixture
+def root(new_console: NewConsole, tenant: Tenant, admin_secret: str) -> Console:
+    """As admin of all tenants, who acts for `tenant`."""
+    console = new_console()
+    console.start_session(admin_secret)
+    console.page.add_init_script(
+        f"if (location.protocol !== 'about:') sessionStorage.setItem('tenant', '{tenant.name}')"
+    )
+    return console
+
+
+def names(tenant: Tenant) -> set[str]:
+    return {adapter["name"] for adapter in tenant.http.get("/v1/adapters").json()["data"]}
 
 
 def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...]) -> str:
@@ -219,3 +250,64 @@ def test_giving_up_ends_the_session_on_the_server(console: Console, tenant: Tena
     (session,) = tenant.http.get("/v1/uploads").json()["data"]
     assert session["state"] == "aborted"
     assert tenant.http.get("/v1/adapters/given-up").status_code == 404
+
+
+def test_a_new_version_of_a_shared_adapter_is_shared_too(root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path):
+    name = f"of-all-{tenant.name}"
+    shared.add(name, ADAPTER_DIR / "uppercase")
+    sent_for: list[str | None] = []
+
+    def note(request: Request) -> None:
+        if "/uploads" in request.url:
+            sent_for.append(request.header_value("x-tenant"))
+
+    page = root.open(f"#/adapters/{name}")
+    page.get_by_role("link", name="New version").click()
+    expect(page.get_by_test_id("upload-tenant")).to_contain_text("an adapter of shared")
+    expect(page.get_by_text("adapter add")).to_contain_text("--tenant shared")
+    page.get_by_test_id("folder-input").set_input_files(twin(tmp_path / "twin", "uppercase"))
+    page.on("request", note)
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(root.see_upload_end("ready")).to_contain_text("Version 2 is live")
+    page.reload()
+    end = root.see_upload_end("ready")
+    assert set(sent_for) == {"shared"}
+    end.get_by_role("link", name=f"Open {name}").click()
+    expect(page.get_by_test_id("version-2")).to_be_visible()
+    found = tenant.http.get(f"/v1/adapters/{name}").json()
+    assert (found["tenant"], found["live"]["n"]) == ("shared", 2)
+
+
+def test_an_upload_for_another_tenant_is_gone_on_with_from_its_address(
+    root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path
+):
+    name, folder = f"left-{tenant.name}", twin(tmp_path / "left", "json")
+    upload_id = left_open(shared, name, folder, FILES[:1])
+    page = root.open("#/upload?tenant=shared")
+    page.get_by_test_id("past-upload").get_by_role("link", name=name).click()
+    expect(page).to_have_url(f"{root.url}/ui/#/upload/{upload_id}?tenant=shared")
+    page.get_by_role("link", name="Go on").click()
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    page.get_by_role("button", name="Resume upload").click()
+    expect(root.see_upload_end("ready")).to_contain_text("Version 1 is live")
+    expect(page).to_have_url(f"{root.url}/ui/#/upload/{upload_id}?tenant=shared")
+    assert tenant.http.get(f"/v1/adapters/{name}").json()["tenant"] == "shared"
+
+
+def test_an_upload_for_another_tenant_is_given_up_from_its_address(
+    root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path
+):
+    upload_id = left_open(shared, f"left-{tenant.name}", twin(tmp_path / "left", "json"), FILES[:1])
+    page = root.open(f"#/upload/{upload_id}?tenant=shared")
+    page.get_by_role("button", name="Give up").click()
+    page.get_by_role("dialog").get_by_role("button", name="Give it up").click()
+    root.see_upload_end("aborted")
+    assert shared.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
+
+
+def test_a_name_asked_for_of_another_tenant_is_not_kept_for_ones_own(root: Console, tenant: Tenant):
+    page = root.open("#/upload?name=of-all&tenant=shared")
+    expect(page.locator("input[name=adapter-name]")).to_have_value("of-all")
+    page.get_by_role("link", name=f"Upload for {tenant.name} instead").click()
+    expect(page.get_by_test_id("upload-tenant")).to_have_count(0)
+    expect(page.locator("input[name=adapter-name]")).to_have_value("")

@@ -4,10 +4,9 @@ import { DEFAULT_TENANT, session } from "../state/session";
 const CLI_URL = "http://127.0.0.1:8000";
 
 /** `loraserve …` for this server, to be pasted as it is; a key comes from LORASERVE_API_KEY. */
-export function cli(words: string): string {
+export function cli(words: string, tenant = actingTenant.value): string {
   const url = window.location.origin === CLI_URL ? "" : ` --url ${window.location.origin}`;
-  const tenant = actingTenant.value ? ` --tenant ${actingTenant.value}` : "";
-  return `loraserve ${words}${url}${tenant}`;
+  return `loraserve ${words}${url}${tenant ? ` --tenant ${tenant}` : ""}`;
 }
 
 /** Headers that curl needs beside the content type. A key is named, never shown; a tenant only where no key decides it. */

@@ -4,7 +4,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { call } from "../api/client";
 import { Icon, type IconName } from "../parts/icon";
 import { go, href } from "../router";
-import { session, shownTenant } from "../state/session";
+import { otherTenant, session } from "../state/session";
 import { endSession } from "./end-session";
 import type { Page } from "./pages";
 
@@ -50,7 +50,7 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
       try {
         const query = new URLSearchParams({ q: needle, limit: String(MAX_ADAPTERS) });
         const { data } = await call<{ data: { name: string; tenant: string }[] }>("GET", `/v1/adapters?${query}`, { signal: aborter.signal });
-        adapters.value = data.data.map(({ name, tenant }) => hit(name, "adapters", href(["adapters", name], { tenant: tenant === shownTenant.value ? null : tenant })));
+        adapters.value = data.data.map(({ name, tenant }) => hit(name, "adapters", href(["adapters", name], { tenant: otherTenant(tenant) })));
       } catch {
         adapters.value = [];
       }

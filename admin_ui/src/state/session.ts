@@ -38,6 +38,11 @@ export const DEFAULT_TENANT = "default";
 /** Whose adapters, requests and keys are shown. */
 export const shownTenant = computed(() => (mayActForAll.value ? actingTenant.value || DEFAULT_TENANT : (session.value?.tenant ?? DEFAULT_TENANT)));
 
+/** For the address of something of `tenant`'s: null where that is looked at anyway. */
+export function otherTenant(tenant: string | null): string | null {
+  return tenant === shownTenant.value ? null : tenant;
+}
+
 /** Whether the person may change what belongs to `tenant`: everybody sees the shared adapters, few may touch them. */
 export function mayChange(tenant: string): boolean {
   return may("operator") && (mayActForAll.value || tenant === shownTenant.value);

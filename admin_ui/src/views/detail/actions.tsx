@@ -10,7 +10,7 @@ import { Icon } from "../../parts/icon";
 import { Menu } from "../../parts/menu";
 import { toast } from "../../parts/toasts";
 import { href } from "../../router";
-import { tenantHeaders } from "../../state/session";
+import { otherTenant, tenantHeaders } from "../../state/session";
 import { adapterPath, rollBack } from "./adapter-api";
 
 const PIN_S = 3600;
@@ -66,7 +66,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
       <a class="button" href={href(["playground"], { columns: `,${adapter.name}` })}>
         <Icon name="play" /> Try it
       </a>
-      <a class="button" href={href(["upload"], { name: adapter.name })}>
+      <a class="button" href={href(["upload"], { name: adapter.name, tenant: otherTenant(adapter.tenant) })}>
         <Icon name="upload" /> New version
       </a>
       <Menu label="More actions">

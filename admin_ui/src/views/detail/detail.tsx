@@ -10,7 +10,7 @@ import { Icon } from "../../parts/icon";
 import { SkeletonRows, View } from "../../parts/states";
 import { go, href, place, setQuery } from "../../router";
 import { usePolled } from "../../state/polled";
-import { mayChange, tenantHeaders } from "../../state/session";
+import { mayChange, otherTenant, tenantHeaders } from "../../state/session";
 import { Actions } from "./actions";
 import { CanaryBar } from "./canary-bar";
 import { adapterPath } from "./adapter-api";
@@ -98,7 +98,7 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
         <div class="state">
           <Icon name="info" />
           <h2>No version yet</h2>
-          <a class="button is-primary" href={href(["upload"], { name: adapter.name })}>
+          <a class="button is-primary" href={href(["upload"], { name: adapter.name, tenant: otherTenant(adapter.tenant) })}>
             Upload the first one
           </a>
         </div>

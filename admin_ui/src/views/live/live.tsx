@@ -7,7 +7,7 @@ import { ago, bytes, count } from "../../parts/format";
 import { Empty, SkeletonRows, View } from "../../parts/states";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
-import { mayActForAll, shownTenant } from "../../state/session";
+import { mayActForAll, otherTenant } from "../../state/session";
 import { ArenaStrip } from "./arena-strip";
 import { MemoryHistory } from "./memory-history";
 
@@ -143,7 +143,7 @@ function Queues({ engine }: { engine: EngineItem }) {
               <td>{row.tenant ?? <span class="muted">others</span>}</td>
               <td data-label="Adapter">
                 {row.adapter ? (
-                  <a href={href(["requests"], { adapter: row.adapter, state: "running", tenant: row.tenant === shownTenant.value ? null : row.tenant })}>{row.adapter}</a>
+                  <a href={href(["requests"], { adapter: row.adapter, state: "running", tenant: otherTenant(row.tenant) })}>{row.adapter}</a>
                 ) : (
                   <span class="muted">{row.tenant === null ? "any" : "base model"}</span>
                 )}

@@ -8,7 +8,7 @@ import { Icon } from "../../parts/icon";
 import { SkeletonRows, View } from "../../parts/states";
 import { href, place } from "../../router";
 import { usePolled } from "../../state/polled";
-import { may, shownTenant, tenantHeaders } from "../../state/session";
+import { may, otherTenant, tenantHeaders } from "../../state/session";
 import { AbortDialog } from "./abort-dialog";
 import { RequestState } from "./request-state";
 
@@ -50,7 +50,7 @@ export function RequestDetail({ id }: { id: string }) {
 }
 
 function Facts({ request }: { request: RequestItem }) {
-  const tenant = request.tenant === shownTenant.value ? null : request.tenant;
+  const tenant = otherTenant(request.tenant);
   return (
     <div class="stack">
       <section class="panel panel-body">

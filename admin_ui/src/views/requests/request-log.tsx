@@ -11,7 +11,7 @@ import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { toast } from "../../parts/toasts";
 import { href, place } from "../../router";
 import { usePaged } from "../../state/paged";
-import { may, mayActForAll, session, shownTenant } from "../../state/session";
+import { may, mayActForAll, otherTenant, session, shownTenant } from "../../state/session";
 import { AbortDialog } from "./abort-dialog";
 import { FilterBar } from "./filter-bar";
 import { RequestState, STATES } from "./request-state";
@@ -120,7 +120,7 @@ function tenantChoices(asked: string | null): (readonly [string, string])[] {
 function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null }) {
   const time = (value: number | null | undefined) => <Amount of={value == null ? null : milliseconds(value)} />;
   const number = (value: number | null | undefined) => <Amount of={value == null ? null : count(value)} />;
-  const tenant = row.tenant === shownTenant.value ? null : row.tenant;
+  const tenant = otherTenant(row.tenant);
   return (
     <tr data-testid="request-row">
       <td class="num" title={dateTime(row.at)}>

@@ -7,7 +7,7 @@ import { SkeletonRows, View } from "../../parts/states";
 import { toast } from "../../parts/toasts";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
-import { may } from "../../state/session";
+import { may, otherTenant, tenantHeaders } from "../../state/session";
 import { GiveUp } from "./give-up";
 import { SessionEnd, Stepper } from "./session-end";
 import { isTerminal } from "./upload-job";
@@ -15,10 +15,10 @@ import { isTerminal } from "./upload-job";
 const REFRESH_MS = 2000;
 
 /** A session by its address: also after a reload, from another tab, or somebody else's. */
-export function PastUpload({ id }: { id: string }) {
+export function PastUpload({ id, tenant }: { id: string; tenant: string }) {
   const upload = usePolled(
-    `upload ${id}`,
-    async (signal) => (await call<UploadItem>("GET", `/v1/uploads/${encodeURIComponent(id)}`, { signal })).data,
+    `upload ${tenant}/${id}`,
+    async (signal) => (await call<UploadItem>("GET", `/v1/uploads/${encodeURIComponent(id)}`, { signal, headers: tenantHeaders(tenant) })).data,
     REFRESH_MS,
   );
   return (
@@ -27,7 +27,7 @@ export function PastUpload({ id }: { id: string }) {
       whole
       skeleton={<SkeletonRows rows={4} />}
       otherwise={
-        <a class="button" href={href(["upload"])}>
+        <a class="button" href={href(["upload"], { tenant: otherTenant(tenant) })}>
           All uploads
         </a>
       }
@@ -40,7 +40,7 @@ export function PastUpload({ id }: { id: string }) {
 function Session({ session, onChange }: { session: UploadItem; onChange: () => void }) {
   async function act(method: "POST" | "DELETE", rest: string): Promise<void> {
     try {
-      await call(method, `/v1/uploads/${session.id}${rest}`);
+      await call(method, `/v1/uploads/${session.id}${rest}`, { headers: tenantHeaders(session.tenant) });
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
     }
@@ -61,7 +61,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
         {may("operator") && !isTerminal(session) && (
           <GiveUp name={session.adapter} onConfirm={() => act("DELETE", "")} />
         )}
-        <a class="button" href={href(["upload"])}>
+        <a class="button" href={href(["upload"], { tenant: otherTenant(session.tenant) })}>
           All uploads
         </a>
         <p>
@@ -83,7 +83,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
             ))}
             {!complete && (
               <div class="cluster">
-                <a class="button is-primary" href={href(["upload"], { name: session.adapter })}>
+                <a class="button is-primary" href={href(["upload"], { name: session.adapter, tenant: otherTenant(session.tenant) })}>
                   <Icon name="upload" /> Go on
                 </a>
                 <span class="muted">Choose the same files again: only what is missing is sent.</span>

@@ -4,13 +4,23 @@ import { ago, dateTime } from "../../parts/format";
 import { SkeletonRows, View } from "../../parts/states";
 import { href } from "../../router";
 import type { Polled } from "../../state/polled";
+import { otherTenant } from "../../state/session";
 import { MARK } from "./upload-states";
 
+interface PastUploadsProps {
+  uploads: Polled<UploadItem[]>;
+  /** Their tenant, where it is not the one that is looked at. */
+  of: string | null;
+}
+
 /** Sessions of the last day, whoever began them; each has a page with its report. */
-export function PastUploads({ uploads }: { uploads: Polled<UploadItem[]> }) {
+export function PastUploads({ uploads, of }: PastUploadsProps) {
   return (
     <section class="past-uploads" aria-labelledby="past-uploads">
-      <h2 id="past-uploads">Recent uploads</h2>
+      <h2 id="past-uploads">
+        Recent uploads
+        {of && <span class="muted"> of {of}</span>}
+      </h2>
       <View of={uploads} skeleton={<SkeletonRows rows={3} />}>
         {(items) =>
           items.length === 0 ? (
@@ -36,7 +46,7 @@ function Row({ item }: { item: UploadItem }) {
       <span class="past-upload-state">
         <Chip {...(MARK[item.state] ?? {})}>{item.state}</Chip>
       </span>
-      <a class="truncate" href={href(["upload", item.id])}>
+      <a class="truncate" href={href(["upload", item.id], { tenant: otherTenant(item.tenant) })}>
         {item.adapter}
         {item.result && ` v${item.result.version}`}
       </a>

@@ -2,6 +2,7 @@ import type { UploadItem } from "../../api/types";
 import { Icon, type IconName } from "../../parts/icon";
 import { Report } from "../../parts/report";
 import { href } from "../../router";
+import { otherTenant } from "../../state/session";
 
 const PHASES = [
   { state: "open", title: "Sending" },
@@ -68,7 +69,7 @@ function Ready({ session, result }: { session: UploadItem; result: NonNullable<U
           <a class="button is-primary" href={href(["playground"], { columns: `,${session.adapter}@v${result.version}` })}>
             <Icon name="play" /> Try it beside the base model
           </a>
-          <a class="button" href={href(["adapters", session.adapter], { v: String(result.version) })}>
+          <a class="button" href={href(["adapters", session.adapter], { tenant: otherTenant(session.tenant), v: String(result.version) })}>
             Open {session.adapter}
           </a>
         </div>

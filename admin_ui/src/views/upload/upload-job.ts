@@ -1,7 +1,8 @@
 import { signal } from "@preact/signals";
 
-import { actingTenant, ApiError, call, requestHeaders } from "../../api/client";
+import { ApiError, call, requestHeaders } from "../../api/client";
 import type { UploadItem } from "../../api/types";
+import { tenantHeaders } from "../../state/session";
 
 export const CONFIG_FILE = "adapter_config.json";
 export const WEIGHTS_FILE = "adapter_model.safetensors";
@@ -26,11 +27,12 @@ export class UploadJob {
   readonly error = signal<ApiError | null>(null);
   readonly bytesPerS = signal(0);
   private readonly aborter = new AbortController();
-  private readonly tenant = actingTenant.peek();
   private activate = true;
 
   constructor(
     readonly name: string,
+    /** Whose adapter it becomes, whatever the person looks at meanwhile. */
+    readonly tenant: string,
     private readonly files: File[],
   ) {
     this.progress.value = files.map((file) => ({ name: file.name, sizeBytes: file.size, sentBytes: 0 }));
@@ -172,9 +174,8 @@ export class UploadJob {
     return (await call<T>(method, path, options)).data;
   }
 
-  /** The tenant it began for, whatever the person looks at meanwhile. */
   private headers(method = "GET"): Record<string, string> {
-    return { ...requestHeaders(method), ...(this.tenant ? { "x-tenant": this.tenant } : {}) };
+    return { ...requestHeaders(method), ...tenantHeaders(this.tenant) };
   }
 
   private pause(): Promise<void> {

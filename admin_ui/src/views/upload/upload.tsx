@@ -11,6 +11,7 @@ import { bytes } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { go, href, place } from "../../router";
 import { usePolled } from "../../state/polled";
+import { mayActForAll, otherTenant, shownTenant, tenantHeaders } from "../../state/session";
 import { choose, type ChosenFiles, nameFrom } from "./chosen-files";
 import { currentJob } from "./current-job";
 import { DropZone } from "./drop-zone";
@@ -21,29 +22,35 @@ import { isTerminal, UploadJob } from "./upload-job";
 
 const ADAPTER_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
 
-/** From a folder to a served adapter, or to the reason why not. */
+/** From a folder to a served adapter, or to the reason why not; `tenant` in the address says whose, where it is another's. */
 export function Upload() {
   const name = useSignal(place.value.query.get("name") ?? "");
   const activate = useSignal(true);
   const chosen = useSignal<ChosenFiles | null>(null);
   const id = place.value.segments[1];
+  const tenant = (mayActForAll.value && place.value.query.get("tenant")) || shownTenant.value;
+  const other = otherTenant(tenant);
   const uploads = usePolled(
-    "uploads",
-    async (signal) => (await call<Page<UploadItem>>("GET", "/v1/uploads?limit=20", { signal })).data.data,
+    `uploads of ${tenant}`,
+    async (signal) => (await call<Page<UploadItem>>("GET", "/v1/uploads?limit=20", { signal, headers: tenantHeaders(tenant) })).data.data,
     5000,
   );
 
   const asked = place.value.query.get("name");
   useEffect(() => {
     if (asked) name.value = asked;
-  }, [asked]);
+    return () => {
+      // Of the person's own tenant, that name would hide the other's.
+      if (other) name.value = "";
+    };
+  }, [asked, other]);
 
   const job = currentJob.value;
   const sent = job?.session.value ?? null;
   const runsAt = sent !== null && !isTerminal(sent) ? sent.id : null;
   useEffect(() => {
     // On the way back to what still runs: at its address it stays to be seen when it ends.
-    if (runsAt !== null && id === undefined) go(href(["upload", runsAt]), { replace: true });
+    if (job && runsAt !== null && id === undefined) go(addressOf(runsAt, job), { replace: true });
   }, [runsAt, id]);
 
   // One that has ended is shown at its address; without one, this is the form again.
@@ -61,7 +68,7 @@ export function Upload() {
       />
     );
   }
-  if (id !== undefined) return <PastUpload key={id} id={id} />;
+  if (id !== undefined) return <PastUpload key={id} id={id} tenant={tenant} />;
 
   function take(dropped: { file: File; path: string }[]): void {
     chosen.value = choose(dropped);
@@ -75,7 +82,7 @@ export function Upload() {
   function begin(event: Event): void {
     event.preventDefault();
     if (!ready || chosen.value === null) return;
-    const started = new UploadJob(name.value, chosen.value.files);
+    const started = new UploadJob(name.value, tenant, chosen.value.files);
     currentJob.value = started;
     void started.run(activate.value, resumable);
     // So that a reload comes back to it.
@@ -83,7 +90,7 @@ export function Upload() {
       if (session === null) return;
       queueMicrotask(() => known());
       const { segments } = place.peek();
-      if (segments[0] === "upload" && segments.length === 1) go(href(["upload", session.id]), { replace: true });
+      if (segments[0] === "upload" && segments.length === 1) go(addressOf(session.id, started), { replace: true });
     });
   }
 
@@ -93,6 +100,14 @@ export function Upload() {
         <h1>Upload an adapter</h1>
         <p>Nothing is served before every check has passed and the engine has answered a first prompt with it.</p>
       </div>
+      {other && (
+        <p class="notice is-warn upload-tenant" role="status" data-testid="upload-tenant">
+          <Icon name="tenants" />
+          <span>
+            It becomes an adapter of <strong>{other}</strong>. <a href={href(["upload"])}>Upload for {shownTenant.value} instead</a>
+          </span>
+        </p>
+      )}
       <form class="upload-form" onSubmit={begin}>
         <DropZone onFiles={take} />
         {chosen.value && <Chosen files={chosen.value} />}
@@ -128,11 +143,15 @@ export function Upload() {
       </form>
       <section class="upload-command">
         <p class="muted">The same from a terminal:</p>
-        <Command>{cli(`adapter add ${name.value || "NAME"} ./path/to/adapter${activate.value ? "" : " --no-activate"}`)}</Command>
+        <Command>{cli(`adapter add ${name.value || "NAME"} ./path/to/adapter${activate.value ? "" : " --no-activate"}`, other ?? undefined)}</Command>
       </section>
-      <PastUploads uploads={uploads} />
+      <PastUploads uploads={uploads} of={other} />
     </>
   );
+}
+
+function addressOf(id: string, job: UploadJob): string {
+  return href(["upload", id], { tenant: otherTenant(job.tenant) });
 }
 
 function Chosen({ files }: { files: ChosenFiles }) {
