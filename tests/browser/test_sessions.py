@@ -79,6 +79,35 @@ def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
     expect(page.get_by_role("alert")).to_contain_text("used already")
 
 
+@pytest.mark.parametrize(("is_of_all", "status"), [(True, 404), (False, 403)])
+def test_a_remembered_tenant_that_is_gone_or_of_others_is_forgotten(
+    new_console: NewConsole, tenant: Tenant, admin_secret: str, is_of_all: bool, status: int
+):
+    console = new_console()
+    console.start_session(admin_secret if is_of_all else tenant.operator_key)
+    console.watch.expect_status(status)
+    page = console.open("#/adapters")
+    page.evaluate("sessionStorage.setItem('tenant', 'gone')")
+    page.reload()
+    expect(page.get_by_test_id("adapter-row").first).to_be_visible()
+    shown = "default" if is_of_all else tenant.name
+    console.toast(f"You cannot act for the tenant gone any more. What you see is of {shown}.")
+    assert page.evaluate("sessionStorage.getItem('tenant')") is None
+
+
+def test_a_remembered_tenant_that_is_gone_locks_nobody_out_who_logs_in(new_console: NewConsole, admin_secret: str):
+    console = new_console()
+    console.watch.expect_status(401)
+    console.watch.expect_status(404)
+    page = console.open("#/adapters")
+    page.evaluate("sessionStorage.setItem('tenant', 'gone')")
+    page.reload()
+    page.get_by_label("API key").fill(admin_secret)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_test_id("adapter-row").first).to_be_visible()
+    console.toast("You cannot act for the tenant gone any more.")
+
+
 def test_logging_out_ends_the_session_on_the_server(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.start_session(tenant.operator_key)

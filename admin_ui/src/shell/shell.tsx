@@ -4,9 +4,9 @@ import { useEffect } from "preact/hooks";
 import { actingTenant, serverAnswers, signedOut } from "../api/client";
 import { Icon } from "../parts/icon";
 import { Failure, NoPermission } from "../parts/states";
-import { Toasts } from "../parts/toasts";
+import { toast, Toasts } from "../parts/toasts";
 import { href, place } from "../router";
-import { may, session, startFailure, startSession } from "../state/session";
+import { lostTenant, may, session, shownTenant, startFailure, startSession } from "../state/session";
 import { theme, toggleTheme } from "../state/theme";
 import { endSession } from "./end-session";
 import { Jump } from "./jump";
@@ -42,6 +42,11 @@ export function Shell({ pages }: { pages: Page[] }) {
     const timer = window.setInterval(() => void startSession(), RETRY_MS);
     return () => window.clearInterval(timer);
   }, [failed]);
+
+  const lost = lostTenant.value;
+  useEffect(() => {
+    if (lost !== null) toast(`You cannot act for the tenant ${lost} any more. What you see is of ${shownTenant.value}.`);
+  }, [lost]);
 
   useEffect(() => {
     document.title = current.value ? `${current.value.title} · loraserve` : "loraserve";

@@ -22,6 +22,8 @@ export const session = signal<Session | null>(null);
 export const startFailure = signal<ApiError | null>(null);
 /** Why a one-time link did not log in. */
 export const linkFailure = signal<string | null>(null);
+/** The tenant that this tab acted for, where the server refuses that now. */
+export const lostTenant = signal<string | null>(null);
 
 const RANK: Record<Role, number> = { infer: 0, viewer: 1, operator: 2, admin: 3 };
 
@@ -61,7 +63,7 @@ export async function startSession(): Promise<void> {
       go("#/", { replace: true });
       await logIn({ token });
     } else {
-      await accept(call<Session>("GET", "/v1/session"));
+      await learnSession();
     }
     startFailure.value = null;
   } catch (error) {
@@ -75,7 +77,8 @@ export async function startSession(): Promise<void> {
 }
 
 export async function logIn(credential: { key: string } | { token: string }): Promise<void> {
-  await accept(call<Session>("POST", "/v1/session", { body: credential }));
+  await call("POST", "/v1/session", { body: credential });
+  await learnSession();
 }
 
 /** Ends the session on the server, too. */
@@ -92,8 +95,25 @@ export function actFor(tenant: string): void {
   else sessionStorage.removeItem("tenant");
 }
 
-async function accept(answer: Promise<{ data: Session }>): Promise<void> {
-  const { data } = await answer;
+/** Who we are, for the tenant that this tab remembers: one that is gone, or not this person's, is forgotten. */
+async function learnSession(): Promise<void> {
+  const remembered = actingTenant.peek();
+  try {
+    accept(await askSession());
+  } catch (error) {
+    const isRefused = error instanceof ApiError && (error.status === 403 || error.status === 404);
+    if (!remembered || !isRefused) throw error;
+    actFor("");
+    accept(await askSession());
+    lostTenant.value = remembered;
+  }
+}
+
+async function askSession(): Promise<Session> {
+  return (await call<Session>("GET", "/v1/session")).data;
+}
+
+function accept(data: Session): void {
   csrfToken.value = data.csrf;
   session.value = data;
   signedOut.value = false;
