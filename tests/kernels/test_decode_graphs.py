@@ -27,7 +27,13 @@ pytestmark = [
 ]
 
 NUM_TOKENS = 3
-SETTINGS = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "max_model_len": 32, "backend": "triton"}
+SETTINGS = {
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 16,
+    "max_model_len": 32,
+    "backend": "triton",
+    "device": "cuda" if torch.cuda.is_available() else "cpu",
+}
 ADAPTERS = ("rank1", "patterns64", "head8")
 
 

@@ -16,6 +16,8 @@ MIB = 1 << 20
 
 def make_engine(model: Path, **overrides: object) -> Engine:
     """A small float32 engine that checks its invariants after every step."""
+    if overrides.get("backend") == "triton":
+        assert "device" in overrides, "name it: auto is the CPU, which compiled kernels refuse where there is a GPU"
     settings: dict[str, object] = {
         "tokenizer": str(model / "tokenizer"),
         "dtype": "float32",
