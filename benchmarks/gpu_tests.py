@@ -1,4 +1,4 @@
-"""The tests that need a GPU, each file in a process of its own and several at a time.
+"""The tests that need a GPU, each file in a process of its own or in several, and many at a time.
 
 Compiling kernels takes most of their time, and each compiles on one core. Needs none of pytest's plugins.
 
@@ -6,10 +6,12 @@ Run: PYTHONPATH=.:kernels:adapters python benchmarks/gpu_tests.py
 """
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,85 +19,174 @@ from pathlib import Path
 from gpu.part import argument_parser, write_json
 from gpu.timing import require_cuda
 
-ROOT = Path(__file__).parent.parent
+BENCHMARKS = Path(__file__).parent
+ROOT = BENCHMARKS.parent
 FOLDERS = ("tests/kernels", "tests/inference")
-NUM_PROCESSES = 8
+FILES = {
+    "tests/kernels/test_paged_attention.py": 6,
+    "tests/inference/test_oracle_bfloat16.py": 5,
+    "tests/inference/test_oracle_float32_on_gpu.py": 5,
+    "tests/kernels/test_kv_float8.py": 2,
+    "tests/kernels/test_sampling.py": 2,
+    "tests/inference/test_gpu_engine.py": 1,
+    "tests/kernels/test_decode_graphs.py": 1,
+    "tests/kernels/test_float8_engine.py": 1,
+    "tests/kernels/test_triton_engine.py": 1,
+    "tests/kernels/test_paged_decode.py": 2,
+    "tests/kernels/test_paged_prefill.py": 1,
+    "tests/kernels/test_lora_add.py": 1,
+    "tests/kernels/test_lora_expand.py": 1,
+    "tests/kernels/test_lora_shrink.py": 1,
+    "tests/kernels/test_rotary_kv_write.py": 1,
+    "tests/kernels/test_rms_norm.py": 1,
+    "tests/kernels/test_add_rms_norm.py": 1,
+    "tests/kernels/test_kv_write.py": 1,
+    "tests/kernels/test_silu_mul.py": 1,
+    "tests/kernels/test_lora_replay.py": 1,
+    "tests/inference/test_gpu_logit_rows.py": 1,
+    "tests/kernels/test_argmax.py": 1,
+    "tests/kernels/test_choose_backend.py": 1,
+}
+"""Those of the folders with tests for a GPU, and over how many processes each is spread. First what takes longest, as
+far as that is known without a GPU: attention has 170 kernels, which one core compiled in 110 to 180 s for Hopper, and
+the oracles start 40 engines each, two architectures of ten in a process.
+"""
+NUM_PROCESSES = 16
 """Each has a CUDA context of some 500 MB."""
+CUT_S = 5
+"""A process may still run for so long when no other is started; then it is told to end, within `END_S`."""
+END_S = 5
+CUT_OFF = -1
+"""In place of pytest's exit code."""
 NO_TESTS = 5
 """pytest's exit code where no test of a file needs a GPU."""
 PYTEST = (
     sys.executable,
     "-m",
     "pytest",
-    *("-m", "gpu", "-q", "-p", "no:cacheprovider"),
+    *("-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "gpu.pytest_share"),
     # pyproject.toml has options of plugins that need not be here.
     *("-o", "addopts=--import-mode=importlib --strict-markers -ra", "-W", "ignore::pytest.PytestConfigWarning"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
-    """One file."""
+class Job:
+    """One process: a share of a file's tests."""
 
     file: str
+    share: int
+    num_shares: int
+
+    @property
+    def name(self) -> str:
+        return self.file if self.num_shares == 1 else f"{self.file} {self.share + 1}/{self.num_shares}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """Of one process."""
+
+    file: str
+    """The job's name."""
     exit_code: int
-    """pytest's; 0 also for a file without tests for a GPU."""
+    """pytest's; 0 also without tests for a GPU, `CUT_OFF` if its time was over before it was done."""
     seconds: float
+    num_passed: int
     summary: str
     """Its last line."""
     failures: list[str]
-    """The lines pytest ends with, one for each."""
+    """The lines of tests that failed."""
 
 
-def files_to_test(root: Path = ROOT, folders: Sequence[str] = FOLDERS) -> list[str]:
-    """Largest first: they take the longest."""
-    found = [path for folder in folders for path in (root / folder).glob("test_*.py")]
-    return [str(path.relative_to(root)) for path in sorted(found, key=lambda path: -path.stat().st_size)]
+def jobs_of(files: Mapping[str, int]) -> list[Job]:
+    """In the order of the files, each with its number of shares."""
+    return [Job(file, share, num_shares) for file, num_shares in files.items() for share in range(num_shares)]
 
 
-def run_file(file: str, root: Path = ROOT) -> Tested:
-    """Its output is shown only if it fails."""
+def run_job(job: Job, end: float, root: Path = ROOT) -> Tested:
+    """Its output is shown only if it fails. At `end` it is interrupted, and its results so far are kept."""
     started = time.monotonic()
-    done = subprocess.run([*PYTEST, file], cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = done.stdout.strip().splitlines() or [""]
-    exit_code = 0 if done.returncode == NO_TESTS else done.returncode
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        command = [*PYTEST, "--share", f"{job.share}/{job.num_shares}", job.file]
+        process = subprocess.Popen(command, cwd=root, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        is_cut_off = process.poll() is None
+        if is_cut_off:
+            end_process(process)
+        output.seek(0)
+        text = output.read()
+    exit_code = CUT_OFF if is_cut_off else 0 if process.returncode == NO_TESTS else process.returncode
     if exit_code:
-        print(done.stdout, flush=True)
-    failures = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return Tested(file, exit_code, round(time.monotonic() - started, 1), lines[-1], failures)
+        print(text, flush=True)
+    lines = text.strip().splitlines() or [""]
+    num_passed = sum(" PASSED" in line for line in lines)
+    return Tested(job.name, exit_code, round(time.monotonic() - started, 1), num_passed, lines[-1], failures_of(lines))
 
 
-def run_files(files: Sequence[str], path: Path | None, end: float, root: Path = ROOT) -> list[Tested]:
-    """Starts none after `end` (of `time.monotonic`).
+def environment() -> dict[str, str]:
+    """Of pytest: with its plugin, and one thread for what torch computes beside the other processes."""
+    path = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{BENCHMARKS}{os.pathsep}{path}".rstrip(os.pathsep)}
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """pytest says on an interrupt what it came to; in the middle of a compilation it may not hear it."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def failures_of(lines: Sequence[str]) -> list[str]:
+    """pytest's last lines, one for each; of one that was killed before them, the lines of tests that had failed."""
+    summary = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return summary or [line for line in lines if " FAILED" in line or " ERROR" in line]
+
+
+def run_jobs(jobs: Sequence[Job], path: Path | None, end: float, root: Path = ROOT) -> list[Tested]:
+    """Starts none after `end` (of `time.monotonic`), and cuts off what runs `CUT_S` later.
 
     Writes all results after each, so that a run that is cut short keeps what it has.
     """
     tested: list[Tested] = []
 
-    def run_in_time(file: str) -> Tested | None:
-        return run_file(file, root) if time.monotonic() < end else None
+    def run_in_time(job: Job) -> Tested | None:
+        return run_job(job, end + CUT_S, root) if time.monotonic() < end else None
 
     with ThreadPoolExecutor(min(NUM_PROCESSES, len(os.sched_getaffinity(0)))) as pool:
-        for future in as_completed([pool.submit(run_in_time, file) for file in files]):
+        for future in as_completed([pool.submit(run_in_time, job) for job in jobs]):
             result = future.result()
             if result is None:
                 continue
             tested.append(result)
-            print(f"{result.file:44} {result.seconds:6.1f} s  {result.summary}", flush=True)
+            print(f"{result.file:48} {result.seconds:6.1f} s  {result.summary}", flush=True)
             if path:
-                not_run = sorted({*files} - {each.file for each in tested})
-                write_json(path, {"results": [asdict(each) for each in tested], "not_run": not_run})
+                content = {"results": [asdict(each) for each in tested], "not_run": not_run(jobs, tested)}
+                write_json(path, content)
     return tested
+
+
+def not_run(jobs: Sequence[Job], tested: Sequence[Tested]) -> list[str]:
+    """Names of what was not started or was cut off."""
+    done = {each.file for each in tested if each.exit_code != CUT_OFF}
+    return sorted(job.name for job in jobs if job.name not in done)
 
 
 def main() -> None:
     args = argument_parser(__doc__, budget_s=240).parse_args()
     require_cuda()
-    files = files_to_test()
-    tested = run_files(files, args.json, time.monotonic() + args.budget_s)
-    failed = [each.file for each in tested if each.exit_code]
-    print(f"{len(tested)} of {len(files)} files were run; failed: {', '.join(failed) or 'none'}")
-    sys.exit(bool(failed) or len(tested) < len(files))
+    jobs = jobs_of(FILES)
+    tested = run_jobs(jobs, args.json, time.monotonic() + args.budget_s)
+    failed = [each.file for each in tested if each.failures or each.exit_code not in (0, CUT_OFF)]
+    missing = not_run(jobs, tested)
+    num_passed = sum(each.num_passed for each in tested)
+    failed_names, missing_names = (", ".join(names) or "none" for names in (failed, missing))
+    print(f"{num_passed} tests passed; files that failed: {failed_names}; not run to their end: {missing_names}")
+    sys.exit(bool(failed or missing))
 
 
 if __name__ == "__main__":

