@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import power_of_2
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 MAX_QUERIES_FLOAT32 = 32
@@ -33,7 +35,7 @@ class Scores:
 
 def padded(size: int, least: int = 16) -> int:
     """The power of two that holds size; tl.dot multiplies no less than 16."""
-    return max(least, triton.next_power_of_2(size))
+    return max(least, power_of_2(size))
 
 
 def query_tile(num_queries: int, most: int, dtype: torch.dtype) -> int:

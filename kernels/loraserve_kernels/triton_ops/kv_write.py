@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.triton_ops.kv_float8 import kept
 
 _TILE = 2048
@@ -50,9 +51,9 @@ def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     num_rows, num_heads, head_dim = k.shape
     if not k.numel():
         return
-    columns = triton.next_power_of_2(head_dim)
-    heads = min(triton.next_power_of_2(num_heads), max(1, _TILE // columns))
-    _kv_write_kernel[(num_rows, triton.cdiv(num_heads, heads))](
+    columns = power_of_2(head_dim)
+    heads = min(power_of_2(num_heads), max(1, _TILE // columns))
+    _kv_write_kernel[(num_rows, ceil_div(num_heads, heads))](
         k,
         v,
         k_cache,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.logit_edits import IN_PROMPT, IS_ALLOWED, IS_BANNED, LogitEdits
 from loraserve_kernels.triton_ops.logit_rows import columns_if
 
@@ -109,7 +110,7 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
     """float32 [R, V]; rows without edits are left undefined."""
     num_rows = logits.shape[0]
     edited = torch.empty((num_rows, vocab_size), dtype=torch.float32, device=logits.device)
-    _edit_all_kernel[(num_rows, triton.cdiv(vocab_size, _BLOCK))](
+    _edit_all_kernel[(num_rows, ceil_div(vocab_size, _BLOCK))](
         logits,
         edited,
         edits.is_edited,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.sampling import LANE_LENGTH, LEAST_TEMPERATURE, DrawParams
 from loraserve_kernels.triton_ops.logit_rows import columns_if, load_logits
 
@@ -109,7 +110,7 @@ def logit_stats(
     lane_max: float32 [R, L], filled where it is not None. only_edited: int8 [R]; rows that are 0 are passed over.
     """
     num_rows = logits.shape[0]
-    num_parts = triton.cdiv(vocab_size, PART)
+    num_parts = ceil_div(vocab_size, PART)
     best_value = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
     best_id = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits.device)
     _stats_kernel[(num_rows, num_parts)](
@@ -120,7 +121,7 @@ def logit_stats(
         best_value if lane_max is None else lane_max,
         vocab_size,
         logits.stride(0),
-        triton.cdiv(vocab_size, LANE_LENGTH),
+        ceil_div(vocab_size, LANE_LENGTH),
         ONLY_EDITED=only_edited is not None,
         IN_LANES=lane_max is not None,
         LENGTH=LANE_LENGTH,
@@ -138,9 +139,9 @@ def lane_masses(
 
     Undefined for rows that are greedy, have a top_k, or have a peak of inf.
     """
-    num_rows, num_lanes = logits.shape[0], triton.cdiv(vocab_size, LANE_LENGTH)
+    num_rows, num_lanes = logits.shape[0], ceil_div(vocab_size, LANE_LENGTH)
     lane_mass = torch.empty((num_rows, num_lanes), dtype=torch.float32, device=logits.device)
-    _lane_mass_kernel[(num_rows, triton.cdiv(num_lanes, _LANES))](
+    _lane_mass_kernel[(num_rows, ceil_div(num_lanes, _LANES))](
         logits,
         edited,
         peaks if is_edited is None else is_edited,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
 from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPLITS
 
@@ -175,7 +176,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
     # Compiled for sm_90, these take 156 and 128 registers a thread, so three and four programs with 8 KiB of loads each
     # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one; 64 x 64 would take 142 if it might.
     block_n = 256 if is_decode else 64
-    column_blocks = sum(triton.cdiv(columns, block_n) for columns in group.out_features)
+    column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
     tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
     _lora_expand_kernel[column_blocks, tile_programs](
         y,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
 
 TARGET_PROGRAMS = 528
@@ -123,7 +124,7 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         table.lora_rank,
         x.stride(0),
         group.in_features,
-        triton.cdiv(triton.cdiv(group.in_features, splits), block_k) * block_k,
+        ceil_div(ceil_div(group.in_features, splits), block_k) * block_k,
         hidden.stride(0),
         hidden.stride(1),
         table.offset_a.stride(0),

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.attention_work import PROGRAMS_PER_SM
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.step_batch import StepBatch
 from loraserve_kernels.triton_ops.attention_tile import (
     Scores,
@@ -222,7 +223,7 @@ def paged_decode(
     # Sizes that follow from shapes alone: nothing here may depend on how many of the splits are used.
     partial = torch.empty(num_splits, max_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
     partial_log = torch.empty(num_splits, max_rows, num_heads, dtype=torch.float32, device=q.device)
-    _paged_decode_kernel[(num_splits, num_kv_heads, triton.cdiv(max_rows * group, queries))](
+    _paged_decode_kernel[(num_splits, num_kv_heads, ceil_div(max_rows * group, queries))](
         out,
         partial,
         partial_log,

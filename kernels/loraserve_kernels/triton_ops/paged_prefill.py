@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.attention_work import PREFILL_ROWS
+from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.step_batch import StepBatch
 from loraserve_kernels.triton_ops.attention_tile import (
     Scores,
@@ -150,7 +151,7 @@ def paged_prefill(
     group, block_dim = num_heads // num_kv_heads, padded(head_dim)
     most_queries = min(PREFILL_ROWS, q.shape[0]) * group
     queries = query_tile(most_queries, MAX_QUERIES, q.dtype)
-    _paged_prefill_kernel[(num_tiles, triton.cdiv(most_queries, queries), num_kv_heads)](
+    _paged_prefill_kernel[(num_tiles, ceil_div(most_queries, queries), num_kv_heads)](
         out,
         q,
         k_cache,

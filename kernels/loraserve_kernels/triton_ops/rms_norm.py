@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div, power_of_2
+
 _TILE = 2048
 """Elements per program where rows are shorter: heads of 128 go 16 at a time."""
 
@@ -73,9 +75,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | 
     residual_heads = heads if residual is None else _as_heads(residual)
     size = x.shape[-1]
     num_rows = x.numel() // size
-    columns = triton.next_power_of_2(size)
+    columns = power_of_2(size)
     rows = max(1, _TILE // columns)
-    _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    _rms_norm_kernel[(ceil_div(num_rows, rows),)](
         heads,
         residual_heads,
         weight,

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.triton_ops.kv_float8 import kept
 
 _TILE = 2048
@@ -99,9 +100,9 @@ def rotary_kv_write(
     num_kv_heads, rotary_dim = k.shape[1], cos.shape[1]
     if not q.numel():
         return
-    columns = triton.next_power_of_2(head_dim)
-    heads = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), max(1, _TILE // columns))
-    _rotary_kv_write_kernel[(num_rows, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))](
+    columns = power_of_2(head_dim)
+    heads = min(power_of_2(max(num_heads, num_kv_heads)), max(1, _TILE // columns))
+    _rotary_kv_write_kernel[(num_rows, ceil_div(num_heads, heads) + ceil_div(num_kv_heads, heads))](
         q,
         k,
         v,
@@ -123,7 +124,7 @@ def rotary_kv_write(
         v.stride(1),
         HEADS=heads,
         COLUMNS=columns,
-        HALF=triton.next_power_of_2(max(1, rotary_dim // 2)),
+        HALF=power_of_2(max(1, rotary_dim // 2)),
         num_warps=4,
         enable_fp_fusion=True,
     )

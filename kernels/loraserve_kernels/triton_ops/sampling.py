@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.logit_edits import IS_ALLOWED, LogitEdits
 from loraserve_kernels.sampling import LANE_LENGTH, LEAST_TEMPERATURE, DrawParams
 from loraserve_kernels.triton_ops.logit_edits import edit_logits
@@ -117,7 +118,7 @@ def sample(
     is_finite = torch.empty(num_rows, dtype=torch.bool, device=device)
     if not num_rows:
         return token_ids, is_finite
-    num_lanes = triton.cdiv(vocab_size, LANE_LENGTH)
+    num_lanes = ceil_div(vocab_size, LANE_LENGTH)
     lane_max = None if draws is None else torch.empty((num_rows, num_lanes), dtype=torch.float32, device=device)
     peaks = torch.empty(num_rows, dtype=torch.float32, device=device)
     raw_value, raw_id = logit_stats(logits, vocab_size, lane_max)
@@ -145,7 +146,7 @@ def sample(
         num_parts,
         HAS_EDITS=edits is not None,
         HAS_DRAWS=draws is not None,
-        PARTS=triton.next_power_of_2(num_parts),
+        PARTS=power_of_2(num_parts),
         LISTED=_LISTED,
         num_warps=1,
         enable_fp_fusion=True,
@@ -191,7 +192,7 @@ def _draw(
         HAS_EDITS=edits is not None,
         KEY_SHIFT=KEY_SHIFTS[logits.dtype],
         LENGTH=LANE_LENGTH,
-        LANES=max(MIN_LANES, triton.next_power_of_2(num_lanes)),
+        LANES=max(MIN_LANES, power_of_2(num_lanes)),
         num_warps=8,
         enable_fp_fusion=True,
     )

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.launch_sizes import ceil_div
+
 _BLOCK = 1024
 """Columns per program: 14 programs a row of 14336, so that one row still spreads over the GPU."""
 
@@ -29,7 +31,7 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     num_rows, size = gate.shape
     out = torch.empty((num_rows, size), dtype=gate.dtype, device=gate.device)
     if out.numel():
-        grid = (num_rows, triton.cdiv(size, _BLOCK))
+        grid = (num_rows, ceil_div(size, _BLOCK))
         strides = (gate.stride(0), up.stride(0))
         _silu_mul_kernel[grid](gate, up, out, size, *strides, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
     return out

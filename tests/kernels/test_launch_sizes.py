@@ -1,0 +1,37 @@
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import loraserve_kernels
+import pytest
+from loraserve_kernels.launch_sizes import ceil_div, power_of_2
+
+TRITON_OPS = Path(inspect.getfile(loraserve_kernels)).parent / "triton_ops"
+
+
+@pytest.mark.parametrize("tile", [1, 2, 7, 128])
+def test_tiles_hold_all_and_one_fewer_would_not(tile):
+    for size in range(300):
+        assert (ceil_div(size, tile) - 1) * tile < size <= ceil_div(size, tile) * tile or size == 0
+    assert ceil_div(0, tile) == 0
+
+
+def test_a_power_of_2_is_the_smallest_that_is_not_below():
+    for size in range(1, 300):
+        power = power_of_2(size)
+        assert power.bit_count() == 1
+        assert power // 2 < size <= power
+
+
+def calls_of_triton(code: str) -> Iterator[str]:
+    """What is taken from `triton` itself but its decorators: functions that are slow on the host."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "triton" and node.attr != "jit":
+            yield node.attr
+
+
+def test_no_launch_asks_triton_for_its_sizes():
+    found = {path.name: [*calls_of_triton(path.read_text())] for path in TRITON_OPS.glob("*.py")}
+    assert {name for name, calls in found.items() if calls} == set()
+    assert [*calls_of_triton("import triton\n@triton.jit\ndef f(): return triton.cdiv(5, 3)")] == ["cdiv"]
