@@ -128,6 +128,8 @@ HEADLINES = (
     Workload("gate_up", 64, 7, (16,), is_skewed=True),
     Workload("qkv", 64, 64, (16,)),
     Workload("qkv", 512, 16, (16,), is_skewed=True),
+    Workload("gate_up", 512, 8, (16,)),
+    Workload("gate_up", 512, 512, (16,)),
 )
 
 
@@ -136,7 +138,7 @@ def workloads() -> list[Workload]:
     found = [*HEADLINES]
     for linear in GROUPS:
         found.append(Workload(linear, 2048, 4, (16,)))
-        for num_rows in (1, 4, 16, 64, 256):
+        for num_rows in (1, 4, 16, 64, 256, 512):
             found += [Workload(linear, num_rows, num, (16,)) for num in (1, min(8, num_rows), min(num_rows, 128))]
     for ranks in ((8,), (64,)):
         found += [Workload("gate_up", 64, 64, ranks), Workload("gate_up", 8192, 8, ranks)]

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -73,7 +74,7 @@ def make_inputs(lora: LoraInputs, splits: int = 2) -> ExpandInputs:
         pytest.param([2, 1, 37, 4], [BASE, 0, 1, 2], [(33, 16), (16, 64), (8, 33)], (300, 70), id="mixed-ranks"),
         pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [(4,), (5,), (6,)], (48,), id="empty-segments"),
         pytest.param([3, 3], [0, 1], [(0, 9, 0), (0, 0, 0)], (24, 40, 8), id="absent-members"),
-        pytest.param([259, 1, 5], [0, BASE, 1], [(20, 7, 33), (70, 0, 1)], (150, 3, 9), id="prefill"),
+        pytest.param([515, 1, 5], [0, BASE, 1], [(20, 7, 33), (70, 0, 1)], (150, 3, 9), id="prefill"),
     ],
 )
 def test_adds_the_scaled_product_of_the_summed_planes(
@@ -104,6 +105,18 @@ def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch)
     assert_close(inputs.run(), inputs.expected)
 
 
+@pytest.mark.parametrize("num_rows", [1, 64, 257, 320, 512])
+def test_a_graphs_launch_starts_few_programs_however_many_tiles_it_has_room_for(triton_device, monkeypatch, num_rows):
+    from loraserve_kernels.triton_ops import lora_expand
+
+    launched = []
+    kernel_type = type(lora_expand._lora_expand_kernel)
+    monkeypatch.setattr(kernel_type, "run", lambda self, *_, grid, **__: launched.append(math.prod(grid)))
+    make_inputs(make_lora_inputs([1] * num_rows, [0] * num_rows, [(1,)] * 2, 8, (28672,), device=triton_device)).run()
+    assert launched
+    assert max(launched) <= lora_expand.DECODE_PROGRAMS
+
+
 def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, assert_close):
     lora = make_lora_inputs([2, 3, 1], [BASE, 0, 1], [(4, 4), (3, 3)], 8, (30, 300), dtype, triton_device)
     lora.table = with_biases(with_biases(lora.table, 0, 3, 300), 1, 2, 30)
@@ -111,7 +124,7 @@ def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, a
     assert_close(inputs.run(), inputs.expected)
 
 
-@pytest.mark.parametrize("num_rows", [3, 300], ids=["decode", "prefill"])
+@pytest.mark.parametrize("num_rows", [3, 600], ids=["decode", "prefill"])
 def test_rows_outside_the_tiles_keep_their_bits(triton_device, dtype, num_rows):
     lora = make_lora_inputs([2, num_rows, 2], [BASE, 0, BASE], [(5, 0)], 8, (20, 12), dtype, triton_device)
     storage = lora.y._base

@@ -11,14 +11,20 @@ from torch import Tensor
 
 BASE = -1
 NUM_ROWS = 24
+LARGE_GRAPH_ROWS = 320
 RANKS = [(3, 0), (64, 33), (1, 512), (16, 16), (130, 2)]
 
 
 @pytest.fixture
-def step(triton_device: str) -> LoraInputs:
+def num_rows() -> int:
+    return NUM_ROWS
+
+
+@pytest.fixture
+def step(triton_device: str, num_rows: int) -> LoraInputs:
     """Of the largest batch: rows for five adapters, and a work list that a runner made."""
-    inputs = make_lora_inputs([NUM_ROWS], [0], RANKS, 300, (70, 40), device=triton_device)
-    tiles = torch.empty((tile_capacity(NUM_ROWS, NUM_ROWS), 3), dtype=torch.int32, device=triton_device)
+    inputs = make_lora_inputs([num_rows], [0], RANKS, 300, (70, 40), device=triton_device)
+    tiles = torch.empty((tile_capacity(num_rows, num_rows), 3), dtype=torch.int32, device=triton_device)
     inputs.segments = dataclasses.replace(inputs.segments, tiles=tiles)
     return inputs
 
@@ -27,7 +33,7 @@ def fill(step: LoraInputs, rows: list[int], slots: list[int]) -> Tensor:
     """Another batch in the same tensors; returns what y must become, in float64."""
     tiles = np.empty(tuple(step.segments.tiles.shape), np.int32)
     start = np.cumsum([0, *rows]).astype(np.int32)
-    fill_tiles(tiles, start, np.array(slots, np.int32), NUM_ROWS)
+    fill_tiles(tiles, start, np.array(slots, np.int32), step.x.shape[0])
     step.segments.tiles.copy_(torch.from_numpy(tiles))
     generator = torch.Generator().manual_seed(sum(rows))
     for tensor in (step.x, step.y):
@@ -41,11 +47,11 @@ def fill(step: LoraInputs, rows: list[int], slots: list[int]) -> Tensor:
 
 
 @pytest.fixture
-def replay(step: LoraInputs, replayed):
+def replay(step: LoraInputs, num_rows: int, replayed):
     """Launches once with the smallest batch, then again for each call; returns y."""
     from loraserve_kernels.triton_backend import TritonBackend
 
-    fill(step, [NUM_ROWS - 1, 1], [BASE, 0])
+    fill(step, [num_rows - 1, 1], [BASE, 0])
     call = replayed(lambda: TritonBackend().lora_add(step.y, step.x, step.group, step.table, step.segments))
 
     def again() -> Tensor:
@@ -64,6 +70,19 @@ def test_more_adapters_of_larger_ranks_than_at_the_first_launch(step, replay, as
     ):
         expected = fill(step, rows, slots)
         assert_close(replay(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [LARGE_GRAPH_ROWS])
+def test_a_large_graph_serves_rows_of_one_adapter_and_rows_of_many(step, replay, assert_close):
+    for rows, slots in (
+        ([LARGE_GRAPH_ROWS], [3]),
+        ([1] * LARGE_GRAPH_ROWS, [0, 3] * (LARGE_GRAPH_ROWS // 2)),
+        ([270, 40, 7], [BASE, 0, 3]),
+    ):
+        expected = fill(step, rows, slots)
+        num_filled = sum(rows)
+        assert_close(replay()[:num_filled], expected[:num_filled])
 
 
 def test_fewer_rows_than_the_launch_was_made_for(step, replay, assert_close):

@@ -44,7 +44,7 @@ def assert_planes_add_up(planes: Tensor, inputs: LoraInputs) -> None:
         pytest.param([2, 1, 37, 4], [BASE, 0, 1, 2], [(33, 16), (16, 64), (8, 33)], 101, id="mixed-ranks"),
         pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [(4,), (5,), (6,)], 32, id="empty-segments"),
         pytest.param([3, 3], [0, 1], [(0, 9, 0), (0, 0, 0)], 40, id="absent-members"),
-        pytest.param([259, 1, 5], [0, BASE, 1], [(20, 7), (70, 0)], 77, id="prefill"),
+        pytest.param([515, 1, 5], [0, BASE, 1], [(20, 7), (70, 0)], 77, id="prefill"),
         pytest.param([1, 2], [0, 1], [(5, 8), (16, 2)], 1500, id="split"),
     ],
 )

@@ -59,7 +59,7 @@ def test_the_capacity_is_what_the_worst_segments_need():
 def test_a_large_batch_has_higher_tiles():
     assert tile_rows(DECODE_MAX_ROWS) == LORA_TILE_ROWS
     assert tile_rows(DECODE_MAX_ROWS + 1) == PREFILL_TILE_ROWS
-    assert make_tiles([300], [5]).tolist()[:2] == [[5, 0, 64], [5, 64, 128]]
+    assert make_tiles([600], [5]).tolist()[:2] == [[5, 0, 64], [5, 64, 128]]
     assert make_tiles([40], [5]).tolist() == [[5, 0, 16], [5, 16, 32], [5, 32, 40]]
 
 

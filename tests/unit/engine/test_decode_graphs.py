@@ -1,4 +1,5 @@
 import pytest
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -20,6 +21,10 @@ def test_sizes_rise_to_the_limit_and_pad_a_few_rows_at_most(limit: int) -> None:
         assert size is not None
         assert num_rows <= size < max(2 * num_rows, 2), "more than half is padding"
     assert graph_size(sizes, sizes[-1] + 1) is None
+
+
+def test_a_graphs_adapters_have_low_tiles_whose_programs_are_bounded() -> None:
+    assert MAX_GRAPH_ROWS <= DECODE_MAX_ROWS
 
 
 class Graphs:
