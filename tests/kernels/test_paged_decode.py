@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from loraserve_kernels.attention_work import AttentionWork, fill_append_splits, fill_decode_splits
+from loraserve_kernels.attention_work import APPEND_ROWS, AttentionWork, fill_append_splits, fill_decode_splits
 from loraserve_kernels.paged_attention import AttentionInputs, make_attention_inputs, paged_attention_reference
 from torch import Tensor
 
@@ -166,6 +166,23 @@ def test_writes_its_own_rows_only(triton_device):
     paged_decode(*arguments, 1, scores=Scores(0.3, None), sliding_window=None, sinks=None)
     assert (out[:20] == 7.0).all()
     assert (out[20] != 7.0).all()
+
+
+def test_few_programs_merge_the_rows_of_a_tile(attend, triton_device, monkeypatch):
+    from loraserve_kernels.triton_ops import paged_decode
+
+    launched = []
+    kernel_type = type(paged_decode._merge_kernel)
+    monkeypatch.setattr(kernel_type, "run", lambda self, *_, grid, **__: launched.append((self.fn.__name__, grid)))
+    inputs = make_attention_inputs([500, 300], [1, 16], 2, 1, 16, device=triton_device)
+    use_work(inputs, 5, 3)
+    attend(inputs, scaling=0.3)
+    work = inputs.batch.attention
+    assert [grid for name, grid in launched if name == "_merge_kernel"] == [
+        (len(work.decode_splits), 2, 1),
+        (len(work.append_splits), 2, paged_decode.MERGE_ROW_PROGRAMS),
+    ]
+    assert paged_decode.MERGE_ROW_PROGRAMS < APPEND_ROWS
 
 
 def test_two_runs_give_the_same_bits(attend, triton_device):

@@ -34,6 +34,12 @@ nothing there and 3.6 spills 8 bytes; with a window and sinks 3.9 spills 24."""
 MERGE_ELEMENTS = 2048
 """Partial results a merging program holds at a time."""
 
+MERGE_ROW_PROGRAMS = 4
+"""Programs that share the rows of a tile. There are as many splits as there may be, and nearly all have nothing to
+merge: a program for each row would be 16 times their number, all but a few of which end at once; one for all rows would
+wait for its loads 16 times, one row after the other.
+"""
+
 
 # Not compiled anew for a block table of another width.
 @triton.jit(do_not_specialize=["stride_table"])
@@ -161,35 +167,39 @@ def _merge_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     PARTS: tl.constexpr,
+    ROW_PROGRAMS: tl.constexpr,
 ):
-    """Program (split, head, row of the tile): a tile's first part sums all its parts, in their order."""
-    split, head, row = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    """Program (split, head, first row of the tile): a tile's first part sums all its parts, in their order."""
+    split, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(splits + split * 4).to(tl.int64)
     first_row = tl.load(splits + split * 4 + 1)
     part = tl.load(splits + split * 4 + 2)
     num_parts = tl.load(splits + split * 4 + 3)
     if (part != 0) | (num_parts == 1):  # an unused entry's part is -1
         return
-    if first_row + row >= tl.load(num_rows + sequence):
-        return
+    first_of_rows, end_of_rows = 0, 1
+    if MAX_ROWS > 1:  # else the loop is none
+        first_of_rows = tl.program_id(2)
+        end_of_rows = tl.minimum(tl.load(num_rows + sequence) - first_row, MAX_ROWS)
     dim = tl.arange(0, BLOCK_DIM)
-    output = tl.zeros((BLOCK_DIM,), tl.float32)
-    maximum, total = float("-inf"), 0.0
-    for first in range(0, num_parts, PARTS):
-        index = first + tl.arange(0, PARTS)
-        at = ((split + index) * MAX_ROWS + row) * NUM_HEADS + head
-        log = tl.load(partial_log + at, mask=index < num_parts, other=float("-inf"))
-        mask = (index < num_parts)[:, None] & (dim < HEAD_DIM)[None, :]
-        values = tl.load(partial + at[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
-        new_maximum = tl.maximum(maximum, tl.max(log, 0))
-        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-        fade, weights = tl.exp2(maximum - shift), tl.exp2(log - shift)
-        output = output * fade + tl.sum(weights[:, None] * values, 0)
-        total = total * fade + tl.sum(weights, 0)
-        maximum = new_maximum
-    out_row = tl.load(row_start + sequence).to(tl.int64) + first_row + row
-    out_offset = (out_row * NUM_HEADS + head) * HEAD_DIM
-    tl.store(out + out_offset + dim, (output / total).to(out.dtype.element_ty), dim < HEAD_DIM)
+    for row in range(first_of_rows, end_of_rows, ROW_PROGRAMS):
+        output = tl.zeros((BLOCK_DIM,), tl.float32)
+        maximum, total = float("-inf"), 0.0
+        for first in range(0, num_parts, PARTS):
+            index = first + tl.arange(0, PARTS)
+            at = ((split + index) * MAX_ROWS + row) * NUM_HEADS + head
+            log = tl.load(partial_log + at, mask=index < num_parts, other=float("-inf"))
+            mask = (index < num_parts)[:, None] & (dim < HEAD_DIM)[None, :]
+            values = tl.load(partial + at[:, None] * HEAD_DIM + dim[None, :], mask=mask, other=0.0)
+            new_maximum = tl.maximum(maximum, tl.max(log, 0))
+            shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+            fade, weights = tl.exp2(maximum - shift), tl.exp2(log - shift)
+            output = output * fade + tl.sum(weights[:, None] * values, 0)
+            total = total * fade + tl.sum(weights, 0)
+            maximum = new_maximum
+        out_row = tl.load(row_start + sequence).to(tl.int64) + first_row + row
+        out_offset = (out_row * NUM_HEADS + head) * HEAD_DIM
+        tl.store(out + out_offset + dim, (output / total).to(out.dtype.element_ty), dim < HEAD_DIM)
 
 
 def paged_decode(
@@ -260,7 +270,8 @@ def paged_decode(
         maxnreg=MAX_REGISTERS if is_small else None,
         enable_fp_fusion=True,
     )
-    _merge_kernel[(num_splits, num_heads, max_rows)](
+    row_programs = min(max_rows, MERGE_ROW_PROGRAMS)
+    _merge_kernel[(num_splits, num_heads, row_programs)](
         out,
         partial,
         partial_log,
@@ -272,6 +283,7 @@ def paged_decode(
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
         PARTS=MERGE_ELEMENTS // block_dim,
+        ROW_PROGRAMS=row_programs,
         num_warps=2,
         enable_fp_fusion=True,
     )
