@@ -10,8 +10,13 @@ from torch import Tensor
 from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
 from loraserve.engine.token_choice import most_narrow, top_candidates
 
-_ROWS_AT_A_TIME = 256
-"""Bounds what a GPU pass copies, 156 MB at 151936 tokens."""
+ROWS_AT_A_TIME = 256
+"""Bounds what a GPU's passes copy."""
+
+COPIED_BYTES = 12
+"""A logit of these rows at most, in float32: float16 widened, the rows that are finite, and their weights. 467 MB at
+151936 tokens.
+"""
 
 
 def score_tokens(logits: Tensor, vocab_size: int, asks: Sequence[Ask]) -> list[Score]:
@@ -20,8 +25,8 @@ def score_tokens(logits: Tensor, vocab_size: int, asks: Sequence[Ask]) -> list[S
     _, peaks = raw.argmax()
     scores = [Score(math.nan, 1, []) for _ in asks]
     finite = [index for index, ask in enumerate(asks) if np.isfinite(peaks[ask.row])]
-    for start in range(0, len(finite), _ROWS_AT_A_TIME):
-        chunk = finite[start : start + _ROWS_AT_A_TIME]
+    for start in range(0, len(finite), ROWS_AT_A_TIME):
+        chunk = finite[start : start + ROWS_AT_A_TIME]
         row_ids, token_ids, num_tops = np.array([asks[index] for index in chunk]).T
         found = _score(raw, row_ids, peaks[row_ids], token_ids, np.minimum(num_tops, vocab_size))
         for index, score in zip(chunk, found, strict=True):

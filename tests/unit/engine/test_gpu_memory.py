@@ -9,6 +9,7 @@ from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_memory import GpuMemory, _sampling_bytes, activation_bytes
 from loraserve.engine.memory_plan import GPU_SHARES, plan_memory
 from loraserve.engine.token_counts import TokenCounts
+from loraserve.engine.token_scores import COPIED_BYTES, ROWS_AT_A_TIME
 from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
 
@@ -88,16 +89,24 @@ class Model:
         return torch.empty(0)
 
 
-def measured(max_num_batched_tokens: int) -> tuple[Model, int]:
+def measured(max_num_batched_tokens: int, peak: int = 1_000_000) -> tuple[Model, int]:
     model = Model()
     config = EngineConfig("model", max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
-    accelerator = HostAccelerator(peak=1000)
+    accelerator = HostAccelerator(peak=peak)
     found = activation_bytes(accelerator, cast(CausalModel, model), None, config, torch.bfloat16, lambda *_: None)
     return model, found
 
 
 def test_prompt_logprobs_keep_the_logits_of_every_row() -> None:
     assert measured(40)[1] - measured(4)[1] == (40 - 4) * 100 * 2
+
+
+def test_scoring_a_prompts_rows_may_take_more_than_the_step_before_it() -> None:
+    """Both never at once but for the logits of sampled rows, and graphs do not score."""
+    step = 1000
+    scored = (ROWS_AT_A_TIME * COPIED_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
+    assert measured(ROWS_AT_A_TIME, step)[1] - measured(ROWS_AT_A_TIME, scored)[1] == step - scored
+    assert measured(ROWS_AT_A_TIME, scored + 1)[1] - measured(ROWS_AT_A_TIME, scored)[1] == 2
 
 
 def test_kernels_are_compiled_for_one_row_and_for_prompts_of_which_all_or_some_rows_are_sampled() -> None:
