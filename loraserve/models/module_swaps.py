@@ -86,14 +86,19 @@ def _fused_mlp(module: nn.Module, backend: Backend, model: PreTrainedModel) -> n
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     if not isinstance(activation, nn.SiLU | SiLUActivation):
         return None
-    if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+    if _has_modules(module, "gate_proj", "up_proj", "down_proj"):
         fused: nn.Module = FusedMlp(module, backend)
-    elif all(hasattr(module, name) for name in ("gate_up_proj", "down_proj")):
+    elif _has_modules(module, "gate_up_proj", "down_proj"):
         fused = FusedGateUpMlp(module, backend)
     else:
         return None
     x = _probe_input(model.config.get_text_config().hidden_size, model.dtype, model.device)
     return fused if _reproduces(fused, module, x) else None
+
+
+def _has_modules(module: nn.Module, *names: str) -> bool:
+    """Experts have parameters of the same names, all experts' weights in one."""
+    return all(isinstance(getattr(module, name, None), nn.Module) for name in names)
 
 
 def _probe_input(num_features: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -20,10 +20,10 @@ from tests.support.peft_oracle import (
     run_with_batch_mates,
     wrong_answers,
 )
-from tests.support.tiny_models import CONFIGS, save_tiny_model
+from tests.support.tiny_models import CONFIGS, EXPERTS, save_tiny_model
 
 
-@pytest.fixture(scope="module", params=sorted(CONFIGS))
+@pytest.fixture(scope="module", params=sorted(CONFIGS | EXPERTS))
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -14,13 +14,12 @@ ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 
 def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
-    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head."""
+    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head. None is for experts."""
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
 
     def present(targets: Sequence[str]) -> list[str]:
         return sorted({t if t in names else FUSED[t] for t in targets if t in names or FUSED.get(t) in names})
 
-    gate = present(["gate_proj"])[0]
     return {
         "rank1": LoraConfig(r=1, lora_alpha=2, target_modules=present(ALL_LINEAR)),
         "attention4": LoraConfig(r=4, lora_alpha=8, target_modules=present(["q_proj", "k_proj", "v_proj", "o_proj"])),
@@ -31,8 +30,8 @@ def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
             r=64,
             lora_alpha=64,
             target_modules=present(ALL_LINEAR),
-            rank_pattern={"o_proj": 3, r"layers\.0\.mlp\." + gate: 20},
-            alpha_pattern={"o_proj": 9, "down_proj": 32},
+            rank_pattern={"o_proj": 3} | {rf"layers\.0\.mlp\.{gate}": 20 for gate in present(["gate_proj"])},
+            alpha_pattern={"o_proj": 9} | dict.fromkeys(present(["down_proj"]), 32),
         ),
         "head8": LoraConfig(r=8, lora_alpha=24, target_modules=[*present(["q_proj", "o_proj"]), "lm_head"]),
     }

@@ -12,6 +12,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
@@ -83,12 +84,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "smollm3": lambda: SmolLM3Config(**COMMON, no_rope_layers=[1, 0, 1]),
 }
+EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "mixtral": lambda: MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2),
+}
+"""Mixtures of experts. For float32 only: rounding to bfloat16 may send a row to other experts."""
 
 
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
     """float32, eval. Weights are larger than an initializer's, so that attention is sharp and logits spread."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](), dtype=torch.float32, attn_implementation="eager")
+    config = (CONFIGS | EXPERTS)[architecture]()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -98,7 +104,7 @@ def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
             elif "embed" in name:
                 parameter.normal_(0, 0.2 if model.config.tie_word_embeddings else 1.0)
             else:
-                parameter.normal_(0, 1.4 / parameter.shape[1] ** 0.5)
+                parameter.normal_(0, 1.4 / parameter.shape[-1] ** 0.5)
     return model.eval()
 
 
