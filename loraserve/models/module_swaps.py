@@ -30,7 +30,7 @@ class FusedRmsNorm(nn.Module):
 
 
 class FusedMlp(nn.Module):
-    """down(silu(gate(x)) * up(x)) for x: [1, T, D]."""
+    """down(silu(gate(x)) * up(x)) for x: [1, T, D], or [T, D] as mixtures of experts call their shared one."""
 
     def __init__(self, original: nn.Module, backend: Backend) -> None:
         super().__init__()
@@ -40,7 +40,8 @@ class FusedMlp(nn.Module):
         self._backend = backend
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self._backend.silu_mul(self.gate_proj(x)[0], self.up_proj(x)[0])[None])
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(self._backend.silu_mul(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape))
 
 
 class FusedGateUpMlp(nn.Module):
@@ -53,8 +54,8 @@ class FusedGateUpMlp(nn.Module):
         self._backend = backend
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x)[0].chunk(2, dim=-1)
-        return self.down_proj(self._backend.silu_mul(gate, up)[None])
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(self._backend.silu_mul(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape))
 
 
 def swap_modules(model: PreTrainedModel, backend: Backend) -> None:

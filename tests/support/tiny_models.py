@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     SmolLM3Config,
 )
@@ -86,6 +87,14 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
     "mixtral": lambda: MixtralConfig(**COMMON, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **COMMON,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=48,
+        mlp_only_layers=[0],
+    ),
 }
 """Mixtures of experts. For float32 only: rounding to bfloat16 may send a row to other experts."""
 

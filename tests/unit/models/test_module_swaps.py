@@ -1,0 +1,19 @@
+import pytest
+import torch
+from loraserve_kernels.reference_backend import ReferenceBackend
+
+from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, swap_modules
+from tests.support.tiny_models import tiny_model
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5,), (2, 3), (1, 0)], ids=str)
+@pytest.mark.parametrize(("architecture", "kind"), [("llama", FusedMlp), ("phi3", FusedGateUpMlp)])
+@torch.inference_mode()
+def test_mlps_take_rows_of_any_shape(architecture: str, kind: type, shape: tuple[int, ...]) -> None:
+    model = tiny_model(architecture)
+    x = torch.randn(*shape, model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    expected = model.model.layers[0].mlp(x)
+    swap_modules(model, ReferenceBackend())
+    fused = model.model.layers[0].mlp
+    assert isinstance(fused, kind)
+    torch.testing.assert_close(fused(x), expected)
