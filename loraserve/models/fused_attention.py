@@ -1,7 +1,7 @@
 """The attention module of the Llama-like families, on fused linears, one rotary-and-cache op and paged attention.
 
-Used for every layer of a model or for none: the whole model must still pass its load-time check, else the original
-modules come back.
+Used for every layer of a model or for none. Its children and the names in its forward must be the families'; the whole
+model must still pass its load-time check, else the original modules come back.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer, layer_of
+from loraserve.models.forward_names import uses_only
 from loraserve.models.structure import AttentionSpec
+
+_CHILDREN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"})
+_SIZES = frozenset({"head_dim", "num_heads", "num_attention_heads", "num_key_value_heads"})
+_LAYOUT = frozenset({"shape", "size", "view", "reshape", "transpose", "contiguous"})
+_CHOICES = frozenset({"apply_rotary_pos_emb", "use_rope", "force_rope", "is_sliding", "use_qk_norm"})
+_CACHE = frozenset({"update", "layer_idx"})
+_INTERFACE = frozenset({"ALL_ATTENTION_FUNCTIONS", "get_interface", "_attn_implementation", "eager_attention_forward"})
+_ARGUMENTS = frozenset({"config", "getattr", "scaling", "sliding_window", "attn_logit_softcapping"})
+_TRAINING = frozenset({"training", "attention_dropout", "residual_dropout", "dropout", "functional", "nn"})
+_NAMES = _CHILDREN | _SIZES | _LAYOUT | _CHOICES | _CACHE | _INTERFACE | _ARGUMENTS | _TRAINING
+"""In the forwards of transformers 5.17 to 5.24 that compute what `FusedAttention` does, which a probe can confirm."""
+_CLAMPS = frozenset({"clip_qkv", "clamp_"})
+"""OLMo's, which do nothing unless its config has a `clip_qkv`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,9 @@ def _parts(spec: AttentionSpec) -> AttentionParts | None:
     separate = tuple(children.pop(name) for name in ("q_proj", "k_proj", "v_proj") if name in children)
     joined = tuple(children.pop(name) for name in ("qkv_proj",) if name in children)
     if output is None or len(separate) + 3 * len(joined) != 3 or (q_norm is None) != (k_norm is None) or children:
+        return None
+    clamps = getattr(vars(module).get("config"), "clip_qkv", None) is not None
+    if not uses_only(module, _NAMES if clamps else _NAMES | _CLAMPS):
         return None
     use_rope = getattr(module, "use_rope", True)
     norm_size = getattr(q_norm, "num_features", None)

@@ -1,7 +1,8 @@
 """A decoder layer as one op of the backend, where the layer is made of nothing but the parts that op knows.
 
 Used for every layer of a model or for none: the whole model must still pass its load-time check, else the modules come
-back. What the check must catch is arithmetic between the parts, such as factors on the residual sums.
+back. What the check must catch is arithmetic between the parts, such as factors on the residual sums. What it could
+miss, the names in the layer's forward tell.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer
+from loraserve.models.forward_names import uses_only
 from loraserve.models.fused_attention import FusedAttention, put_modules
 from loraserve.models.linears import GroupMember, LinearGroup
 from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, FusedRmsNorm
 
-_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_CHILDREN = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_NAMES = _CHILDREN | {"residual_multiplier"}
+"""In the forwards of layers that compute nothing else; Granite's factor is on every value, which the check notices."""
 
 
 class FusedDecoderLayer(nn.Module):
@@ -99,7 +103,7 @@ def fuse_layers(model: PreTrainedModel, num_layers: int) -> dict[str, nn.Module]
 
 def _fused(module: nn.Module) -> FusedDecoderLayer | None:
     children = dict(module.named_children())
-    if children.keys() != _CHILDREN:
+    if children.keys() != _CHILDREN or not uses_only(module, _NAMES):
         return None
     attention, mlp = children["self_attn"], children["mlp"]
     input_norm, mlp_norm = _norm(children["input_layernorm"]), _norm(children["post_attention_layernorm"])

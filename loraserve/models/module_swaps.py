@@ -6,9 +6,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
+from loraserve.models.forward_names import uses_only
+
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Largest difference from the original, as a share of its largest output: rounding in the dtype."""
 _NUM_PROBE_ROWS = 5
+_LINEARS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "down_proj"})
+_TRAINING = frozenset({"training", "residual_dropout", "dropout", "functional", "nn"})
+_MLP_NAMES = _LINEARS | {"act_fn", "activation_fn", "chunk"} | _TRAINING
+"""In the forwards of gated MLPs that compute nothing else; others clamp between their linears."""
 
 
 class FusedRmsNorm(nn.Module):
@@ -85,7 +91,7 @@ def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:
 
 def _fused_mlp(module: nn.Module, backend: Backend, model: PreTrainedModel) -> nn.Module | None:
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
-    if not isinstance(activation, nn.SiLU | SiLUActivation):
+    if not isinstance(activation, nn.SiLU | SiLUActivation) or not uses_only(module, _MLP_NAMES):
         return None
     if _has_modules(module, "gate_proj", "up_proj", "down_proj"):
         fused: nn.Module = FusedMlp(module, backend)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
+from loraserve.models.fused_attention import FusedAttention
 from loraserve.models.fused_layer import FusedDecoderLayer
 from loraserve.models.self_check import TransformersForward
 from tests.support.tiny_models import tiny_model
@@ -56,6 +57,17 @@ def test_layers_that_give_other_logits_are_put_back_and_noted(spoil: Callable[[T
     model = prepared(spoil)
     assert not has_fused_layers(model)
     assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
+
+
+def test_layers_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
+    model = tiny_model("llama")
+    layer = model.model.layers[1]
+    original = layer.forward
+    layer.forward = lambda *arguments, **named: original(*arguments, **named).clamp(max=1e6)
+    causal = CausalModel(model, LayerBackend(lambda rows: rows))
+    causal.prepare(128, 260, lambda *_: None)
+    assert not has_fused_layers(causal)
+    assert any(isinstance(module, FusedAttention) for module in model.modules())
 
 
 def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:

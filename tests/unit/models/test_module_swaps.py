@@ -1,6 +1,7 @@
 import pytest
 import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
+from torch import Tensor
 
 from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, swap_modules
 from tests.support.tiny_models import tiny_model
@@ -17,3 +18,16 @@ def test_mlps_take_rows_of_any_shape(architecture: str, kind: type, shape: tuple
     fused = model.model.layers[0].mlp
     assert isinstance(fused, kind)
     torch.testing.assert_close(fused(x), expected)
+
+
+def test_mlps_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
+    model = tiny_model("llama")
+    mlp = model.model.layers[0].mlp
+
+    def forward(x: Tensor) -> Tensor:
+        return mlp.down_proj(mlp.act_fn(mlp.gate_proj(x).clamp(max=1000)) * mlp.up_proj(x))
+
+    mlp.forward = forward
+    swap_modules(model, ReferenceBackend())
+    assert model.model.layers[0].mlp is mlp
+    assert isinstance(model.model.layers[1].mlp, FusedMlp)

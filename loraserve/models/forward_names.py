@@ -1,0 +1,22 @@
+"""What a module's forward computes besides calling its children, told by the names in its code.
+
+A probe does not tell all of it: a clamp that none of its values reaches, or a factor that is 1 at its positions, leaves
+no trace. Operators have no names, but what they do to every value does leave one.
+"""
+
+import inspect
+from types import CodeType
+
+from torch import nn
+
+
+def uses_only(module: nn.Module, names: frozenset[str]) -> bool:
+    """Whether its forward reads no attribute, method or global but these. False too where there is no code to read."""
+    code = getattr(inspect.unwrap(module.forward), "__code__", None)
+    return isinstance(code, CodeType) and _names(code) <= names
+
+
+def _names(code: CodeType) -> set[str]:
+    """Those of the functions within it too."""
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*inner)

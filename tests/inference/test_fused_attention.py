@@ -1,0 +1,56 @@
+"""Attention is fused where the fused module computes all that the family's does, also what no probe would notice."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from loraserve_kernels.reference_backend import ReferenceBackend
+from transformers import AutoModelForCausalLM, Ministral3Config, OlmoConfig, OlmoeConfig, PreTrainedConfig
+
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.fused_attention import FusedAttention
+from tests.support.tiny_models import COMMON, CONFIGS, EXPERTS
+
+ORIGINAL_LENGTH = 64
+FAMILIES = CONFIGS | EXPERTS | {"olmo": lambda: OlmoConfig(**COMMON, clip_qkv=None)}
+OTHERS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "clamps of projections": lambda: OlmoConfig(**COMMON, clip_qkv=8.0),
+    "clamps of normed projections": lambda: OlmoeConfig(**COMMON, num_experts=4, num_experts_per_tok=2, clip_qkv=8.0),
+    "queries scaled by their positions": lambda: Ministral3Config(
+        **COMMON,
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": ORIGINAL_LENGTH,
+            "llama_4_scaling_beta": 0.1,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two of them wait for each other for seconds where other processes keep both cores busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def num_fused(config: PreTrainedConfig) -> int:
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    CausalModel(model, ReferenceBackend()).prepare(ORIGINAL_LENGTH, COMMON["vocab_size"], lambda *_: None)
+    return sum(isinstance(module, FusedAttention) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_attention_of_known_kinds_is_fused(name: str) -> None:
+    config = FAMILIES[name]()
+    assert num_fused(config) == config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_attention_with_arithmetic_of_its_own_is_left_alone(name: str) -> None:
+    assert num_fused(OTHERS[name]()) == 0
