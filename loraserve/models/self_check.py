@@ -2,7 +2,7 @@
 
 Transformers' own flags do not tell: some models accept a registered attention function and keep state or masks
 elsewhere, and would be silently wrong. So two sequences are run in packed chunks, next to each other, and compared with
-one plain eager forward each.
+one plain eager forward each. One has the first positions that there are, the other the last.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,17 @@ class Probe:
     """Two sequences and their last-row logits as the model computes them by itself."""
 
     token_ids: tuple[list[int], list[int]]
+    positions: tuple[range, range]
+    """Of their tokens."""
     logits: Tensor
     """[2, vocab]."""
 
 
 def make_probe(model: PreTrainedModel, attention: Sequence[AttentionSpec], max_model_len: int) -> Probe:
-    """Run both sequences through the unmodified model. Long enough to pass a small sliding window."""
+    """Run both sequences through the unmodified model. Long enough to pass a small sliding window.
+
+    Raises `ModelRefusedError` when the model has no such positions.
+    """
     windows = [spec.sliding_window for spec in attention if spec.sliding_window is not None]
     longest = max([24, *(window + 9 for window in windows if window + 9 <= MAX_PROBE_TOKENS)])
     longest = min(longest, max_model_len)
@@ -47,13 +52,26 @@ def make_probe(model: PreTrainedModel, attention: Sequence[AttentionSpec], max_m
     tokens = [
         torch.randint(vocab_size, (length,), generator=generator).tolist() for length in (longest, max(2, longest - 7))
     ]
+    first, last = range(len(tokens[0])), range(max_model_len - len(tokens[1]), max_model_len)
     model.set_attn_implementation("eager")
-    logits = []
-    with torch.inference_mode():
-        for sequence in tokens:
-            ids = torch.tensor([sequence], device=model.device)
-            logits.append(model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1].float())
-    return Probe((tokens[0], tokens[1]), torch.stack(logits))
+    try:
+        logits = [_own_logits(model, tokens[0], None), _own_logits(model, tokens[1], last)]
+    except DEVICE_ERRORS:
+        raise
+    except Exception as error:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: its forward pass fails at positions up to {last[-1]} ({error})"
+        ) from error
+    return Probe((tokens[0], tokens[1]), (first, last), torch.stack(logits))
+
+
+@torch.inference_mode()
+def _own_logits(model: PreTrainedModel, token_ids: list[int], positions: range | None) -> Tensor:
+    """Of the last row. positions: None = as the model counts them itself."""
+    ids = torch.tensor([token_ids], device=model.device)
+    position_ids = None if positions is None else torch.tensor([[*positions]], device=model.device)
+    output = model(input_ids=ids, position_ids=position_ids, use_cache=False, logits_to_keep=1)
+    return output.logits[0, -1].float()
 
 
 def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probe: Probe) -> float:
@@ -102,7 +120,7 @@ def _run_probe(
     ]
     logits = []
     for ranges in steps:
-        context.batch = _probe_batch(probe.token_ids, ranges, model.device)
+        context.batch = _probe_batch(probe, ranges, model.device)
         logits.append(forward(context.batch).logits.clone())
     context.batch = None
     context.k_caches, context.v_caches = [], []
@@ -156,9 +174,7 @@ def _probe_caches(attention: Sequence[AttentionSpec], model: PreTrainedModel) ->
     return [cache(spec) for spec in attention], [cache(spec) for spec in attention]
 
 
-def _probe_batch(
-    sequences: tuple[list[int], list[int]], ranges: Sequence[tuple[int, int]], device: torch.device
-) -> StepBatch:
+def _probe_batch(probe: Probe, ranges: Sequence[tuple[int, int]], device: torch.device) -> StepBatch:
     """Sequence i owns every second block, starting at block i, so that a wrong block shows."""
     token_ids: list[int] = []
     positions: list[int] = []
@@ -166,9 +182,9 @@ def _probe_batch(
     row_start: list[int] = []
     for i, (start, end) in enumerate(ranges):
         row_start.append(len(token_ids))
-        token_ids += sequences[i][start:end]
-        positions += range(start, end)
-        slots += [(2 * (p // BLOCK_SIZE) + i) * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)]
+        token_ids += probe.token_ids[i][start:end]
+        positions += probe.positions[i][start:end]
+        slots += [(2 * (row // BLOCK_SIZE) + i) * BLOCK_SIZE + row % BLOCK_SIZE for row in range(start, end)]
 
     def int32(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
-from transformers import AutoModelForCausalLM, Ministral3Config, OlmoConfig, OlmoeConfig, PreTrainedConfig
+from transformers import Ministral3Config, OlmoConfig, OlmoeConfig, PreTrainedConfig
 
+from loraserve.models import fused_attention
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.fused_attention import FusedAttention
-from tests.support.tiny_models import COMMON, CONFIGS, EXPERTS
+from tests.support.tiny_models import COMMON, CONFIGS, EXPERTS, random_model
 
 ORIGINAL_LENGTH = 64
 FAMILIES = CONFIGS | EXPERTS | {"olmo": lambda: OlmoConfig(**COMMON, clip_qkv=None)}
@@ -39,9 +40,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def num_fused(config: PreTrainedConfig) -> int:
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    CausalModel(model, ReferenceBackend()).prepare(ORIGINAL_LENGTH, COMMON["vocab_size"], lambda *_: None)
+def num_fused(config: PreTrainedConfig, max_model_len: int = ORIGINAL_LENGTH) -> int:
+    model = random_model(config)
+    CausalModel(model, ReferenceBackend()).prepare(max_model_len, COMMON["vocab_size"], lambda *_: None)
     return sum(isinstance(module, FusedAttention) for module in model.modules())
 
 
@@ -54,3 +55,10 @@ def test_attention_of_known_kinds_is_fused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(OTHERS))
 def test_attention_with_arithmetic_of_its_own_is_left_alone(name: str) -> None:
     assert num_fused(OTHERS[name]()) == 0
+
+
+def test_what_is_wrong_at_the_last_positions_only_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention, "uses_only", lambda *_: True)
+    config = OTHERS["queries scaled by their positions"]()
+    assert num_fused(config, ORIGINAL_LENGTH) == config.num_hidden_layers, "there is nothing to scale"
+    assert num_fused(config, 2 * ORIGINAL_LENGTH) == 0

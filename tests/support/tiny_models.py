@@ -100,9 +100,12 @@ EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
 
 
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
+    return random_model((CONFIGS | EXPERTS)[architecture](), seed)
+
+
+def random_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """float32, eval. Weights are larger than an initializer's, so that attention is sharp and logits spread."""
     torch.manual_seed(seed)
-    config = (CONFIGS | EXPERTS)[architecture]()
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
