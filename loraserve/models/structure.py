@@ -17,6 +17,8 @@ from loraserve.models.attention import ATTENTION_NAME
 from loraserve.models.errors import ModelRefusedError
 
 _RECORDER_NAME = "loraserve_recorder"
+_KNOWN_TENSORS = frozenset({"s_aux", "position_ids"})
+"""That layers pass to the attention interface without a mask in them: sinks and positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
                 f"{type(model).__name__} cannot be served: its keys have head_dim {key.shape[-1]} and its values "
                 f"{value.shape[-1]}; they must be equal"
             )
+        _require_known_tensors(model, {"attention_mask": attention_mask, **kwargs})
         if id(module) not in seen:
             seen.add(id(module))
             structure.attention.append(_attention_spec(module, query, key, **kwargs))
@@ -104,6 +107,17 @@ def _recorded_attention(model: PreTrainedModel, structure: ModelStructure) -> It
     finally:
         model.set_attn_implementation(previous)
         AttentionInterface._global_mapping.pop(_RECORDER_NAME)
+
+
+def _require_known_tensors(model: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    """Masks come from the layers themselves here, as transformers builds none. Those that keep some thousands of tokens
+    hide none of a probe's."""
+    unknown = [name for name, value in arguments.items() if isinstance(value, Tensor) and name not in _KNOWN_TENSORS]
+    if unknown:
+        raise ModelRefusedError(
+            f"{type(model).__name__} cannot be served: its layers give transformers' attention interface masks or "
+            f"biases of their own ({', '.join(unknown)}), which are not supported"
+        )
 
 
 def _attention_spec(

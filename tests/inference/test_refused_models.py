@@ -7,10 +7,12 @@ import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
 from transformers import (
     AutoModelForCausalLM,
+    DogeConfig,
     FalconConfig,
     Lfm2Config,
     Llama4TextConfig,
     MiniMaxConfig,
+    MiniMaxM3VLTextConfig,
     PreTrainedConfig,
     Qwen3NextConfig,
 )
@@ -45,6 +47,10 @@ REFUSED: dict[str, Callable[[], PreTrainedConfig]] = {
         linear_num_key_heads=2,
         linear_key_head_dim=16,
         linear_value_head_dim=16,
+    ),
+    "DogeForCausalLM": lambda: DogeConfig(**COMMON),
+    "MiniMaxM3VLForCausalLM": lambda: MiniMaxM3VLTextConfig(
+        **COMMON, **MOE, layer_types=["full_attention", "minimax_m3_sparse"] * 2, mlp_layer_types=["dense"] * 4
     ),
     "FalconForCausalLM": lambda: FalconConfig(
         vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
