@@ -23,11 +23,12 @@ class RotaryTable(nn.Module):
     Computing them took 190 µs of a decode step of 16 rows, half of it in torch's `cos`, which starts threads for it.
     """
 
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        """cos, sin: [max_model_len, rotary_dim]."""
+    def __init__(self, cos: Tensor, sin: Tensor, config: object) -> None:
+        """cos, sin: [max_model_len, rotary_dim]. config: the original's, which Granite's models with windows read."""
         super().__init__()
         self.cos = cos
         self.sin = sin
+        self.config = config
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         positions = position_ids[0]
@@ -47,8 +48,9 @@ def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> N
         max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
         if 2 * max_model_len * rotary_dim * dtype.itemsize <= max_bytes:
             cos, sin = module(x, torch.arange(max_model_len, device=device)[None])
+            table = RotaryTable(cos[0].contiguous(), sin[0].contiguous(), getattr(module, "config", None))
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, RotaryTable(cos[0].contiguous(), sin[0].contiguous()))
+            setattr(model.get_submodule(parent), child, table)
 
 
 def is_batch_dependent(rope_type: object) -> bool:
