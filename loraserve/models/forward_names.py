@@ -12,8 +12,19 @@ from torch import nn
 
 def uses_only(module: nn.Module, names: frozenset[str]) -> bool:
     """Whether its forward reads no attribute, method or global but these. False too where there is no code to read."""
+    code = _code(module)
+    return code is not None and _names(code) <= names
+
+
+def uses(module: nn.Module, name: str) -> bool:
+    """Whether its forward is known to read an attribute, method or global of this name."""
+    code = _code(module)
+    return code is not None and name in _names(code)
+
+
+def _code(module: nn.Module) -> CodeType | None:
     code = getattr(inspect.unwrap(module.forward), "__code__", None)
-    return isinstance(code, CodeType) and _names(code) <= names
+    return code if isinstance(code, CodeType) else None
 
 
 def _names(code: CodeType) -> set[str]:

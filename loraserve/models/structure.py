@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from loraserve.models.attention import ATTENTION_NAME
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.forward_names import uses
 
 _RECORDER_NAME = "loraserve_recorder"
 _KNOWN_TENSORS = frozenset({"s_aux", "position_ids"})
@@ -38,7 +39,10 @@ class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
     linear_groups: list[list[tuple[str, nn.Linear]]] = field(default_factory=list)
-    """(name, linear), in call order; the linears of a group share a parent and an input tensor."""
+    """(name, linear), in call order; the linears of a group share a parent and an input tensor.
+
+    Without those whose parent may read their weight (HunYuan's routers ask for its dtype).
+    """
 
 
 def record_structure(model: PreTrainedModel) -> ModelStructure:
@@ -156,7 +160,7 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
     handles = [
         module.register_forward_pre_hook(hook(name))
         for name, module in model.named_modules()
-        if type(module) is nn.Linear
+        if type(module) is nn.Linear and not uses(model.get_submodule(name.rpartition(".")[0]), "weight")
     ]
     try:
         yield

@@ -3,7 +3,7 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from loraserve.models.forward_names import uses_only
+from loraserve.models.forward_names import uses, uses_only
 
 
 class Clamps(nn.Module):
@@ -25,6 +25,11 @@ def test_reads_methods_and_attributes() -> None:
     assert not uses_only(Clamps(), frozenset({"clamp"}))
 
 
+def test_knows_single_names() -> None:
+    assert uses(Clamps(), "clamp")
+    assert not uses(Clamps(), "x")
+
+
 def test_reads_functions_within() -> None:
     assert not uses_only(ClampsWithin(), frozenset({"linear"}))
 
@@ -43,3 +48,4 @@ def test_what_has_no_code_is_unknown() -> None:
     module = nn.Identity()
     module.forward = torch.neg
     assert not uses_only(module, frozenset())
+    assert not uses(module, "neg")
