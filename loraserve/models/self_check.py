@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer, attach_layer
 from loraserve.models.context import ForwardContext
-from loraserve.models.errors import ModelRefusedError
+from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
 from loraserve.models.structure import AttentionSpec, use_paged_attention
 
@@ -24,8 +24,6 @@ MAX_PROBE_TOKENS = 96
 # Largest difference allowed, as a share of the largest |logit|. Models that are wrong differ by 0.1 and more; float32
 # rounding by 1e-6, bfloat16 rounding over 32 layers by about 0.02.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
-"""They say nothing of the model, and after the second every call of the device fails."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@ import pytest
 import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, swap_modules
 from tests.support.tiny_models import tiny_model
@@ -31,3 +33,11 @@ def test_mlps_that_clamp_where_no_probe_reaches_are_left_alone() -> None:
     swap_modules(model, ReferenceBackend())
     assert model.model.layers[0].mlp is mlp
     assert isinstance(model.model.layers[1].mlp, FusedMlp)
+
+
+def test_mlps_of_other_inputs_are_left_alone() -> None:
+    model = tiny_model("llama")
+    other = LlamaMLP(LlamaConfig(hidden_size=48, intermediate_size=32, num_attention_heads=4))
+    model.add_module("other", other)
+    swap_modules(model, ReferenceBackend())
+    assert model.get_submodule("other") is other
