@@ -44,13 +44,15 @@ def message_bytes(message: RequestMessage) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def truncate(token_ids: list[int], limit: int | None, max_model_len: int) -> list[int]:
-    """The last `limit` tokens; -1 stands for the model's context length."""
+def truncate(token_ids: list[int], limit: int | None, max_model_len: int, max_tokens: int | None) -> list[int]:
+    """The last `limit` tokens; -1 stands for as many as fit beside the answer, of one token at least."""
     if limit is None:
         return token_ids
     if limit != -1 and not 1 <= limit <= max_model_len:
         raise invalid_value("truncate_prompt_tokens", f"is {limit}; it must be -1 or between 1 and {max_model_len}.")
-    return token_ids[-(max_model_len if limit == -1 else limit) :]
+    if limit == -1:
+        limit = max(1, max_model_len - (max_tokens or 1))
+    return token_ids[-limit:]
 
 
 def check_not_empty(param: str, token_ids: list[int]) -> None:

@@ -241,6 +241,19 @@ class TestCompletions:
         assert http.post("/v1/completions", json=body).status_code == 200
         assert server.engine.requests[-1].prompt_token_ids == [22, 23, 24]
 
+    @pytest.mark.parametrize(("max_tokens", "kept"), [(None, 511), (100, 412)])
+    def test_a_prompt_that_is_too_long_is_truncated_to_fit_beside_its_answer(
+        self, http: httpx.Client, server: LiveServer, max_tokens: int | None, kept: int
+    ) -> None:
+        asked = {"model": "tiny", "max_tokens": max_tokens, "truncate_prompt_tokens": -1}
+        answer = http.post("/v1/completions", json=asked | {"prompt": [*range(5, 255)] * 4})
+        assert answer.status_code == 200, answer.text
+        assert len(server.engine.requests[-1].prompt_token_ids) == kept
+        messages = [{"role": "user", "content": TEXT * 40}]
+        answer = http.post("/v1/chat/completions", json=asked | {"messages": messages})
+        assert answer.status_code == 200, answer.text
+        assert len(server.engine.requests[-1].prompt_token_ids) == kept
+
 
 class TestChat:
     def test_shape(self, client: openai.OpenAI, server: LiveServer) -> None:

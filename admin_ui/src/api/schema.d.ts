@@ -2808,7 +2808,7 @@ export interface components {
             /** @default true */
             skip_special_tokens: boolean;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit the model.
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
              */
             truncate_prompt_tokens: number | null;
@@ -2973,7 +2973,7 @@ export interface components {
             /** @default true */
             skip_special_tokens: boolean;
             /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit the model.
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
              */
             truncate_prompt_tokens: number | null;

@@ -137,7 +137,7 @@ async def _prompt(context: AppContext, asked: ChatCompletionRequest, checked: Ch
         continue_final_message=asked.continue_final_message,
         add_special_tokens=bool(asked.add_special_tokens),
     )
-    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len)
+    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty("messages", token_ids)
     check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))

@@ -125,7 +125,7 @@ async def _prompts(context: AppContext, asked: CompletionRequest, checked: Check
     for prompt in split_prompts(asked.prompt, limits, model.vocab_size):
         if isinstance(prompt, str):
             prompt = await context.runtime.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-        token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len)
+        token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
         check_not_empty("prompt", token_ids)
         # For max_tokens=0 the engine generates one token, which is dropped.
         check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len)

@@ -32,12 +32,18 @@ def test_refused_forms(prompt: list[str | int | list[int]]) -> None:
 
 
 def test_truncate_keeps_the_end() -> None:
-    assert truncate([1, 2, 3], None, 8) == [1, 2, 3]
-    assert truncate([1, 2, 3], 2, 8) == [2, 3]
-    assert truncate([1, 2, 3], -1, 2) == [2, 3]
+    assert truncate([1, 2, 3], None, 8, None) == [1, 2, 3]
+    assert truncate([1, 2, 3], 2, 8, None) == [2, 3]
     for limit in (0, -2, 9):
         with pytest.raises(ServingError, match="truncate_prompt_tokens"):
-            truncate([1], limit, 8)
+            truncate([1], limit, 8, None)
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(None, 7), (0, 7), (1, 7), (5, 3), (8, 1), (100, 1)])
+def test_truncate_leaves_room_for_the_answer(max_tokens: int | None, kept: int) -> None:
+    token_ids = list(range(20))
+    assert truncate(token_ids, -1, 8, max_tokens) == token_ids[-kept:]
+    assert truncate([1], -1, 8, max_tokens) == [1]
 
 
 def messages(*chat: object) -> list[RequestMessage]:
