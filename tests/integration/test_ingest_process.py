@@ -241,12 +241,14 @@ def kill_at_random(num_kills: int, tmp_path: Path, seed: int) -> dict[str, int]:
     outcomes = {"killed": 0, "too late": 0}
 
     async def life_of_one_process() -> float:
-        """Seconds, of one that is not the first: that waits for the fork server."""
-        for name in ("first", "measured"):
+        """Seconds, of the shortest one: others wait for the fork server, or for a core."""
+        lives_s: list[float] = []
+        for number in range(6):
             started = time.perf_counter()
-            session = await bench.send(content, name=name)
+            session = await bench.send(content, name=f"measured{number}")
             assert session.state is UploadState.READY
-        return (time.perf_counter() - started) / 2  # judged once, ingested once
+            lives_s.append((time.perf_counter() - started) / 2)  # judged once, ingested once
+        return min(lives_s)
 
     async def one(number: int, server: int, life_s: float) -> None:
         name = f"a{number}"
