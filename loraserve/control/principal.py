@@ -12,6 +12,9 @@ OPEN_ACTOR = "open"
 FLAG_KEY_ID = "flag"
 """Of the keys given as `--api-key`, which have no document."""
 
+MAX_NAMED = 10
+"""Adapters of a key that an error lists."""
+
 
 class Action(StrEnum):
     INFER = "infer"
@@ -76,8 +79,11 @@ class Principal:
 
     def require_adapter(self, name: str) -> None:
         """For what may not be there yet, so that it cannot be called missing. Raises `ServingError` (403)."""
-        if not self.may_use(name):
-            message = f"This key may use only some adapters; '{name[:256]}' is none of them."
+        if self.adapters is not None and name not in self.adapters:
+            allowed = ", ".join(f"'{adapter}'" for adapter in sorted(self.adapters)[:MAX_NAMED])
+            more = len(self.adapters) - MAX_NAMED
+            listed = f"{allowed} and {more} more" if more > 0 else allowed or "none"
+            message = f"The adapter '{name[:256]}' is not among those that this key may use: {listed}."
             raise ServingError(ErrorCode.FORBIDDEN, message)
 
 

@@ -338,6 +338,8 @@ class TestKeys:
             for name in ("unlisted", "nosuch", "rot13"):
                 refused = open_upload(http, name, folder)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+                assert f"'{name}'" in refused.json()["error"]["message"]
+                assert "'listed'" in refused.json()["error"]["message"]
             refused = add_by_curl(keyed, http.headers["authorization"].split()[1], "unlisted", folder)
             assert refused["error"]["code"] == "forbidden"
             assert http.get(f"/v1/uploads/{before['id']}").status_code == 404
