@@ -29,7 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _waiting_since_s = 0.0
     """For the client; of the event loop's clock."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._waiting_since_s = self.loop.time()
         if len(self.connections) > max_connections():

@@ -56,7 +56,7 @@ class App:
 async def serving(app: App) -> AsyncIterator[tuple[HttpServer, int]]:
     """Its port."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as bound:
-        http = HttpServer(app)  # type: ignore[arg-type]
+        http = HttpServer(app)
         running = asyncio.create_task(http.serve([bound]))
         await http.answers.wait()
         try:
