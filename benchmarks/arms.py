@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 from requests_file import BASE, num_output_tokens
+from rival_dtype import rival_dtype_name
 from work import CONCURRENCY, OUT, Work
 
 HERE = Path(__file__).parent
@@ -162,7 +163,7 @@ def vllm(python: Path, work: Work, mix: str) -> Server:
     """
     adapters = work.adapters_for(mix)
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(work.model), "--port", "{port}"]
-    command += ["--served-model-name", BASE, "--dtype", work.dtype]
+    command += ["--served-model-name", BASE, "--dtype", rival_dtype_name(work.dtype)]
     if adapters:
         command += ["--enable-lora", "--max-loras", str(len(adapters)), "--max-lora-rank", "32"]
         command += ["--lora-modules", *(f"{path.name}={path}" for path in adapters)]
