@@ -13,13 +13,16 @@ from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from rich.console import Console
 
 from loraserve.cli.serve_settings import ServeSettings
+from loraserve.cli.start_error import StartError
 from loraserve.cli.startup_display import StartupDisplay
+from loraserve.models.model_place import why_absent
 from loraserve.serving.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
     from loraserve.cli.http_server import HttpServer
     from loraserve.control.declared import Declared
+    from loraserve.engine.config import EngineConfig
 
 HTTP_MODULES = (
     "loraserve.api.app",
@@ -48,6 +51,7 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
         # One core imports torch in the engine's process, the other what serves HTTP in ours.
         starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
         try:
+            await asyncio.to_thread(_check_model, settings.engine)
             await asyncio.to_thread(_import_http)
             from loraserve.cli.control_start import opened_declared
 
@@ -100,6 +104,13 @@ async def _build(
         await control.close()
         raise
     return StartedServer(engine, context, http)
+
+
+def _check_model(config: EngineConfig) -> None:
+    """The engine would say the same, seconds later."""
+    absent = why_absent(config.model, config.revision)
+    if absent is not None:
+        raise StartError(absent)
 
 
 def _import_http() -> None:

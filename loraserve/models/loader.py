@@ -18,6 +18,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.model_place import not_found, why_absent
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -25,15 +26,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
     """Raises `ModelRefusedError`. Code from the model's directory is never run."""
-    if not (Path(model) / "config.json").is_file() and Path(model).is_dir():
-        raise ModelRefusedError(f"{model} has no config.json: give the directory a model was saved to")
+    absent = why_absent(model, revision)
+    if absent is not None:
+        raise ModelRefusedError(absent)
     try:
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         if not Path(model).is_dir():
-            raise ModelRefusedError(
-                f"{model} is neither a directory nor a model in the local Hugging Face cache"
-            ) from error
+            raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
         raise ModelRefusedError(f"{model} is quantized ({config.quantization_config}): give the unquantized weights")

@@ -229,8 +229,10 @@ class LocalEngine:
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
 
-    def _disconnected(self) -> None:
-        self._reaper = asyncio.get_running_loop().create_task(self._reap())
+    def _end(self) -> None:
+        """Once the socket is closed, or the process was killed."""
+        if self._reaper is None:
+            self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
     async def _reap(self) -> None:
         try:
@@ -254,10 +256,8 @@ class LocalEngine:
 
     async def _kill(self) -> None:
         self._process.kill()
-        if self._transport is None:
-            await asyncio.to_thread(self._process.wait)
-        else:
-            await self._dead.wait()
+        self._end()  # a transport that was closed while it connected does not say so
+        await self._dead.wait()
         if self._ready.done() and not self._ready.cancelled():
             self._ready.exception()  # Retrieved, so that asyncio does not report it as lost.
 
@@ -283,7 +283,7 @@ class _EngineProtocol(asyncio.Protocol):
             self._engine._receive(self._decoder.decode(payload))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._engine._disconnected()
+        self._engine._end()
 
 
 def _spawn(command: Sequence[str], fd: int) -> subprocess.Popen[bytes]:

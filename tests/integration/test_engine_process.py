@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
@@ -35,12 +36,16 @@ async def running_engine(model: str = "fake", progress: Progress | None = None) 
         await engine.close(WAIT_S)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(
+    test: Callable[[], Awaitable[None]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(WAIT_S):
             await test()
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(bounded())
 
 
 def request(
@@ -267,6 +272,22 @@ def test_cancelled_start_leaves_no_process() -> None:
         assert set(psutil.Process().children()) == others
 
     run(test)
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_start_that_is_cancelled_at_once_ends(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Also while the socket connects, when its transport is closed and says nothing of it."""
+
+    async def test() -> None:
+        for num_turns in range(6):
+            start = asyncio.create_task(LocalEngine.start(EngineConfig("slow"), lambda *_: None, FAKE_ENGINE))
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            start.cancel()
+            await asyncio.wait([start])
+            assert start.cancelled()
+
+    run(test, loop_factory)
 
 
 def test_close_finishes_what_runs_as_aborted() -> None:

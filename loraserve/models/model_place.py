@@ -1,0 +1,28 @@
+"""Whether a model is where it is said to be, found out without the seconds that importing torch takes."""
+
+import os
+from pathlib import Path
+
+
+def why_absent(model: str, revision: str | None) -> str | None:
+    """For a person; None if its config is there, or if `HF_HUB_OFFLINE` is set, which may allow downloads."""
+    if Path(model).is_dir():
+        if (Path(model) / "config.json").is_file():
+            return None
+        return f"{model} has no config.json: give the directory a model was saved to"
+    if "HF_HUB_OFFLINE" in os.environ or _is_cached(model, revision):
+        return None
+    return not_found(model)
+
+
+def not_found(model: str) -> str:
+    return f"{model} is neither a directory nor a model in the local Hugging Face cache"
+
+
+def _is_cached(model: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str)
+    except ValueError:  # no name of a repository
+        return False

@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+from loraserve.models.model_place import why_absent
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def add_model(cache: Path, name: str, revision: str) -> None:
+    folder = cache / f"models--{name.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / revision).write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "config.json").write_text("{}")
+
+
+def test_a_directory_needs_a_config(tmp_path: Path):
+    assert why_absent(str(tmp_path), None) == f"{tmp_path} has no config.json: give the directory a model was saved to"
+    (tmp_path / "config.json").touch()
+    assert why_absent(str(tmp_path), None) is None
+
+
+@pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "name", "a name"])
+def test_what_is_neither_a_directory_nor_cached_is_absent(cache: Path, model: str):
+    assert why_absent(model, None) == f"{model} is neither a directory nor a model in the local Hugging Face cache"
+
+
+def test_a_cached_model_is_there_in_the_revision_that_is_cached(cache: Path):
+    add_model(cache, "org/name", "main")
+    assert why_absent("org/name", None) is None
+    assert why_absent("org/name", "main") is None
+    assert why_absent("org/name", "v2") is not None
+
+
+def test_whether_a_download_is_allowed_is_left_to_the_library(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert why_absent("org/name", None) is None
