@@ -1,7 +1,8 @@
 """Prints, as a JSON list, the kernels that an engine would have to compile after its start, while it serves.
 
 A program of its own, as `compile_for_hopper.py`. Kernels are neither compiled nor launched: Triton only tells which
-variant of each it would take, so that results, and with them the checks at load time, mean nothing. Arguments: a folder
+variant of each it would take, so that results, and with them the checks at load time, mean nothing. Nor are linears
+multiplied, which would take most of the time. Arguments: a folder
 to write to, `graphs` or `eager`, max_num_seqs and max_num_batched_tokens.
 """
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import torch
 from loraserve_kernels.triton_backend import TritonBackend
+from torch import Tensor
 from transformers import LlamaConfig
 from triton import knobs
 from triton.runtime import driver
@@ -116,7 +118,14 @@ def serve(parts: startup.EngineParts, batches: Sequence[list[ScheduledSequence]]
             sampler.queue(logits[: len(items)], [row] * len(items))
 
 
+def unmultiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """In place of torch's linear."""
+    del bias
+    return x.new_zeros((*x.shape[:-1], weight.shape[0]))
+
+
 def main() -> None:
+    torch.nn.functional.linear = unmultiplied
     folder, mode, max_num_seqs, max_num_rows = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     driver.set_active(HopperDriver())
     variants = Variants()
