@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from loraserve.models.forward import DirectForward
 from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
 from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
@@ -25,6 +27,7 @@ def wrong_token(reference: Reference, answer: Answer) -> str | None:
     return answer.error
 
 
+@pytest.mark.usefixtures("unchecked_sums")
 def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
     saved = save_adapters(model, tmp_path / "adapters")
