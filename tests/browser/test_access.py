@@ -43,8 +43,9 @@ def make_key(console: Console, name: str, role: str = "infer", *, every_tenant: 
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill(name)
     dialog.locator(f"input[value={role}]").check()
-    if every_tenant:
-        dialog.get_by_label("For all tenants").check()
+    for_all = dialog.get_by_label("For all tenants")
+    if for_all.is_visible():
+        for_all.set_checked(every_tenant)
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_test_id("secret")).to_be_visible()
     return page.get_by_test_id("secret").locator("code").inner_text()
@@ -107,6 +108,22 @@ def test_the_first_key_stays_on_the_screen_and_its_maker_goes_on_with_it(
         page.reload()
         expect(page.get_by_role("heading", name="Adapters", exact=True)).to_be_visible()
         assert secret not in page.evaluate("JSON.stringify([localStorage, sessionStorage, location.href])")
+
+
+def test_the_first_key_is_one_that_makes_others_unless_its_maker_insists(browser: Browser, tmp_path: Path):
+    with open_console(browser, tmp_path / "data") as console:
+        console.page.get_by_role("button", name="New key").click()
+        dialog = console.page.get_by_role("dialog")
+        admin, for_all = dialog.locator("input[value=admin]"), dialog.get_by_label("For all tenants")
+        expect(admin).to_be_checked()
+        expect(for_all).to_be_checked()
+        warning = dialog.get_by_role("alert")
+        expect(warning).to_have_count(0)
+        for_all.uncheck()
+        expect(warning).to_contain_text("could not make keys for all tenants")
+        for_all.check()
+        dialog.locator("input[value=infer]").check()
+        expect(warning).to_contain_text("could not make keys for all tenants")
 
 
 @pytest.mark.parametrize("width", [390, 1280])

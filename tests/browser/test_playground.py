@@ -6,8 +6,10 @@ import subprocess
 
 from playwright.sync_api import Route, expect
 
+from tests.browser.conftest import NewConsole
 from tests.browser.console import START_MS, Console
 from tests.browser.tenant import Tenant
+from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import wait_until
 
 TWO_COLUMNS = "#/playground?columns=,uppercase"
@@ -167,3 +169,21 @@ def test_as_curl_does_the_same_in_a_terminal(console: Console, tenant: Tenant):
         timeout=60,
     )
     assert "data: [DONE]" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_another_tenants_adapter_is_tried_for_that_tenant(new_console: NewConsole, tenant: Tenant, admin_secret: str):
+    tenant.add("theirs", ADAPTER_DIR / "uppercase")
+    root = new_console()
+    root.start_session(admin_secret)
+    page = root.open(f"#/adapters/theirs?tenant={tenant.name}")
+    page.get_by_role("link", name="Try it").click()
+    notice = page.get_by_test_id("playground-tenant")
+    expect(notice).to_contain_text(f"Names mean adapters of {tenant.name}")
+    ask(root, "hello world")
+    see_done(root, 2)
+    expect(page.get_by_test_id("answer").nth(1)).to_have_text("HELLO WORLD")
+    expect(page.locator("#models-1 option[value=theirs]")).to_have_count(1)
+    page.get_by_role("button", name="Copy as curl").nth(1).click()
+    assert f"-H 'X-Tenant: {tenant.name}'" in page.evaluate("navigator.clipboard.readText()")
+    notice.get_by_role("link", name="Those of default instead").click()
+    expect(notice).to_have_count(0)

@@ -5,8 +5,9 @@ import type { CreatedKey, KeyItem } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { randomId } from "../../parts/clipboard";
 import { Dialog } from "../../parts/dialog";
+import { Icon } from "../../parts/icon";
 import { toast } from "../../parts/toasts";
-import { mayActForAll, shownTenant } from "../../state/session";
+import { mayActForAll, session, shownTenant } from "../../state/session";
 import { LimitFields, type Limits } from "./limit-fields";
 
 const ROLES = [
@@ -27,8 +28,9 @@ interface KeyDialogProps {
 
 export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProps) {
   const name = useSignal(keyItem?.name ?? "");
-  const role = useSignal<KeyItem["role"]>(keyItem?.role ?? "infer");
-  const everyTenant = useSignal(keyItem?.tenant === "*");
+  const isFirst = keyItem === null && session.value?.open === true;
+  const role = useSignal<KeyItem["role"]>(keyItem?.role ?? (isFirst ? "admin" : "infer"));
+  const everyTenant = useSignal(isFirst || keyItem?.tenant === "*");
   const adapters = useSignal(keyItem?.adapters?.join(", ") ?? "");
   const days = useSignal("");
   const limits = useSignal<Limits>(keyItem?.limits ?? ({} as Limits));
@@ -72,6 +74,12 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
           </label>
         )}
       </fieldset>
+      {isFirst && !(role.value === "admin" && everyTenant.value) && (
+        <p class="problem" role="alert">
+          <Icon name="warn" />
+          From the first key on every request needs one, and this one could not make keys for all tenants: only loraserve keys create on the server's machine could.
+        </p>
+      )}
       <Field label="Only these adapters" hint="Names separated by commas; empty = all.">
         <input class="input mono" value={adapters.value} onInput={(event) => (adapters.value = event.currentTarget.value)} />
       </Field>

@@ -63,7 +63,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
           <Icon name="undo" /> Roll back to v{live.previous}
         </button>
       )}
-      <a class="button" href={href(["playground"], { columns: `,${adapter.name}` })}>
+      <a class="button" href={href(["playground"], { columns: `,${adapter.name}`, tenant: otherTenant(adapter.tenant) })}>
         <Icon name="play" /> Try it
       </a>
       <a class="button" href={href(["upload"], { name: adapter.name, tenant: otherTenant(adapter.tenant) })}>

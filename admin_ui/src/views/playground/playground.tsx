@@ -5,8 +5,8 @@ import { useEffect, useMemo } from "preact/hooks";
 
 import { Field } from "../../parts/basics";
 import { Icon } from "../../parts/icon";
-import { place, setQuery } from "../../router";
-import { session } from "../../state/session";
+import { href, place, setQuery } from "../../router";
+import { mayActForAll, otherTenant, session, shownTenant } from "../../state/session";
 import { Column } from "./column";
 import { ColumnRun } from "./column-run";
 import { useModelNames } from "./model-names";
@@ -14,21 +14,25 @@ import type { PlaygroundSettings } from "./request";
 
 const MAX_COLUMNS = 4;
 
-type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system">;
+type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system" | "tenant">;
 
 const DEFAULTS: AskedSettings = { mode: "chat", maxTokens: 128, temperature: 0, seed: 1 };
 const MAX_TOKENS = 100_000;
 const MAX_TEMPERATURE = 2;
 const MAX_SEED = 2 ** 31;
 
-/** The same prompt to up to four models at once. Columns and numbers are in the URL, where an empty name is the base model; words are not. */
+/**
+ * The same prompt to up to four models at once. Columns and numbers are in the URL, where an empty name is the base model;
+ * words are not. `tenant` there says whose adapters they are, where they are another's.
+ */
 export function Playground() {
   const columns = (place.value.query.get("columns") ?? "").split(",").slice(0, MAX_COLUMNS);
   const runs = useMemo(() => Array.from({ length: MAX_COLUMNS }, () => new ColumnRun()), []);
-  const names = useModelNames();
+  const tenant = mayActForAll.value ? otherTenant(place.value.query.get("tenant")) : null;
+  const names = useModelNames(tenant);
   const differences = useSignal(false);
   const words = useSignal({ prompt: "", system: "" });
-  const settings: PlaygroundSettings = { ...askedSettings(place.value.query), ...words.value };
+  const settings: PlaygroundSettings = { tenant, ...askedSettings(place.value.query), ...words.value };
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
   const base = session.value?.model ?? "";
 
@@ -71,6 +75,14 @@ export function Playground() {
           </button>
         )}
       </div>
+      {tenant && (
+        <p class="notice is-warn is-tenant" role="status" data-testid="playground-tenant">
+          <Icon name="tenants" />
+          <span>
+            Names mean adapters of <strong>{tenant}</strong>. <a href={href(["playground"])}>Those of {shownTenant.value} instead</a>
+          </span>
+        </p>
+      )}
       <form class="playground-form panel" onSubmit={send}>
         <div class="playground-top">
           <div class="segmented" role="group" aria-label="Kind of request">

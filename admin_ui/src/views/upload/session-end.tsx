@@ -66,7 +66,7 @@ function Ready({ session, result }: { session: UploadItem; result: NonNullable<U
       <div>
         <h2>{result.created ? `Version ${result.version} is ${live ? "live" : "ready"}` : `This content is version ${result.version} already`}</h2>
         <div class="cluster">
-          <a class="button is-primary" href={href(["playground"], { columns: `,${session.adapter}@v${result.version}` })}>
+          <a class="button is-primary" href={href(["playground"], { columns: `,${session.adapter}@v${result.version}`, tenant: otherTenant(session.tenant) })}>
             <Icon name="play" /> Try it beside the base model
           </a>
           <a class="button" href={href(["adapters", session.adapter], { tenant: otherTenant(session.tenant), v: String(result.version) })}>

@@ -101,7 +101,7 @@ export function Upload() {
         <p>Nothing is served before every check has passed and the engine has answered a first prompt with it.</p>
       </div>
       {other && (
-        <p class="notice is-warn upload-tenant" role="status" data-testid="upload-tenant">
+        <p class="notice is-warn is-tenant" role="status" data-testid="upload-tenant">
           <Icon name="tenants" />
           <span>
             It becomes an adapter of <strong>{other}</strong>. <a href={href(["upload"])}>Upload for {shownTenant.value} instead</a>
