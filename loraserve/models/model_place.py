@@ -6,7 +6,7 @@ from pathlib import Path
 
 def why_absent(model: str, revision: str | None) -> str | None:
     """For a person; None if its config is there, or if `HF_HUB_OFFLINE` is set, which may allow downloads."""
-    if Path(model).is_dir():
+    if os.path.isdir(model):  # a name may be longer than pathlib takes
         if (Path(model) / "config.json").is_file():
             return None
         return f"{model} has no config.json: give the directory a model was saved to"

@@ -26,7 +26,7 @@ def test_a_directory_needs_a_config(tmp_path: Path):
     assert why_absent(str(tmp_path), None) is None
 
 
-@pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "name", "a name"])
+@pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "a name", "a" * 5000])
 def test_what_is_neither_a_directory_nor_cached_is_absent(cache: Path, model: str):
     assert why_absent(model, None) == f"{model} is neither a directory nor a model in the local Hugging Face cache"
 
