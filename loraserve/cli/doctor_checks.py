@@ -11,6 +11,7 @@ from pathlib import Path
 from loraserve.cli.listen import ListenError, bind_tcp
 from loraserve.cli.version import installed_version
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
+from loraserve.models.model_place import is_cached, why_absent
 
 MIB, GIB = 1 << 20, 1 << 30
 MIN_PYTHON = (3, 11)
@@ -165,11 +166,13 @@ def _directory_files(directory: Path) -> Check:
 def _cached_files(model: str) -> Check:
     """A name: looked up in the local Hugging Face cache, never downloaded here."""
     try:
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(model, "config.json")
-    except (ImportError, ValueError) as error:
-        return Check("model", Status.FAIL, f"{model} is neither a directory nor a model's name: {error}")
-    if isinstance(found, str):
+        absent = why_absent(model, None)
+        found = absent is None and is_cached(model, None)
+    except ImportError as error:
+        return Check("model", Status.FAIL, f"{model} cannot be looked up: {error}")
+    if absent is not None:
+        return Check("model", Status.FAIL, absent, "download it first, or give the directory it was saved to")
+    if found:
         return Check("model", Status.OK, f"{model} is in the Hugging Face cache")
-    return Check("model", Status.WARN, f"{model} is not in the Hugging Face cache", "it is downloaded at first start")
+    # HF_HUB_OFFLINE is set, and the library reads what it says.
+    return Check("model", Status.WARN, f"{model} is not in the Hugging Face cache", "a start needs HF_HUB_OFFLINE=0")

@@ -10,7 +10,7 @@ def why_absent(model: str, revision: str | None) -> str | None:
         if (Path(model) / "config.json").is_file():
             return None
         return f"{model} has no config.json: give the directory a model was saved to"
-    if "HF_HUB_OFFLINE" in os.environ or _is_cached(model, revision):
+    if "HF_HUB_OFFLINE" in os.environ or is_cached(model, revision):
         return None
     return not_found(model)
 
@@ -19,7 +19,8 @@ def not_found(model: str) -> str:
     return f"{model} is neither a directory nor a model in the local Hugging Face cache"
 
 
-def _is_cached(model: str, revision: str | None) -> bool:
+def is_cached(model: str, revision: str | None) -> bool:
+    """Whether the local Hugging Face cache has its config."""
     from huggingface_hub import try_to_load_from_cache
 
     try:

@@ -26,6 +26,16 @@ def test_missing_model_files_are_named(tmp_path: Path) -> None:
     assert "tokenizer.json, *.safetensors" in check.found
 
 
+def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    check = doctor_checks.model_files("org/name")
+    assert check.status is Status.FAIL
+    assert check.found == "org/name is neither a directory nor a model in the local Hugging Face cache"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert doctor_checks.model_files("org/name").status is Status.WARN
+
+
 def test_taken_port_fails() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         check = doctor_checks.port_is_free("127.0.0.1", taken.getsockname()[1])
