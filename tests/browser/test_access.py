@@ -44,7 +44,7 @@ def make_key(console: Console, name: str, role: str = "infer", *, every_tenant: 
     dialog.get_by_label("Name", exact=True).fill(name)
     dialog.locator(f"input[value={role}]").check()
     for_all = dialog.get_by_label("For all tenants")
-    if for_all.is_visible():
+    if every_tenant or for_all.is_visible():
         for_all.set_checked(every_tenant)
     dialog.get_by_role("button", name="Create").click()
     expect(page.get_by_test_id("secret")).to_be_visible()

@@ -205,7 +205,7 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 @pytest.fixture(scope="module")
 def unchecked_sums() -> Iterator[None]:
-    """Triton's interpreter looks for no overflow of integers, a fifth of its time: that is for tests of kernels."""
+    """Triton's interpreter looks for no overflow of integers, a sixth of its time: that is for tests of kernels."""
     if HAS_GPU or importlib.util.find_spec("triton") is None:
         yield
         return
