@@ -77,7 +77,10 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
       {isFirst && !(role.value === "admin" && everyTenant.value) && (
         <p class="problem" role="alert">
           <Icon name="warn" />
-          From the first key on every request needs one, and this one could not make keys for all tenants: only loraserve keys create on the server's machine could.
+          <span>
+            From the first key on every request needs one, and this one could not make keys for all tenants: only <code>loraserve keys create</code> on the
+            server's machine could.
+          </span>
         </p>
       )}
       <Field label="Only these adapters" hint="Names separated by commas; empty = all.">

@@ -2,7 +2,8 @@ import { batch, signal } from "@preact/signals";
 
 import { ApiError } from "../../api/client";
 import { streamCompletion } from "../../api/stream";
-import { type PlaygroundSettings, requestBody, requestPath, settingsHeaders } from "./request";
+import { tenantHeaders } from "../../state/session";
+import { type PlaygroundSettings, requestBody, requestPath } from "./request";
 
 export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "failed";
 
@@ -26,7 +27,7 @@ export class ColumnRun {
     let firstAt: number | null = null;
     let numChunks = 0;
     try {
-      const stream = streamCompletion(requestPath(settings), requestBody(model, settings), settingsHeaders(settings), aborter.signal, (head) => {
+      const stream = streamCompletion(requestPath(settings), requestBody(model, settings), tenantHeaders(settings.tenant), aborter.signal, (head) => {
         this.version.value = head.adapterVersion;
       });
       for await (const chunk of stream) {

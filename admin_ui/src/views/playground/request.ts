@@ -31,16 +31,11 @@ export function requestBody(model: string, settings: PlaygroundSettings): Record
   };
 }
 
-/** Beside what every request of this page has. */
-export function settingsHeaders({ tenant }: PlaygroundSettings): Record<string, string> {
-  return tenantHeaders(tenant);
-}
-
 /** What a column sends, for a terminal. A key is named, never shown. */
 export function asCurl(model: string, settings: PlaygroundSettings): string {
   const body = JSON.stringify(requestBody(model, settings)).replaceAll("'", "'\\''");
   const auth = session.value?.open ? "" : ' \\\n  -H "Authorization: Bearer $LORASERVE_API_KEY"';
-  const acting = { ...requestHeaders("GET"), ...settingsHeaders(settings) }["x-tenant"];
+  const acting = { ...requestHeaders("GET"), ...tenantHeaders(settings.tenant) }["x-tenant"];
   const tenant = acting ? ` \\\n  -H 'X-Tenant: ${acting}'` : "";
   return `curl -N ${window.location.origin}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d '${body}'`;
 }
