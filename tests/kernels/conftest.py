@@ -19,6 +19,7 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 
 from tests.support.cpu_libraries import library_of, narrowest_variant
 from tests.support.interpreted_float8 import convert_as_a_gpu
+from tests.support.interpreter_speed import speed_up_interpreter
 from tests.support.poison import poison_new_tensors
 from tests.support.triton_launches import checked_replay
 
@@ -65,6 +66,14 @@ def uses_triton(item: pytest.Item) -> bool:
 def _outputs_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ops allocate their results and what they keep between kernels; whatever of it they do not write then shows."""
     poison_new_tensors(monkeypatch)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interpreter_is_fast() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not HAS_GPU and importlib.util.find_spec("triton") is not None:
+            speed_up_interpreter(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")
