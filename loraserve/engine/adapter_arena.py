@@ -11,6 +11,9 @@ from torch import Tensor
 from loraserve.engine.adapter_rows import AdapterRows
 from loraserve.engine.arena import Extents
 
+MAX_COPIED = 1 << 24
+"""Elements that are copied twice at a time: 32 MiB of bfloat16."""
+
 
 @dataclass(slots=True)
 class Resident:
@@ -77,19 +80,18 @@ class AdapterArena:
         self.extents.free(resident.start, resident.size)
         self.free_slots.append(resident.adapter_slot)
 
-    def compact(self) -> None:
-        """Move all together, so that free space is in one piece."""
-        arena = self.table.arena
-        end = 0
+    def compact(self, size: int) -> None:
+        """Move adapters together until `size` is free in one piece: those that are least to move."""
+        start, end = self.extents.cheapest_span(size)
+        place = start
         for resident in sorted(self.residents.values(), key=lambda r: r.start):
-            if resident.start != end:
-                source = self.extent(resident)
-                overlaps = end + resident.size > resident.start
-                arena[end : end + resident.size].copy_(source.clone() if overlaps else source)
-                resident.start = end
-                self._place(resident)
-            end += resident.size
-        self.extents.reset(end)
+            if start <= resident.start < end:
+                if resident.start != place:
+                    self._copy_down(resident.start, place, resident.size)
+                    resident.start = place
+                    self._place(resident)
+                place += resident.size
+        self.extents.join(start, end)
 
     def check_invariants(self) -> None:
         """Raises AssertionError naming what does not hold."""
@@ -102,3 +104,14 @@ class AdapterArena:
         self._rows.place(
             resident.adapter_slot, resident.start, resident.offset_a, resident.offset_b, resident.offset_bias
         )
+
+    def _copy_down(self, source: int, destination: int, size: int) -> None:
+        """Within the arena. Where the two overlap, piece by piece, so that there is memory for a copy of one."""
+        arena, distance = self.table.arena, source - destination
+        piece = max(distance, MAX_COPIED)
+        for offset in range(0, size, piece):
+            length = min(piece, size - offset)
+            values = arena[source + offset : source + offset + length]
+            arena[destination + offset : destination + offset + length].copy_(
+                values.clone() if length > distance else values
+            )

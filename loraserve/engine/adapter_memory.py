@@ -298,7 +298,7 @@ class AdapterMemory:
             self.num_evictions += 1
         start = self._arena.try_allocate(size)
         if start is None and self._may_compact():
-            self._compact()
+            self._compact(size)
             start = self._arena.try_allocate(size)
         return start
 
@@ -315,10 +315,10 @@ class AdapterMemory:
         if self._transit is not None:
             self._transit.note_evicted(digest)
 
-    def _compact(self) -> None:
+    def _compact(self, size: int) -> None:
         if self._transit is not None:
             self._transit.hold_still()
-        self._arena.compact()
+        self._arena.compact(size)
         if self._transit is not None:
             self._transit.follow_steps()
 

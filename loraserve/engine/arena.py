@@ -37,6 +37,26 @@ class Extents:
                 merged.append((start_i, size_i))
         self._free = merged
 
-    def reset(self, num_used: int) -> None:
-        """Everything from `num_used` on is free: the state after compaction."""
-        self._free = [(num_used, self.size - num_used)] if num_used < self.size else []
+    def cheapest_span(self, size: int) -> tuple[int, int]:
+        """(start, end) from one free extent to another with `size` free in all and as little as can be in use between.
+
+        Only where so much is free.
+        """
+        spans: list[tuple[int, int, int]] = []
+        first = num_free = 0
+        for start, free_size in self._free:
+            num_free += free_size
+            while num_free - self._free[first][1] >= size:
+                num_free -= self._free[first][1]
+                first += 1
+            if num_free >= size:
+                span_start, end = self._free[first][0], start + free_size
+                spans.append((end - span_start - num_free, span_start, end))
+        _, start, end = min(spans)
+        return start, end
+
+    def join(self, start: int, end: int) -> None:
+        """What was in use in the span is now at its start, and what was free is one extent at its end."""
+        num_free = sum(size for free_start, size in self._free if start <= free_start < end)
+        others = [extent for extent in self._free if not start <= extent[0] < end]
+        self._free = sorted([*others, (end - num_free, num_free)])

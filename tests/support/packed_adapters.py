@@ -13,6 +13,8 @@ from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.adapter_memory import AdapterMemory
 
 LAYOUT = "layout-of-the-tests"
+UNIT = ALIGNMENT_BYTES // 4
+"""Elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +94,4 @@ def content(memory: AdapterMemory, adapter_slot: int, num_units: int) -> list[fl
     start = int(memory.table.offset_a[adapter_slot, 0])
     assert int(memory.table.offset_b[adapter_slot, 0]) == start + 32
     assert int(memory.table.lora_rank[adapter_slot, 0]) == num_units
-    return torch.unique(memory.table.arena[start : start + num_units * ALIGNMENT_BYTES // 4]).tolist()
+    return torch.unique(memory.table.arena[start : start + num_units * UNIT]).tolist()

@@ -4,16 +4,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from loraserve_adapters.errors import AdapterError
 from loraserve_kernels.adapter_table import MAX_LORA_RANK
 
-from loraserve.engine import adapter_files
+from loraserve.engine import adapter_arena, adapter_files
 from loraserve.engine.adapter_files import AdapterFiles
 from loraserve.engine.adapter_memory import AdapterMemory
-from tests.support.packed_adapters import TinyAdapter, content, damage, make_adapter_memory
+from tests.support.packed_adapters import UNIT, TinyAdapter, acquire, content, damage, make_adapter_memory
 
 ADAPTERS = [TinyAdapter(value, num_units) for value, num_units in enumerate((1, 2, 3, 1, 2, 8), start=1)]
 
@@ -96,6 +97,38 @@ def test_moves_adapters_together_when_free_space_is_scattered(paths: dict[str, P
     assert content(memory, adapter_slot, 3) == [3]
     assert memory.used_bytes == memory.size_bytes
     memory.check_invariants({two.digest: 1, big.digest: 1})
+
+
+def test_only_those_least_to_move_are_moved(paths: dict[str, Path]) -> None:
+    memory = make_adapter_memory(9)
+    one, two, three, other_one, other_two, _ = ADAPTERS
+    add(memory, paths, one, two, three, other_one, other_two)
+    slots = {adapter: acquire(memory, adapter) for adapter in (one, three, other_one, two, other_two)}
+    for adapter in (one, other_one, other_two):
+        memory.release(adapter.digest)
+        memory.remove(adapter.digest)
+    memory._compact(3 * UNIT)
+    starts = {adapter: int(memory.table.offset_a[slots[adapter], 0]) // UNIT for adapter in (three, two)}
+    assert starts == {three: 1, two: 4}
+    memory.check_invariants({three.digest: 1, two.digest: 1})
+
+
+@pytest.mark.parametrize("max_copied", [10, 100, 1000], ids=["pieces", "copied pieces", "one copied piece"])
+def test_an_adapter_moved_by_less_than_its_length_is_whole(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, max_copied: int
+) -> None:
+    monkeypatch.setattr(adapter_arena, "MAX_COPIED", max_copied)
+    memory = make_adapter_memory(10)
+    one, large = ADAPTERS[0], ADAPTERS[5]
+    add(memory, paths, one, large)
+    acquire(memory, one)
+    adapter_slot = acquire(memory, large)
+    values = memory.table.arena[UNIT : 9 * UNIT].copy_(torch.arange(8 * UNIT)).clone()
+    memory.release(one.digest)
+    memory.remove(one.digest)
+    memory._compact(2 * UNIT)
+    assert int(memory.table.offset_a[adapter_slot, 0]) == 0
+    assert torch.equal(memory.table.arena[: 8 * UNIT], values)
 
 
 def test_needs_a_free_slot_as_well_as_space(paths: dict[str, Path]) -> None:

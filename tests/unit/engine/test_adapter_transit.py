@@ -19,7 +19,7 @@ from loraserve.engine.adapter_memory import MAX_POSTPONED, AdapterMemory
 from loraserve.engine.adapter_transit import AdapterTransit
 from loraserve.engine.host_tier import HostTier
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.packed_adapters import TinyAdapter, acquire, content, damage, make_adapter_memory
+from tests.support.packed_adapters import UNIT, TinyAdapter, acquire, content, damage, make_adapter_memory
 
 ONE, TWO, THREE = ADAPTERS = [TinyAdapter(1, 1), TinyAdapter(2, 2), TinyAdapter(3, 3)]
 MakeMemory = Callable[..., AdapterMemory]
@@ -198,13 +198,13 @@ def test_those_who_wait_do_not_evict_each_others_adapters(make_memory: MakeMemor
 
 
 def test_adapters_on_their_way_are_there_before_they_are_moved(make_memory: MakeMemory) -> None:
-    memory = make_memory(6)
+    memory = make_memory(7)
     acquire(memory, ONE)
     kept = acquire(memory, TWO)
     memory.release(ONE.digest)
-    assert memory.try_acquire(THREE.digest) is None  # ends with the arena
+    assert memory.try_acquire(THREE.digest) is None  # one unit before the arena ends
     memory.remove(ONE.digest)
-    memory._compact()
+    memory._compact(2 * UNIT)
     assert content(memory, kept, 2) == [2]
     assert use(memory, acquire(memory, THREE), THREE) == [3]
 
@@ -474,7 +474,7 @@ def test_copies_to_where_adapters_were_moved_from_wait_until_they_are(
     load(memory, TWO)
     memory.remove(ONE.digest)
     order.clear()
-    memory._compact()
+    memory._compact(3 * UNIT)
     moved = device_of(memory).events[-1]
     memory.prefetch(THREE.digest)
     assert order == [moved, "copy"]

@@ -17,7 +17,7 @@ def test_takes_the_lowest_extent_that_is_large_enough() -> None:
     assert [extents.try_allocate(size) for size in (1, 2, 1)] == [0, 5, 1]
 
 
-def test_allocates_nothing_when_space_is_scattered_but_all_after_reset() -> None:
+def test_allocates_nothing_when_space_is_scattered_but_all_once_it_is_joined() -> None:
     extents = Extents(10)
     for size in (2, 6, 2):
         extents.try_allocate(size)
@@ -25,20 +25,24 @@ def test_allocates_nothing_when_space_is_scattered_but_all_after_reset() -> None
     extents.free(8, 2)
     assert extents.num_free == 4
     assert extents.try_allocate(4) is None
-    extents.reset(6)
+    assert extents.cheapest_span(4) == (0, 10)
+    extents.join(0, 10)
     assert extents.try_allocate(4) == 6
     assert extents.num_free == 0
 
 
+@pytest.mark.parametrize(("size", "span"), [(2, (0, 2)), (3, (4, 8)), (4, (0, 8)), (5, (0, 8)), (6, (0, 16))])
+def test_the_span_with_the_least_in_use_is_found(size: int, span: tuple[int, int]) -> None:
+    """Free: 2, 1 behind 2 in use, 2 behind 1, 1 behind 7."""
+    extents = Extents(16)
+    extents.try_allocate(16)
+    for start, free_size in ((0, 2), (4, 1), (6, 2), (15, 1)):
+        extents.free(start, free_size)
+    assert extents.cheapest_span(size) == span
+
+
 def test_an_empty_arena_gives_nothing() -> None:
     assert Extents(0).try_allocate(1) is None
-
-
-def test_a_full_arena_after_reset_gives_nothing() -> None:
-    extents = Extents(4)
-    extents.reset(4)
-    assert extents.num_free == 0
-    assert extents.try_allocate(1) is None
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 2), (1, 2), (3, 1), (2, 4)])
@@ -85,15 +89,27 @@ class ExtentsMachine(RuleBasedStateMachine):
         self.extents.free(start, size)
         self.owner[start : start + size] = [None] * size
 
-    @rule()
-    def compact(self) -> None:
-        sizes = {key: size for key, (_, size) in sorted(self.live.items(), key=lambda item: item[1])}
-        self.owner, self.live = [None] * ARENA, {}
-        end = 0
-        for key, size in sizes.items():
-            self._place(key, end, size)
-            end += size
-        self.extents.reset(end)
+    @precondition(lambda self: self.extents.num_free)
+    @rule(data=st.data())
+    def compact(self, data: st.DataObject) -> None:
+        size = data.draw(st.integers(1, self.extents.num_free))
+        start, end = self.extents.cheapest_span(size)
+        assert end - start - (num_free := self.owner[start:end].count(None)) == self._least_in_use(size)
+        assert num_free >= size
+        moved = sorted((at, key) for key, (at, _) in self.live.items() if start <= at < end)
+        self.owner[start:end] = [None] * (end - start)
+        place = start
+        for _, key in moved:
+            length = self.live[key][1]
+            self._place(key, place, length)
+            place += length
+        self.extents.join(start, end)
+
+    def _least_in_use(self, size: int) -> int:
+        """Over all spans that cut no extent in use."""
+        edges = [0, *(i for i in range(1, ARENA) if self.owner[i] != self.owner[i - 1] or self.owner[i] is None), ARENA]
+        spans = [self.owner[a:b] for a in edges for b in edges if a < b]
+        return min(len(span) - span.count(None) for span in spans if span.count(None) >= size)
 
     def _place(self, key: int, start: int, size: int) -> None:
         self.live[key] = (start, size)
