@@ -11,7 +11,7 @@ from loraserve_kernels.argmax import BestTokens, best_tokens, check_argmax
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
-from loraserve_kernels.cpu_calls import DTYPE_CODES, AttentionStruct, RotaryStruct, raise_for
+from loraserve_kernels.cpu_calls import DTYPE_CODES, AttentionStruct, RotaryStruct
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
@@ -92,7 +92,7 @@ class CpuBackend:
         bound = self._bound_groups.get(id(group))
         if bound is None or not bound.is_for(group, table):
             bound = self._bound_groups[id(group)] = bind_group(group, table)
-        status = self._c.lora_add(
+        self._c.lora_add(
             y.data_ptr(),
             y.stride(0),
             x.data_ptr(),
@@ -106,7 +106,6 @@ class CpuBackend:
             code,
             torch.get_num_threads(),
         )
-        raise_for(status)
         if table.num_biased:
             lora_bias_add(y, group, table, segments)
 
@@ -118,7 +117,7 @@ class CpuBackend:
         if code is None:
             self._reference.kv_write(k, v, k_cache, v_cache, slot_mapping)
             return
-        status = self._c.kv_write(
+        self._c.kv_write(
             k.data_ptr(),
             *k.stride()[:2],
             v.data_ptr(),
@@ -131,7 +130,6 @@ class CpuBackend:
             code,
             torch.get_num_threads(),
         )
-        raise_for(status)
 
     def rotary_kv_write(
         self,
@@ -171,7 +169,7 @@ class CpuBackend:
             head_dim,
             cos.shape[1],
         )
-        raise_for(self._c.rotary_kv_write(addressof(problem), code, torch.get_num_threads()))
+        self._c.rotary_kv_write(addressof(problem), code, torch.get_num_threads())
 
     def paged_attention(
         self,
@@ -228,8 +226,7 @@ class CpuBackend:
             scaling,
             softcap or 0.0,
         )
-        status = self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, torch.get_num_threads())
-        raise_for(status)
+        self._c.paged_attention(addressof(problem), q.shape[0], max_blocks, code, torch.get_num_threads())
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -243,7 +240,7 @@ class CpuBackend:
             return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
         outer, inner = x.shape[0], x.shape[1] if x.dim() == 3 else 1
         out = torch.empty(x.shape, dtype=x.dtype)
-        status = self._c.rms_norm(
+        self._c.rms_norm(
             out.data_ptr(),
             x.data_ptr(),
             outer,
@@ -256,7 +253,6 @@ class CpuBackend:
             code,
             torch.get_num_threads(),
         )
-        raise_for(status)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -273,7 +269,7 @@ class CpuBackend:
         if code is None:
             return self._reference.silu_mul(gate, up)
         out = torch.empty(gate.shape, dtype=gate.dtype)
-        status = self._c.silu_mul(
+        self._c.silu_mul(
             out.data_ptr(),
             gate.data_ptr(),
             gate.stride(0),
@@ -283,7 +279,6 @@ class CpuBackend:
             code,
             torch.get_num_threads(),
         )
-        raise_for(status)
         return out
 
     def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
@@ -295,10 +290,9 @@ class CpuBackend:
             return self._reference.argmax(logits, num_columns)
         num_rows = logits.shape[0]
         found = (c_int64 * num_rows)()
-        status = self._c.argmax(
+        self._c.argmax(
             addressof(found), logits.data_ptr(), logits.stride(0), num_rows, num_columns, code, torch.get_num_threads()
         )
-        raise_for(status)
         return best_tokens(found)
 
     def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
@@ -309,7 +303,7 @@ class CpuBackend:
         if logits.dtype not in DTYPE_CODES:
             logits = logits.float()
         chosen = (c_int64 * len(draws))()
-        status = self._c.draw(
+        self._c.draw(
             addressof(chosen),
             pack_draws(draws),
             len(draws),
@@ -319,7 +313,6 @@ class CpuBackend:
             DTYPE_CODES[logits.dtype],
             torch.get_num_threads(),
         )
-        raise_for(status)
         return list(chosen)
 
     def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
@@ -330,7 +323,7 @@ class CpuBackend:
         if logits.dtype not in DTYPE_CODES:
             logits = logits.float()
         chosen = (c_int64 * len(draws))()
-        status = self._c.edited_draw(
+        self._c.edited_draw(
             addressof(chosen),
             pack_edited_draws(draws),
             len(draws),
@@ -340,7 +333,6 @@ class CpuBackend:
             DTYPE_CODES[logits.dtype],
             torch.get_num_threads(),
         )
-        raise_for(status)
         return list(chosen)
 
     def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
@@ -352,7 +344,7 @@ class CpuBackend:
             logits = logits.float()
         packed, starts = pack_asks(asks, num_columns)
         numbers, logprobs = (c_int64 * starts[-1])(), (c_double * starts[-1])()
-        status = self._c.score(
+        self._c.score(
             addressof(numbers),
             addressof(logprobs),
             packed,
@@ -363,5 +355,4 @@ class CpuBackend:
             DTYPE_CODES[logits.dtype],
             torch.get_num_threads(),
         )
-        raise_for(status)
         return read_scores(starts, list(numbers), list(logprobs))

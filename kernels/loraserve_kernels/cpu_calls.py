@@ -222,17 +222,20 @@ SIGNATURES = {
 
 
 def open_functions(path: Path) -> ctypes.CDLL:
-    """Load and declare the functions. Raises `OSError`."""
+    """Load and declare the functions, which raise as `_check_status` does. Raises `OSError`."""
     library = ctypes.CDLL(str(path))
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes = arguments
-        function.restype = c_int64 if name.endswith("_bytes") else c_int
+        if name.endswith("_bytes"):
+            function.restype = c_int64
+        elif name != "amx_enable":
+            function.errcheck = _check_status
     return library
 
 
-def raise_for(status: int) -> None:
-    """Turn a status of the C functions into an exception."""
+def _check_status(status: int, _function: object, _arguments: object) -> None:
+    """Raises `ValueError` for arguments that the function refused, `MemoryError` where there was too little for it."""
     if status == 0:
         return
     message = STATUS_MESSAGES.get(status)

@@ -10,7 +10,7 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import mismatch, require_dense, require_like, require_rows
-from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderLayerStruct, LayerStepStruct, raise_for
+from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderLayerStruct, LayerStepStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
 from loraserve_kernels.packed_linear import PackedLinear
@@ -161,7 +161,7 @@ class CpuDecoderLayers:
             raise mismatch("cos", list(rotary[0].shape), f"a rotary_dim of at most {shape.head_dim}")
         out = torch.empty_like(x)
         step = self._step.address(batch, rotary, shape.dtype, lora=table is not None and batch.segments.has_adapter)
-        status = self._function(
+        self._function(
             self.addresses,
             len(self._layers),
             step,
@@ -170,7 +170,6 @@ class CpuDecoderLayers:
             DTYPE_CODES[shape.dtype],
             torch.get_num_threads(),
         )
-        raise_for(status)
         return out
 
     def bind(self, k_caches: Sequence[Tensor], v_caches: Sequence[Tensor], table: AdapterTable | None) -> None:

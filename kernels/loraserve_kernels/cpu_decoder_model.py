@@ -10,7 +10,7 @@ from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.argmax import best_tokens
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import mismatch, require_dense
-from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelStepStruct, raise_for
+from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderModelStruct, ModelStepStruct
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biases, step_struct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
@@ -78,7 +78,7 @@ class CpuDecoderModel:
         draws = batch.draws
         check_draws(draws, len(self._best))
         drawn = (c_int64 * len(draws))()
-        status = self._function(
+        self._function(
             addressof(self._struct),
             addressof(self._step),
             self._logits.data_ptr(),
@@ -89,7 +89,6 @@ class CpuDecoderModel:
             DTYPE_CODES[shape.dtype],
             torch.get_num_threads(),
         )
-        raise_for(status)
         return ModelOutput(self._logits, best_tokens(self._best), list(drawn))
 
     def _bind_head(self, table: AdapterTable) -> None:

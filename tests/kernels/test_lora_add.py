@@ -168,6 +168,21 @@ def test_refuses_an_adapter_outside_the_arena(backend):
         run(backend, inputs)
 
 
+def test_refuses_a_negative_rank(cpu):
+    inputs = make_lora_inputs([3], [0], [(4, 4)], 32, (16, 16))
+    inputs.table.lora_rank[0, 3] = -4
+    with pytest.raises(ValueError, match="rank"):
+        run(cpu, inputs)
+
+
+def test_the_slot_of_no_rows_is_not_read(cpu):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,))
+    expected = expected_y(inputs)
+    start, slot = torch.tensor([0, 0, 3], dtype=torch.int32), torch.tensor([10**8, 0], dtype=torch.int32)
+    inputs.segments = dataclasses.replace(inputs.segments, start=start, adapter_slot=slot)
+    assert torch.allclose(run(cpu, inputs).double(), expected, atol=1e-4)
+
+
 def test_reads_table_rows_changed_between_steps(backend, device, assert_close):
     inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=device)
     run(backend, inputs)

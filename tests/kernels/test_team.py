@@ -10,6 +10,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_model import DecoderModel
+from loraserve_kernels.draw import Draw, pack_draws
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -99,3 +100,15 @@ def test_a_forked_process_gets_threads_of_its_own(work):
         os._exit(0 if torch.equal(work.logits(), work.expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert torch.equal(work.logits(), work.expected)
+
+
+def test_more_threads_than_it_has_room_for_are_as_many_as_it_has(cpu_library):
+    """In a process of its own, which ends with them."""
+    logits, chosen = torch.randn(1, 100), torch.empty(1, dtype=torch.int64)
+    draws = pack_draws([Draw(row=0, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1, position=1)])
+    child = os.fork()
+    if child == 0:
+        before = len(os.listdir("/proc/self/task"))
+        cpu_library.functions.draw(chosen.data_ptr(), draws, 1, logits.data_ptr(), 100, 100, 0, 300)
+        os._exit(len(os.listdir("/proc/self/task")) - before)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 255

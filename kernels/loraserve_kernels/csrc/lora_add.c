@@ -204,11 +204,16 @@ static void expand_item(const struct lora_item *item, const float *hidden, void 
         expand(item, hidden, y, y_stride, arena, FLOAT32);
 }
 
+/* -1 where one is negative. */
 static int64_t sum_of_ranks(const struct table *table, int64_t slot, int64_t num_members)
 {
     int64_t ranks = 0;
-    for (int64_t member = 0; member < num_members; member++)
-        ranks += table->lora_rank[slot * table->stride_members + member];
+    for (int64_t member = 0; member < num_members; member++) {
+        const int64_t rank = table->lora_rank[slot * table->stride_members + member];
+        if (rank < 0)
+            return -1;
+        ranks += rank;
+    }
     return ranks;
 }
 
@@ -238,7 +243,7 @@ enum status lora_measure(const struct group *group, const struct table *table, c
         const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
         if (ranks == 0)
             continue;
-        if (!inside(table, table->offset_a[slot * table->stride_a], ranks * group->in_features))
+        if (ranks < 0 || !inside(table, table->offset_a[slot * table->stride_a], ranks * group->in_features))
             return BAD_ADAPTER;
         const int64_t row_blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
         size->num_items += (size_t)(row_blocks * ((ranks + SHRINK_RANKS - 1) / SHRINK_RANKS));
@@ -247,7 +252,7 @@ enum status lora_measure(const struct group *group, const struct table *table, c
         for (int64_t member = 0; member < group->num_members; member++) {
             const int64_t entry = slot * table->stride_members + member;
             const int64_t rank = table->lora_rank[entry], columns = group->out_features[member];
-            if (rank < 0 || (rank > 0 && !inside(table, table->offset_b[entry], rank * columns)))
+            if (rank > 0 && !inside(table, table->offset_b[entry], rank * columns))
                 return BAD_ADAPTER;
             size->num_items += (size_t)(row_blocks * ((columns + EXPAND_COLUMNS - 1) / EXPAND_COLUMNS));
             size->work += (size_t)(rows * rank * columns);
@@ -295,8 +300,8 @@ static struct lora_item *list_items(struct lora_item *next, const struct group *
     int64_t hidden = 0;
     for (int64_t segment = 0; segment < num_segments; segment++) {
         const int64_t slot = segment_adapter[segment], end = segment_start[segment + 1];
-        if (slot < 0)
-            continue;
+        if (slot < 0 || segment_start[segment] == end)
+            continue; /* the slot of no rows is not checked */
         const int64_t ranks = sum_of_ranks(table, slot, group->num_members);
         for (int64_t row = segment_start[segment]; row < end; row += ROW_BLOCK) {
             struct lora_item item = {.row = row, .rows = (int32_t)MIN(ROW_BLOCK, end - row)};

@@ -287,12 +287,13 @@ bool run_team(int num_threads, int64_t num_pieces, void (*function)(struct team 
 {
     static _Thread_local void *memory;
     static _Thread_local size_t capacity;
+    num_threads = MIN(num_threads, MAX_THREADS);
     const size_t share_bytes = (size_t)num_pieces * (size_t)num_threads * sizeof(struct share);
     struct share *shares = grow_scratch(&memory, &capacity, share_bytes);
     if (!shares)
         return false;
     memset(shares, 0, share_bytes);
-    if (num_threads == 1 || num_threads > MAX_THREADS || pthread_mutex_trylock(&pool.owner) != 0) {
+    if (num_threads == 1 || pthread_mutex_trylock(&pool.owner) != 0) {
         struct team alone = team_of(0, num_threads, shares);
         function(&alone, argument);
         return true;
