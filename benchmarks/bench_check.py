@@ -27,6 +27,8 @@ def main() -> None:
         sys.exit(f"no result of this kind of CPU to compare with: {path.name} is not one of {_names(RESULTS)}")
     fresh = read_runs(args.fresh or _measured(options, [ratio.goal.key for ratio in ratios(committed)]))
     found = changes(committed, fresh)
+    if not found:
+        sys.exit(f"nothing was measured of what {path.name} has")
     print(f"{'':62}{'committed':>10}{'now':>8}{'loss':>8}{'noise':>8}")
     for change in found:
         print(_line(change))
@@ -47,14 +49,19 @@ def _measured(options: list[str], committed: list[str]) -> Path:
     path.unlink(missing_ok=True)
     keys = [goal.key for goal in GATED if goal.key in committed and _is_installed(goal.key, options)]
     command = [sys.executable, str(Path(__file__).with_name("bench_rivals.py")), "--repeats", "3", "--json", str(path)]
-    only = [] if "--only" in options else ["--only", *keys]
+    only = [] if _is_given("--only", options) else ["--only", *keys]
     subprocess.run([*command, *only, *options], check=True)
     return path
 
 
 def _is_installed(key: str, options: list[str]) -> bool:
     needs = [option for name, option in NEEDS.items() if key.startswith(name)]
-    return not needs or needs[0] in options
+    return not needs or _is_given(needs[0], options)
+
+
+def _is_given(name: str, options: list[str]) -> bool:
+    """As two words or as one with `=`."""
+    return any(option.split("=")[0] == name for option in options)
 
 
 def _line(change: Change) -> str:

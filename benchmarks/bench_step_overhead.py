@@ -7,7 +7,6 @@ Run: python benchmarks/bench_step_overhead.py --model benchmarks/out/llama-100m
 """
 
 import argparse
-import gc
 import json
 import socket
 import statistics
@@ -62,8 +61,6 @@ class Bench:
         self._has_work = engine.has_work
         ours, self._peer = socket.socketpair()
         self._loop = EngineLoop(engine, SocketChannel(ours))
-        gc.collect()
-        gc.freeze()  # as the engine process does
 
     def measure(self, num_sequences: int, num_prompt: int) -> dict[str, float]:
         """Medians over decode steps in which every sequence takes part."""

@@ -1,6 +1,8 @@
 """Our engine in this process, as the benchmarks start it."""
 
+import gc
 import os
+import sys
 from pathlib import Path
 
 from loraserve_adapters.pack import load_and_pack
@@ -8,14 +10,23 @@ from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
+from loraserve.engine.malloc import with_huge_pages
 
 
 def start_engine(model: Path, *, enable_lora: bool) -> Engine:
-    """As it is after a moment without requests."""
+    """As it is in a server after a moment without requests.
+
+    Begins this process anew unless its large blocks ask for huge pages, which a server's engine has from its start.
+    """
+    environment = with_huge_pages(os.environ)
+    if environment != os.environ:
+        os.execve(sys.executable, sys.orig_argv, environment)
     threads = len(os.sched_getaffinity(0))
     engine = Engine(EngineConfig(model=str(model), num_threads=threads, enable_lora=enable_lora), lambda *_: None)
     while engine.use_idle_time():
         pass
+    gc.collect()
+    gc.freeze()
     return engine
 
 
