@@ -1,6 +1,6 @@
 """Pictures of the console for the documentation: a real server on the demo, seen in Chromium.
 
-`make screenshots` runs it. At most 12 images and 1.5 MB in all, or it fails.
+`make screenshots` runs it. At most 6 images and 0.75 MB in all, or it fails.
 """
 
 import argparse
@@ -28,10 +28,9 @@ ADAPTERS = Path(loraserve.demo.__file__).parent / "adapters"
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 TRAFFIC_S = 100.0
 NUM_CLIENTS = 6
-MAX_IMAGES = 12
-MAX_BYTES = 1_500_000
-DESK = (1280, 800)
-PHONE = (390, 844)
+MAX_IMAGES = 6
+MAX_BYTES = 750_000
+SIZE = (1280, 800)
 SETTLE_MS = 1500
 """For the charts and the last poll."""
 
@@ -40,24 +39,14 @@ SETTLE_MS = 1500
 class Shot:
     name: str
     fragment: str
-    size: tuple[int, int] = DESK
     theme: str = "light"
 
 
 SHOTS = [
-    Shot("console-overview", "#/"),
-    Shot("console-adapters", "#/adapters"),
     Shot("console-adapter", "#/adapters/support-tone"),
     Shot("console-live-dark", "#/live", theme="dark"),
-    Shot("console-requests", "#/requests"),
     Shot("console-tenants-dark", "#/access", theme="dark"),
-    Shot("console-phone-adapters", "#/adapters", PHONE),
-    Shot("console-phone-adapter-dark", "#/adapters/support-tone", PHONE, "dark"),
 ]
-
-
-QUIET_SHOTS = [Shot("console-usage", "#/access/usage?span=7d")]
-"""Before the traffic, which would be the tallest bar of the week."""
 
 
 def main() -> None:
@@ -68,7 +57,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch) / "data") as url:
         fill(url, Path(scratch))
         with sync_playwright() as playwright, chromium(playwright.chromium) as browser:
-            take(browser, url, QUIET_SHOTS, folder)
             traffic(url)
             take(browser, url, SHOTS, folder)
             playground(browser, url, folder / "console-playground.png")
@@ -174,7 +162,7 @@ def changed(folder: Path, adapter: str, **options: object) -> Path:
 
 @contextmanager
 def view(browser: Browser, url: str, shot: Shot) -> Iterator[Page]:
-    width, height = shot.size
+    width, height = SIZE
     context = browser.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if shot.theme == "dark" else "light",
