@@ -65,14 +65,14 @@ class Guard:
             raise ServingError(ErrorCode.FORBIDDEN, "Nobody may call this.")
         principal.require(action)
         if handler.opt.get(EVERY_TENANT) and not principal.is_any_tenant:
-            raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for every tenant ('*'): it shows all of them.")
+            raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for all tenants ('*'): it shows all of them.")
 
     async def _principal(self, connection: ASGIConnection) -> Principal:
         for credentials in self._credentials:
             principal = await credentials.principal(connection)
             if principal is not None:
                 return principal
-        raise ServingError(ErrorCode.INVALID_API_KEY, "Nothing was sent that says who asks.")
+        raise ServingError(ErrorCode.INVALID_API_KEY, "No credentials were sent.")
 
 
 def principal_of(request: Request) -> Principal:

@@ -29,7 +29,7 @@ INFERENCE = {**needs(Action.INFER), TIMED: True}
 """Its answers say how long they took."""
 
 SCRAPING = {**needs(Action.READ), EVERY_TENANT: True}
-"""Shows all tenants' adapters: needs a key for every tenant."""
+"""Shows all tenants' adapters: needs a key for all tenants (`*`)."""
 
 
 def check_all_need(handlers: Iterable[ControllerRouterHandler]) -> None:

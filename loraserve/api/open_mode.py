@@ -23,7 +23,7 @@ class OpenModeProtection:
         """Raises `ServingError`."""
         host = headers.get("host", "")
         if _without_port(host) not in self._allowed_hosts:
-            raise _forbidden("The Host header names no host of this server. Start it with --allowed-hosts to add one.")
+            raise _forbidden("This server does not accept the host in the Host header. Add it with --allowed-hosts.")
         origin = headers.get("origin")
         if origin is not None and origin not in self._allowed_origins and origin not in _origins_of(host):
             raise _forbidden("Requests from this web page's origin are not allowed.")

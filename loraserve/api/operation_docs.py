@@ -27,8 +27,8 @@ SECURITY_SCHEMES: Json = {
     "key": {
         "type": "http",
         "scheme": "bearer",
-        "description": "An API key, `ls-<id>_<secret>`; also taken from `x-api-key`. One for all tenants says with "
-        "`X-Tenant` for which it acts. A server without any key asks for none.",
+        "description": "An API key, `ls-<id>_<secret>`; also taken from `x-api-key`. With a key for all tenants (`*`), "
+        "`X-Tenant` says for which one it acts. A server without any key asks for none.",
     },
 }
 
@@ -68,7 +68,7 @@ def _need(route: HTTPRouteHandler) -> str:
         return "Needs a key of any role."
     roles = " or ".join(f"`{role}`" for role in roles_for(action))
     is_global = action is Action.ADMINISTER_ALL or route.opt.get(EVERY_TENANT, False)
-    return f"Needs a key with the role {roles}{', for all tenants' if is_global else ''}."
+    return f"Needs a key with the role {roles}{', for all tenants (`*`)' if is_global else ''}."
 
 
 def _add_header(operation: Json, name: str, text: str) -> None:

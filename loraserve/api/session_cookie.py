@@ -30,7 +30,7 @@ class CookieCredentials:
             return None
         session = await self._sessions.find(token)
         if session is None:
-            raise ServingError(ErrorCode.INVALID_API_KEY, "Your session is over. Log in again.")
+            raise ServingError(ErrorCode.INVALID_API_KEY, "Your session has ended. Log in again.")
         if method_of(connection) not in SAFE_METHODS:
             check_same_page(connection)
             if not is_csrf_token(session, connection.headers.get(CSRF_HEADER)):

@@ -95,7 +95,7 @@ def alias(
         _show(connection, {}, f"{name}@{alias} is gone")
         return
     if version is None:
-        raise click.UsageError("give the VERSION that the alias shall mean, or --delete")
+        raise click.UsageError("give the VERSION the alias should point to, or --delete")
     body: Json = {"version": version, "canary": _canary(canary)}
     found = _with_client(connection, lambda client: client.put(path, body))
     _show(connection, found, f"{name}@{alias} is v{found['version']}{_canary_text(found)}")
@@ -118,7 +118,7 @@ def rollback(connection: Connection, name: str, alias: str) -> None:
 @click.option("--off", "is_off", is_flag=True, help="Let it be evicted again.")
 @with_connection
 def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) -> None:
-    """Load an adapter now and keep it at hand for a time."""
+    """Load an adapter now and keep it in memory for a while."""
     from loraserve.cli.admin_output import time_text
 
     path = f"/v1/adapters/{name}/residency"

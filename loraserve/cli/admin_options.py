@@ -23,7 +23,7 @@ def with_connection(command: T) -> T:
 
     @click.option("--url", default="http://127.0.0.1:8000", envvar="LORASERVE_URL", show_default=True, help="Server.")
     @click.option("--api-key", envvar=["LORASERVE_API_KEY", "OPENAI_API_KEY"], help="Sent as a bearer token.")
-    @click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this one; for keys of every tenant.")
+    @click.option("--tenant", envvar="LORASERVE_TENANT", help="Act for this one; with a key for all tenants ('*').")
     @click.option("--json", "as_json", is_flag=True, help="Print what the server answers.")
     @wraps(command)
     def wrapped(*, url: str, api_key: str | None, tenant: str | None, as_json: bool, **given: Any) -> None:

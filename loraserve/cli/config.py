@@ -8,7 +8,7 @@ from loraserve.cli.admin_options import Connection, with_connection
 @click.command()
 @with_connection
 def config(connection: Connection) -> None:
-    """Show every setting of a server, and where its value came from. Needs an admin of all tenants."""
+    """Show every setting of a server, and where its value came from. Needs an admin key for all tenants ('*')."""
     from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import print_json, print_table
 

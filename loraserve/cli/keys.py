@@ -25,7 +25,7 @@ def keys() -> None:
 @keys.command()
 @click.option("--role", type=ROLES, required=True)
 @click.option("--name", default="", help="For people.")
-@click.option("--for-tenant", help="Whose key it is; '*' = every tenant's. [offline: '*' for admins, else default]")
+@click.option("--for-tenant", help="Whose key it is; '*' = for all tenants. [offline: '*' for admins, else default]")
 @click.option("--adapter", "adapters", multiple=True, help="Only this adapter; may be repeated.")
 @click.option("--expires-in-s", type=click.IntRange(1), help="[never]")
 @with_limits(KEY_LIMITS)

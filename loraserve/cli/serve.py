@@ -123,7 +123,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 )
 @_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
 @_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters above this rank.")
-@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="Always on unless turned off.")
+@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="On by default.")
 @_option(
     "--allow-runtime-lora-updating/--no-allow-runtime-lora-updating",
     panel="Adapters",

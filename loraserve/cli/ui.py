@@ -23,7 +23,7 @@ def ui() -> None:
 )
 @click.option("--redis-url", help="With --data-dir, if the server has one. [its private server]")
 @click.option("--redis-prefix", default=DEFAULT_PREFIX, show_default=True)
-@click.option("--print", "to_pipe", is_flag=True, help="Print the link even where stdout is no terminal.")
+@click.option("--print", "to_pipe", is_flag=True, help="Print the link even when stdout is not a terminal.")
 @with_connection
 def login(
     connection: Connection,
@@ -35,7 +35,7 @@ def login(
 ) -> None:
     """Print a link that logs a browser in, once, within 15 minutes."""
     if not to_pipe and not sys.stdout.isatty():
-        message = "stdout is no terminal, and the link is as good as a key: --print prints it all the same"
+        message = "stdout is not a terminal, and the link is as good as a key; use --print to print it anyway"
         raise click.ClickException(message)
     if data_dir is not None:
         from loraserve.cli.ui_links import link_from_data_dir
@@ -48,7 +48,7 @@ def login(
         base = str(client.http.base_url).rstrip("/")
         if not connection.api_key and client.get("/v1/session")["open"]:
             click.echo(f"{base}/ui/")
-            click.echo("The server asks for no key: anyone on its machine is admin.", err=True)
+            click.echo("The server requires no key: anyone on its machine is admin.", err=True)
             return
         link = client.post("/v1/session/links", {} if key_id is None else {"key_id": key_id})
         click.echo(f"{base}/ui/#/login/{link['token']}")

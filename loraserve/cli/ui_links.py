@@ -59,7 +59,7 @@ def _key(data_dir: Path, key_id: str | None) -> Document[KeyDoc]:
     if key_id is None:
         keys = [key for key in keys if key.doc.role is Role.ADMIN and key.doc.tenant == ANY_TENANT]
     if not keys:
-        what = "admin key for every tenant" if key_id is None else f"key {key_id!r} that may log in"
+        what = "admin key for all tenants ('*')" if key_id is None else f"key {key_id!r} that may log in"
         how = f"loraserve keys create --role admin --data-dir {data_dir}"
         raise click.ClickException(f"{data_dir} has no {what}: `{how}` makes one")
     return max(keys, key=lambda key: key.doc.created_at)

@@ -39,7 +39,7 @@ def usage(
     key_id: str | None,
     as_csv: bool,
 ) -> None:
-    """Show requests and tokens. By tenant: of all of them, with a key for every tenant."""
+    """Show requests and tokens. By tenant: of all of them, with a key for all tenants ('*')."""
     from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import print_json
 

@@ -85,5 +85,5 @@ class AdapterAccess:
         shared = self._catalog.adapter(SHARED_TENANT, name)
         if shared is None or shared.doc.deleted_at is not None or principal.acting_tenant == SHARED_TENANT:
             return adapter_not_found(name)
-        message = f"The adapter '{name}' belongs to '{SHARED_TENANT}': only operators of the server can change it."
-        return ServingError(ErrorCode.FORBIDDEN, message)
+        message = f"The adapter '{name}' belongs to '{SHARED_TENANT}'. To change it takes a key for all tenants ('*') "
+        return ServingError(ErrorCode.FORBIDDEN, f"{message}that acts for '{SHARED_TENANT}' (X-Tenant).")

@@ -1,4 +1,4 @@
-"""Adapters: listed, changed, deleted with drain, restored, kept at hand."""
+"""Adapters: listed, changed, deleted with drain, restored, pinned."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -175,7 +175,7 @@ class AdapterService:
         *,
         expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
-        """Load what the bare name means now, and keep it at hand for `ttl_s` on every engine."""
+        """Load what the bare name means now, and keep it in memory for `ttl_s` on every engine."""
         if tier is Tier.DISK:
             raise invalid_value("tier", f"is 'disk'; it must be '{Tier.HOST}' or '{Tier.DEVICE}'.")
         if not 0 < ttl_s <= MAX_PIN_S:

@@ -53,7 +53,7 @@ class AuditedAct:
 
 
 class AuditTrail:
-    """Called on the event loop. Admins see their tenant's entries; those of all tenants see all.
+    """Called on the event loop. Admins see their tenant's entries; with a key for all tenants (`*`), all.
 
     Every method raises `ServingError`: 403, 503 while Redis is gone.
     """

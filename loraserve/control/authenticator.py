@@ -39,12 +39,12 @@ class Authenticator:
 
     @property
     def has_admin(self) -> bool:
-        """Whether somebody can administer the whole server by key."""
+        """Whether there is an active admin key for all tenants (`*`)."""
         return self.newest_admin is not None
 
     @property
     def newest_admin(self) -> str | None:
-        """Id of the youngest key that can administer the whole server."""
+        """Id of the youngest active admin key for all tenants (`*`)."""
         admins = [
             document
             for document in self._catalog.all_keys()
@@ -129,7 +129,7 @@ class Authenticator:
     def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:
         if acting_tenant is not None and acting_tenant != principal.acting_tenant:
             if not principal.is_any_tenant:
-                message = "X-Tenant names another tenant than your key's. Only keys of all tenants ('*') may send it."
+                message = "X-Tenant names another tenant than your key's. Only a key for all tenants ('*') may do that."
                 raise ServingError(ErrorCode.FORBIDDEN, message)
             if self._catalog.tenant(acting_tenant) is None:
                 message = f"X-Tenant: the tenant '{acting_tenant[:64]}' does not exist."
@@ -139,7 +139,7 @@ class Authenticator:
         return principal
 
     def _check_tenant(self, principal: Principal) -> None:
-        """Operators of all tenants can still look at a suspended one, and lift the suspension."""
+        """A key for all tenants (`*`) can still look at a suspended one, an admin's also lift the suspension."""
         if not principal.is_any_tenant:
             check_not_suspended(self._catalog, principal.acting_tenant)
 

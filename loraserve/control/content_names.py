@@ -30,7 +30,7 @@ class ContentNames:
     def name(self, principal: Principal, digest: str, tenant: str | None = None) -> ContentName | None:
         """The name by which a tenant (by default the acting one) has it, else by which all have it; None = not known.
 
-        An operator of all tenants is told any other name then.
+        With a key for all tenants (`*`), any other name then.
         """
         tenant = principal.acting_tenant if tenant is None else tenant
         known = [name for name in self._names.get(digest, ()) if _may_see(principal, name)]

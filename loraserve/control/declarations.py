@@ -124,9 +124,7 @@ class Declarations:
                 continue
             await self._tell(document)
             return document
-        message = (
-            f"'{document_id}' is being changed by others all the time; {MAX_TRIES} tries were too late. Try again."
-        )
+        message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
         raise ServingError(ErrorCode.CONFLICT, message)
 
     async def _check_live(self) -> None:

@@ -25,7 +25,7 @@ from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, 
 
 
 class KeyService:
-    """An admin of one tenant sees and changes that tenant's keys; an admin of all tenants all of them.
+    """An admin of one tenant sees and changes that tenant's keys; an admin key for all tenants (`*`), all of them.
 
     A foreign key is not found, as a missing one. Every method raises `ServingError`; `expected_rev`: 412 when it is not
     the newest revision. Called on the event loop.
@@ -39,7 +39,7 @@ class KeyService:
     def list(
         self, principal: Principal, *, tenant: str | None = None, limit: int = DEFAULT_PAGE, cursor: str | None = None
     ) -> Page[Document[KeyDoc]]:
-        """Newest first, revoked ones too. An admin of all tenants sees every tenant's, or those of `tenant`."""
+        """Newest first, revoked ones too. An admin key for all tenants (`*`) sees all, or those of `tenant`."""
         principal.require(Action.ADMINISTER)
         found = [
             document
@@ -70,7 +70,7 @@ class KeyService:
         limits: Limits = NO_LIMITS,
         expires_at: float | None = None,
     ) -> IssuedKey:
-        """tenant: None = the one the principal acts for; `ANY_TENANT` only by an admin of all tenants."""
+        """tenant: None = the one the principal acts for; `ANY_TENANT` only with an admin key for all tenants."""
         principal.require(Action.ADMINISTER)
         tenant = principal.acting_tenant if tenant is None else tenant
         if tenant != principal.tenant and not principal.is_any_tenant:

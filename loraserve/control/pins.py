@@ -66,7 +66,7 @@ class Pins:
                 elif not self._residency.is_loaded(digest):
                     await self._residency.load(digest)
             except (ServingError, EngineDeadError) as error:
-                logger.warning("the pinned adapter content %s cannot be kept at hand: %s", digest[:12], error)
+                logger.warning("the pinned adapter content %s cannot be kept in memory: %s", digest[:12], error)
 
     def _wanted(self) -> dict[str, Tier]:
         now = self._clock()

@@ -25,7 +25,7 @@ class Action(StrEnum):
     ADMINISTER = "administer"
     """The tenant's keys, audit, sessions for others, loading from paths."""
     ADMINISTER_ALL = "administer_all"
-    """Tenants and the server's configuration: admins of every tenant only."""
+    """Tenants and the server's configuration: only with an admin key for all tenants (`*`)."""
 
 
 ALLOWED: dict[Role, frozenset[Action]] = {
@@ -44,7 +44,7 @@ class Principal:
     """Key id, "open", "flag", "cli", "config" or "server": what documents and usage lines say."""
     role: Role
     tenant: str
-    """Of the key; `ANY_TENANT` for operators of the whole server."""
+    """Of the key; `ANY_TENANT` of a key for all tenants."""
     acting_tenant: str
     """Whose adapters, limits and usage this request is about."""
     key_id: str | None = None

@@ -28,7 +28,7 @@ class RequestQuery:
     state: RequestState | None = None
     key_id: str | None = None
     tenant: str | None = None
-    """Of operators of all tenants: another one's, or `ANY_TENANT`. None = the acting one's."""
+    """With a key for all tenants (`*`): another one's, or `ANY_TENANT`. None = the acting one's."""
     limit: int = DEFAULT_PAGE
     cursor: str | None = None
 
@@ -101,7 +101,7 @@ class RequestService:
         if tenant is None or tenant == principal.acting_tenant:
             return [principal.acting_tenant]
         if not principal.is_any_tenant:
-            message = "'tenant' names another tenant than your key's. Only keys of all tenants ('*') may do that."
+            message = "'tenant' names another tenant than your key's. Only a key for all tenants ('*') may do that."
             raise ServingError(ErrorCode.FORBIDDEN, message, param="tenant")
         if tenant == ANY_TENANT:
             return sorted(document.id for document in self._catalog.all_tenants())

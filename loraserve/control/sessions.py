@@ -59,7 +59,7 @@ class SessionService:
     async def log_in_with_key(self, key: str, request_id: str) -> NewSession:
         principal = await self._authenticator.authenticate(key)
         if principal.is_open:
-            message = "This server asks for no key: there is nothing to log in to."
+            message = "This server requires no key, so there is no login."
             raise ServingError(ErrorCode.INVALID_REQUEST, message)
         return await self._begin(principal, request_id)
 

@@ -1,4 +1,4 @@
-"""Tenants: made and changed by admins of all tenants."""
+"""Tenants: made and changed with an admin key for all tenants (`*`)."""
 
 import math
 import secrets
@@ -45,7 +45,7 @@ class TenantHoldings:
 
 
 class TenantService:
-    """Every method raises `ServingError`. Others than admins of all tenants see their own tenant only.
+    """Every method raises `ServingError`. Without a key for all tenants (`*`), one sees one's own only.
 
     Called on the event loop.
     """

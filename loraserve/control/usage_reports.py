@@ -87,7 +87,7 @@ class UsageReports:
     async def answer(self, principal: Principal, question: UsageQuestion) -> list[UsageTotals]:
         """Rows in order of time, then of the group's names. Raises `ServingError`.
 
-        An operator of all tenants that acts for `shared` is told what all tenants asked of the shared adapters.
+        A key for all tenants (`*`) that acts for `shared` is told what all tenants asked of the shared adapters.
         """
         _check_span(question)
         tenants = [principal.acting_tenant]

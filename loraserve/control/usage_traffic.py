@@ -53,7 +53,7 @@ class UsageTraffic:
     async def of(self, principal: Principal) -> dict[AdapterKey, AdapterTraffic]:
         """The acting tenant's requests, at most 30 s old.
 
-        To operators of all tenants that act for `shared`: what all tenants asked of its adapters.
+        To a key for all tenants (`*`) that acts for `shared`: what all tenants asked of its adapters.
         """
         if principal.acting_tenant == SHARED_TENANT and principal.is_any_tenant:
             return await self._shared.get(None)

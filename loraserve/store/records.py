@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 ANY_TENANT = "*"
-"""The tenant of a key that acts for every tenant (`X-Tenant` says for which)."""
+"""The tenant of a key for all tenants (`X-Tenant` says for which one it acts)."""
 DEFAULT_TENANT = "default"
 """Who an open server's requests belong to."""
 SHARED_TENANT = "shared"
@@ -67,7 +67,7 @@ class KeyDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An API key `ls-<id>_<secret>`. Only the hash of the secret is kept."""
 
     tenant: str
-    """`ANY_TENANT` for operators of the whole server."""
+    """`ANY_TENANT` of a key for all tenants."""
     role: Role
     name: str = ""
     """For people."""

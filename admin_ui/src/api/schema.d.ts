@@ -279,7 +279,7 @@ export interface paths {
          * Metrics
          * @description Prometheus text format.
          *
-         *     Needs a key with the role `viewer` or `operator` or `admin`, for all tenants.
+         *     Needs a key with the role `viewer` or `operator` or `admin`, for all tenants (`*`).
          */
         get: operations["MetricsMetrics"];
         put?: never;
@@ -492,7 +492,7 @@ export interface paths {
         get?: never;
         /**
          * PinAdapter
-         * @description Load its live version now and keep it at hand for a time.
+         * @description Load its live version now and keep it in memory for a while.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -699,7 +699,7 @@ export interface paths {
         };
         /**
          * ListAudit
-         * @description Changes, logins and refusals of the tenant, newest first; with a key for every tenant, of all.
+         * @description Changes, logins and refusals of the tenant, newest first; with a key for all tenants (`*`), of all.
          *
          *     `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
          *     once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.
@@ -766,7 +766,7 @@ export interface paths {
          * GetConfig
          * @description Every setting in force and where its value came from; "derived" = chosen by the server when it started.
          *
-         *     Needs a key with the role `admin`, for all tenants.
+         *     Needs a key with the role `admin`, for all tenants (`*`).
          */
         get: operations["V1ConfigGetConfig"];
         put?: never;
@@ -808,7 +808,7 @@ export interface paths {
         };
         /**
          * ListKeys
-         * @description Newest first. `tenant`: only its keys, not those for every tenant (`*`); left out = all that you may see.
+         * @description Newest first. `tenant`: only its keys, not those for all tenants (`*`); left out = all that you may see.
          *
          *     Needs a key with the role `admin`.
          */
@@ -982,7 +982,7 @@ export interface paths {
          * ListRequests
          * @description What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
          *
-         *     `tenant` is for keys of every tenant: another one, or `*` for all of them.
+         *     `tenant` needs a key for all tenants (`*`): another one, or `*` for all of them.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1109,7 +1109,7 @@ export interface paths {
         };
         /**
          * ListTenants
-         * @description All of them for keys of every tenant, else one's own.
+         * @description All of them with a key for all tenants (`*`), else one's own.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1117,7 +1117,7 @@ export interface paths {
         put?: never;
         /**
          * CreateTenant
-         * @description Needs a key with the role `admin`, for all tenants.
+         * @description Needs a key with the role `admin`, for all tenants (`*`).
          */
         post: operations["V1TenantsCreateTenant"];
         delete?: never;
@@ -1147,7 +1147,7 @@ export interface paths {
          * PatchTenant
          * @description Holds from the next request on; what a suspended tenant runs ends with an error within 5 s.
          *
-         *     Needs a key with the role `admin`, for all tenants.
+         *     Needs a key with the role `admin`, for all tenants (`*`).
          */
         patch: operations["V1TenantsPatchTenant"];
         trace?: never;
@@ -1280,8 +1280,8 @@ export interface paths {
          * @description What was delivered, by hour (kept 8 days) or day (400 days) of UTC that `from` to `to` touches, or in total.
          *
          *     `from` and `to` are Unix seconds; by default the last 24 hours. `group_by`: any of tenant, key, adapter, version,
-         *     separated by commas; by tenant = over all tenants, for keys of every tenant. Shared adapters are "shared/<name>"
-         *     where rows name them; `adapter` also takes the bare name, and nothing for the base model.
+         *     separated by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are
+         *     "shared/<name>" where rows name them; `adapter` also takes the bare name, and nothing for the base model.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1857,7 +1857,7 @@ export interface components {
         CreatedKey: {
             id: string;
             name: string;
-            /** @description "*": it acts for every tenant, and X-Tenant says for which. */
+            /** @description "*" = a key for all tenants: X-Tenant says for which one it acts. */
             tenant: string;
             role: components["schemas"]["Role"];
             /** @description The only adapters it may use; null = all of its tenant's and the shared ones. */
@@ -1942,7 +1942,7 @@ export interface components {
         Interval: "hour" | "day" | "total";
         /**
          * KeyItem
-         * @description An API key without its secret, which nobody can show again.
+         * @description An API key without its secret, which cannot be shown again.
          * @example {
          *       "id": "ptwzheyn",
          *       "name": "notebook of the data team",
@@ -1969,7 +1969,7 @@ export interface components {
         KeyItem: {
             id: string;
             name: string;
-            /** @description "*": it acts for every tenant, and X-Tenant says for which. */
+            /** @description "*" = a key for all tenants: X-Tenant says for which one it acts. */
             tenant: string;
             role: components["schemas"]["Role"];
             /** @description The only adapters it may use; null = all of its tenant's and the shared ones. */
@@ -2397,7 +2397,7 @@ export interface components {
         };
         /** SessionItem */
         SessionItem: {
-            /** @description The server asks for no key: anyone on its machine is admin. */
+            /** @description The server requires no key: anyone on its machine is admin. */
             open: boolean;
             /** @description "infer", "viewer", "operator" or "admin". */
             role: string;
@@ -3262,7 +3262,7 @@ export interface components {
         };
         /**
          * PinRequest
-         * @description Keep the live version at hand.
+         * @description Keep the live version in memory.
          * @example {
          *       "tier": "device",
          *       "ttl_s": 3600

@@ -91,7 +91,7 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
     tags=["adapters"],
 )
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
-    """Load its live version now and keep it at hand for a time."""
+    """Load its live version now and keep it in memory for a while."""
     asked = await decode_body(request, PIN_DECODER)
     document = await context.control.adapters.pin(
         principal_of(request),

@@ -39,7 +39,7 @@ async def list_audit(
     cursor: FromQuery[str | None] = None,
     wanted_format: Annotated[AuditFormat, QueryParameter(name="format")] = AuditFormat.JSON,
 ) -> Response[AuditList]:
-    """Changes, logins and refusals of the tenant, newest first; with a key for every tenant, of all.
+    """Changes, logins and refusals of the tenant, newest first; with a key for all tenants (`*`), of all.
 
     `action` is exact, or begins so where it ends in a dot ("alias."). Documents before and after a change are left out
     once their revision was pruned, and in CSV. `format`: ndjson or csv to save the newest 10,000.

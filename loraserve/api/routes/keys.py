@@ -46,7 +46,7 @@ async def list_keys(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> KeyList:
-    """Newest first. `tenant`: only its keys, not those for every tenant (`*`); left out = all that you may see."""
+    """Newest first. `tenant`: only its keys, not those for all tenants (`*`); left out = all that you may see."""
     page = context.control.keys.list(principal_of(request), tenant=tenant, limit=limit, cursor=cursor)
     return KeyList([key_item(document) for document in page.items], page.next_cursor)
 

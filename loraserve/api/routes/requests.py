@@ -31,7 +31,7 @@ async def list_requests(
 ) -> RequestList:
     """What runs, newest first, then what ended, about the last 5,000 of a tenant. An empty `adapter`: the base model.
 
-    `tenant` is for keys of every tenant: another one, or `*` for all of them.
+    `tenant` needs a key for all tenants (`*`): another one, or `*` for all of them.
     """
     query = RequestQuery(adapter=adapter, state=wanted_state, key_id=key_id, tenant=tenant, limit=limit, cursor=cursor)
     page = await context.control.observer.requests.list(principal_of(request), query)

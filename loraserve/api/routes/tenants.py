@@ -31,7 +31,7 @@ async def list_tenants(
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> TenantList:
-    """All of them for keys of every tenant, else one's own."""
+    """All of them with a key for all tenants (`*`), else one's own."""
     page = context.control.tenants.list(principal_of(request), limit=limit, cursor=cursor)
     return TenantList([_item(context, document) for document in page.items], page.next_cursor)
 

@@ -42,12 +42,12 @@ async def get_usage(
     """What was delivered, by hour (kept 8 days) or day (400 days) of UTC that `from` to `to` touches, or in total.
 
     `from` and `to` are Unix seconds; by default the last 24 hours. `group_by`: any of tenant, key, adapter, version,
-    separated by commas; by tenant = over all tenants, for keys of every tenant. Shared adapters are "shared/<name>"
-    where rows name them; `adapter` also takes the bare name, and nothing for the base model.
+    separated by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are
+    "shared/<name>" where rows name them; `adapter` also takes the bare name, and nothing for the base model.
     """
     principal, groups = principal_of(request), _groups(group_by)
     if GroupBy.TENANT in groups and not principal.is_any_tenant:
-        message = "'group_by' names tenant: only keys of all tenants ('*') see other tenants' usage."
+        message = "'group_by' names tenant: only a key for all tenants ('*') sees other tenants' usage."
         raise ServingError(ErrorCode.FORBIDDEN, message, param="group_by")
     to = time.time() if end is None else end
     question = UsageQuestion(

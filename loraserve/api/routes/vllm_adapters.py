@@ -104,7 +104,7 @@ def _roots(context: AppContext, principal: Principal) -> list[Path] | None:
 
 
 def _owner(context: AppContext, principal: Principal, name: str) -> Principal:
-    """Operators of all tenants reach what the command line loaded, too, which belongs to `shared`."""
+    """A key for all tenants (`*`) reaches what the command line loaded, too, which belongs to `shared`."""
     catalog, tenant = context.control.catalog, principal.acting_tenant
     if principal.is_any_tenant and not _exists(catalog, tenant, name) and _exists(catalog, SHARED_TENANT, name):
         return replace(principal, acting_tenant=SHARED_TENANT)

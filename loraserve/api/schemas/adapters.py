@@ -97,7 +97,7 @@ class PatchAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Keep the live version at hand."""
+    """Keep the live version in memory."""
 
     tier: Tier
     """ "host" or "device"."""

@@ -7,12 +7,12 @@ from loraserve.store.records import Limits, Role, Status
 
 
 class KeyItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key without its secret, which nobody can show again."""
+    """An API key without its secret, which cannot be shown again."""
 
     id: str
     name: str
     tenant: str
-    """ "*": it acts for every tenant, and X-Tenant says for which."""
+    """ "*" = a key for all tenants: X-Tenant says for which one it acts."""
     role: Role
     adapters: list[str] | None
     """The only adapters it may use; null = all of its tenant's and the shared ones."""

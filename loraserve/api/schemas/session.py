@@ -14,7 +14,7 @@ class CreateSessionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 
 class SessionItem(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
-    """The server asks for no key: anyone on its machine is admin."""
+    """The server requires no key: anyone on its machine is admin."""
     role: str
     """ "infer", "viewer", "operator" or "admin"."""
     tenant: str
