@@ -94,7 +94,7 @@ def test_the_first_key_stays_on_the_screen_and_its_maker_goes_on_with_it(
         page = console.page
         secret = make_key(console, "the first", role, every_tenant=every_tenant)
         assert status_of(console.url, secret) == 200
-        console.toast("The server asks for a key from now on")
+        console.toast("The server now requires a key")
         expect(page.get_by_role("navigation", name="Main")).to_be_visible()
         if role == "admin":
             expect(key_row(console, "the first")).to_contain_text("all tenants")
@@ -174,7 +174,7 @@ def test_a_key_may_be_limited_to_adapters_days_and_rates(root: Console, tenant: 
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name", exact=True).fill("narrow")
     dialog.get_by_label("Only these adapters").fill("uppercase, reverse")
-    dialog.get_by_label("Ends after days").fill("7")
+    dialog.get_by_label("Expires in (days)").fill("7")
     dialog.get_by_text("Limits").click()
     dialog.get_by_label("Requests per minute").fill("30")
     dialog.get_by_role("button", name="Create").click()

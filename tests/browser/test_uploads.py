@@ -191,13 +191,13 @@ def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_an_upload_that_somebody_left_is_given_up_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
+def test_an_upload_that_somebody_left_is_cancelled_from_its_address(console: Console, tenant: Tenant, tmp_path: Path):
     upload_id = left_open(tenant, "left", twin(tmp_path / "left", "json"), FILES[:1])
     page = console.open(f"#/upload/{upload_id}")
     expect(page.get_by_text("only what is missing is sent")).to_be_visible()
-    page.get_by_role("button", name="Give up").click()
-    console.dialog("Give up the upload of left?").get_by_role("button", name="Give it up").click()
-    expect(console.see_upload_end("aborted")).to_contain_text("Given up")
+    page.get_by_role("button", name="Cancel upload").click()
+    console.dialog("Cancel the upload of left?").get_by_role("button", name="Cancel upload").click()
+    expect(console.see_upload_end("aborted")).to_contain_text("Cancelled")
     assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
 
 
@@ -240,16 +240,16 @@ def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Pa
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
-def test_giving_up_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
+def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
     # The first chunk gets no answer, as on a network that just went away.
     console.page.route("**/files/**", lambda _: None)
-    console.upload("given-up", twin(tmp_path / "given-up", "json"))
-    console.page.get_by_role("button", name="Give up").click()
-    console.dialog("Give up the upload of given-up?").get_by_role("button", name="Give it up").click()
-    expect(console.see_upload_end("aborted")).to_contain_text("Given up")
+    console.upload("cancelled", twin(tmp_path / "cancelled", "json"))
+    console.page.get_by_role("button", name="Cancel upload").click()
+    console.dialog("Cancel the upload of cancelled?").get_by_role("button", name="Cancel upload").click()
+    expect(console.see_upload_end("aborted")).to_contain_text("Cancelled")
     (session,) = tenant.http.get("/v1/uploads").json()["data"]
     assert session["state"] == "aborted"
-    assert tenant.http.get("/v1/adapters/given-up").status_code == 404
+    assert tenant.http.get("/v1/adapters/cancelled").status_code == 404
 
 
 def test_a_new_version_of_a_shared_adapter_is_shared_too(root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path):
@@ -294,13 +294,13 @@ def test_an_upload_for_another_tenant_is_gone_on_with_from_its_address(
     assert tenant.http.get(f"/v1/adapters/{name}").json()["tenant"] == "shared"
 
 
-def test_an_upload_for_another_tenant_is_given_up_from_its_address(
+def test_an_upload_for_another_tenant_is_cancelled_from_its_address(
     root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path
 ):
     upload_id = left_open(shared, f"left-{tenant.name}", twin(tmp_path / "left", "json"), FILES[:1])
     page = root.open(f"#/upload/{upload_id}?tenant=shared")
-    page.get_by_role("button", name="Give up").click()
-    page.get_by_role("dialog").get_by_role("button", name="Give it up").click()
+    page.get_by_role("button", name="Cancel upload").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel upload").click()
     root.see_upload_end("aborted")
     assert shared.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "aborted"
 

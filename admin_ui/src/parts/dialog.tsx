@@ -9,6 +9,8 @@ interface DialogProps {
   title: string;
   children?: ComponentChildren;
   confirm: string;
+  /** The other button, where "Cancel" could be taken for the act itself. */
+  dismiss?: string;
   danger?: boolean;
   /** The name to type before the button works, for what cannot be undone. */
   typeToConfirm?: string;
@@ -70,7 +72,7 @@ export function Dialog(props: DialogProps) {
         )}
         <div class="dialog-actions">
           <button type="button" class="button" onClick={() => dialog.current?.close()}>
-            Cancel
+            {props.dismiss ?? "Cancel"}
           </button>
           <button type="submit" class={`button ${props.danger ? "is-danger" : "is-primary"}`} disabled={blocked}>
             {props.confirm}

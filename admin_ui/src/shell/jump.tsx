@@ -107,7 +107,7 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
           </li>
         ))}
       </ul>
-      {hits.length === 0 && <p class="muted jump-none">No page or adapter has this in its name.</p>}
+      {hits.length === 0 && <p class="muted jump-none">No page or adapter matches.</p>}
     </dialog>
   );
 }

@@ -20,7 +20,7 @@ export function MadeKey() {
     <div ref={place} class="panel secret" role="status" data-testid="secret">
       <Icon name="key" />
       <div>
-        <p class="strong">Copy this key now: nobody can show it again.</p>
+        <p class="strong">Copy this key now: it cannot be shown again.</p>
         <div class="command">
           <code tabIndex={0}>{secret}</code>
           <CopyButton text={secret} label="Copy the key" />

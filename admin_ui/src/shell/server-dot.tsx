@@ -13,7 +13,7 @@ export function ServerDot() {
   }
   if (session.value?.open) {
     return (
-      <span title="This server asks for no key: anyone on this machine is admin. Make an admin key to change that.">
+      <span title="This server requires no key: anyone on this machine is admin. Make an admin key to change that.">
         <Chip tone="warn" icon="warn">
           <span>
             Open<span class="wide-only">: anyone on this machine is admin</span>

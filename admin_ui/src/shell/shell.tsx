@@ -154,7 +154,7 @@ function NotFound() {
   return (
     <div class="state">
       <Icon name="warn" />
-      <h1>There is no such page</h1>
+      <h1>Page not found</h1>
       <a class="button" href="#/">
         To the overview
       </a>

@@ -4,7 +4,7 @@ import { actFor, mayActForAll, session, shownTenant } from "../state/session";
 
 const REFRESH_MS = 30_000;
 
-/** For people with rights over every tenant: whose adapters, requests and usage are shown. */
+/** For who may act for all tenants: whose adapters, requests and usage are shown. */
 export function TenantPicker() {
   if (session.value === null || !mayActForAll.value) {
     return session.value ? <span class="chip wide-only">{session.value.tenant}</span> : null;

@@ -34,7 +34,7 @@ export function may(role: Role): boolean {
 
 export const mayActForAll = computed(() => session.value?.tenant === "*");
 
-/** Who an open server's requests belong to, and whom keys of all tenants act for unless they say otherwise. */
+/** Who an open server's requests belong to, and whom keys for all tenants act for unless they say otherwise. */
 export const DEFAULT_TENANT = "default";
 
 /** Whose adapters, requests and keys are shown. */

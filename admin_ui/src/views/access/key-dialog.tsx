@@ -86,7 +86,7 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
       <Field label="Only these adapters" hint="Names separated by commas; empty = all.">
         <input class="input mono" value={adapters.value} onInput={(event) => (adapters.value = event.currentTarget.value)} />
       </Field>
-      <Field label="Ends after days" hint={keyItem ? "From now; empty = as it is." : "Empty = never."}>
+      <Field label="Expires in (days)" hint={keyItem ? "From now; empty = unchanged." : "Empty = never."}>
         <input class="input num" type="number" min={0.01} step="any" value={days.value} onInput={(event) => (days.value = event.currentTarget.value)} />
       </Field>
       <details open={keyItem !== null}>

@@ -63,7 +63,7 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
           <Amount of={numRequests === null ? null : count(numRequests)} />
         </a>
       </td>
-      <td class="num nowrap" data-label="Ends">
+      <td class="num nowrap" data-label="Expires">
         {item.expires_at == null ? <span class="muted">never</span> : <span title={dateTime(item.expires_at)}>{until(item.expires_at)}</span>}
         <span class="muted small under" title={dateTime(item.created_at)}>
           made {ago(item.created_at)}

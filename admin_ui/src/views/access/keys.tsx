@@ -15,7 +15,7 @@ import { may, mayActForAll, session, shownTenant } from "../../state/session";
 import { KeyDialog } from "./key-dialog";
 import { GRACE_S, KeyRow } from "./key-row";
 
-const HEADS = ["Key", "Status", "Role", "May use", "Requests, 24 h", "Ends"];
+const HEADS = ["Key", "Status", "Role", "May use", "Requests, 24 h", "Expires"];
 
 export function Keys() {
   const ofAll = mayActForAll.value && place.value.query.get("of") === "all";
@@ -40,7 +40,7 @@ export function Keys() {
 
   async function show(created: CreatedKey): Promise<void> {
     madeKey.value = created;
-    if (session.value?.open && (await tryGoOnAs(created))) toast("The server asks for a key from now on. You go on with this one.");
+    if (session.value?.open && (await tryGoOnAs(created))) toast("The server now requires a key. This page uses the new one.");
     if (may("admin")) list.refresh();
   }
 

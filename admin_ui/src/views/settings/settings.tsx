@@ -25,7 +25,7 @@ export function Settings() {
       <div class="page-head">
         <h1>Settings</h1>
         <p>
-          loraserve {session.value?.version}, serving {session.value?.model}. Set by flags, LORASERVE_ variables or a --config file; a restart takes them in.
+          loraserve {session.value?.version}, serving {session.value?.model}. Set by flags, LORASERVE_ variables or a --config file; changes take effect after a restart.
         </p>
       </div>
       <div class="filters">

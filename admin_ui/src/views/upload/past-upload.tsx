@@ -8,7 +8,7 @@ import { toast } from "../../parts/toasts";
 import { href } from "../../router";
 import { usePolled } from "../../state/polled";
 import { may, otherTenant, tenantHeaders } from "../../state/session";
-import { GiveUp } from "./give-up";
+import { CancelUpload } from "./cancel-upload";
 import { SessionEnd, Stepper } from "./session-end";
 import { isTerminal } from "./upload-job";
 
@@ -59,7 +59,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
           </button>
         )}
         {may("operator") && !isTerminal(session) && (
-          <GiveUp name={session.adapter} onConfirm={() => act("DELETE", "")} />
+          <CancelUpload name={session.adapter} onConfirm={() => act("DELETE", "")} />
         )}
         <a class="button" href={href(["upload"], { tenant: otherTenant(session.tenant) })}>
           All uploads

@@ -3,7 +3,7 @@ import { useEffect } from "preact/hooks";
 import { bytes } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { Failure } from "../../parts/states";
-import { GiveUp } from "./give-up";
+import { CancelUpload } from "./cancel-upload";
 import { SessionEnd, Stepper } from "./session-end";
 import { type FileProgress, isTerminal, type UploadJob } from "./upload-job";
 
@@ -24,7 +24,7 @@ export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void
     <>
       <div class="page-head">
         <h1 class="truncate">{job.name}</h1>
-        {!ended && <GiveUp name={job.name} onConfirm={() => job.cancel()} />}
+        {!ended && <CancelUpload name={job.name} onConfirm={() => job.cancel()} />}
         {session?.state === "failed" && (
           <button type="button" class="button is-primary" onClick={() => void job.commitAgain()}>
             Try again

@@ -15,7 +15,7 @@ const END: Record<string, { icon: IconName; title: string }> = {
   rejected: { icon: "cross", title: "Refused" },
   failed: { icon: "warn", title: "Failed" },
   expired: { icon: "clock", title: "Expired" },
-  aborted: { icon: "cross", title: "Given up" },
+  aborted: { icon: "cross", title: "Cancelled" },
 };
 
 /** The phases of an upload; the one where it was refused is marked. */

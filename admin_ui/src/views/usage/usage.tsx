@@ -24,7 +24,7 @@ const REFRESH_MS = 15_000;
 /** Of a week or more: the server adds up thousands of counters for it. */
 const REFRESH_LONG_MS = 60_000;
 
-/** What a tenant used over time, by adapter, version or key; for operators of all tenants, also by tenant. */
+/** What a tenant used over time, by adapter, version or key; with a key for all tenants, also by tenant. */
 export function Usage() {
   const query = place.value.query;
   const span = SPANS.find((known) => known.span === query.get("span")) ?? SPANS[0];
