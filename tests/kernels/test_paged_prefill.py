@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,20 @@ def test_reads_no_key_before_the_window_of_a_tile(attend, triton_device):
         cache[block, :, : hidden % 16] = float("nan")
     assert not clean.isnan().any()
     assert torch.equal(attend(inputs, scaling=0.3, sliding_window=20), clean)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "shared_kib", "num_queries"),
+    [(128, 100, 128), (256, 100, 64), (512, 100, 32), (256, 164, 128), (512, 164, 64), (256, 228, 128)],
+)
+def test_tiles_of_wide_heads_are_smaller_where_shared_memory_is(
+    triton_device, monkeypatch, head_dim, shared_kib, num_queries
+):
+    from loraserve_kernels.triton_ops.paged_prefill import max_queries
+
+    properties = SimpleNamespace(shared_memory_per_multiprocessor=shared_kib * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    assert max_queries(head_dim, torch.device("cuda")) == num_queries
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 101}, {"softcap": 8.4}, {"scaling": 0.303}])

@@ -3,6 +3,7 @@
 # Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -23,6 +24,10 @@ from loraserve_kernels.triton_ops.attention_tile import (
 MAX_QUERIES = 128
 """Query vectors of a tile: 64 for each of two of Hopper's warp groups. With half as many, K and V would come from
 L2 at 64 bytes a clock and SM, which is all it gives."""
+
+LARGE_SHARED_BYTES = 128 * 1024
+"""Of a multiprocessor that has room for so many queries at head_dim 256: they take 104 KiB, and 128 KiB on Hopper.
+GPUs of compute capability 8.6, 8.9 and 12.0 leave a program 99 KiB; half as many queries take 68 KiB."""
 
 
 # Not compiled anew for a block table of another width.
@@ -128,6 +133,20 @@ def _paged_prefill_kernel(
     tl.store(out + out_offset[:, None] + dim[None, :], output.to(out.dtype.element_ty), stored)
 
 
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory of a multiprocessor; a program gets 1 KiB less at most."""
+    if device.type != "cuda":
+        return LARGE_SHARED_BYTES  # the interpreter
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+
+
+def max_queries(block_dim: int, device: torch.device) -> int:
+    """Of a tile: of wider heads fewer, so that they fit."""
+    if block_dim <= 128:
+        return MAX_QUERIES
+    return MAX_QUERIES * (256 if shared_bytes(device) >= LARGE_SHARED_BYTES else 128) // block_dim
+
+
 def paged_prefill(
     out: Tensor,
     q: Tensor,
@@ -150,7 +169,7 @@ def paged_prefill(
         return
     group, block_dim = num_heads // num_kv_heads, padded(head_dim)
     most_queries = min(PREFILL_ROWS, q.shape[0]) * group
-    queries = query_tile(most_queries, MAX_QUERIES, q.dtype)
+    queries = query_tile(most_queries, max_queries(block_dim, q.device), q.dtype)
     _paged_prefill_kernel[(num_tiles, ceil_div(most_queries, queries), num_kv_heads)](
         out,
         q,
@@ -180,7 +199,7 @@ def paged_prefill(
         QUERIES=queries,
         BLOCK_SIZE=block_size,
         KEYS=key_tile(block_dim, q.dtype),
-        num_warps=8 if queries == MAX_QUERIES else 4,
+        num_warps=8 if queries == MAX_QUERIES or block_dim > 128 else 4,
         num_stages=3,
         enable_fp_fusion=True,
     )

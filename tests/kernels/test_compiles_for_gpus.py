@@ -1,6 +1,7 @@
 """Where there is no GPU, what the interpreter ran must still compile for one and fit it.
 
-The cases that people serve; `compile_for_hopper.py` knows more, such as float32 and wider heads, and takes their names.
+The cases that people serve, on Hopper unless a smaller GPU has less room; `compile_for_gpus.py` knows more, and takes
+their names.
 """
 
 import json
@@ -15,14 +16,16 @@ from loraserve_kernels.attention_work import PROGRAMS_PER_SM
 KERNELS = ["_paged_decode_kernel", "_merge_kernel", "_paged_decode_kernel", "_merge_kernel", "_paged_prefill_kernel"]
 KERNELS_PATH = Path(__file__).parents[2] / "kernels"
 MAX_SHARED_BYTES = 227 * 1024
+SMALL_SHARED_BYTES = 99 * 1024
+"""Of Ada, and of other GPUs that are not made for data centers."""
 
 
-def compiled(case: str, cache: Path) -> list[dict]:
+def compiled(cache: Path, *cases: str, capability: int = 90) -> list[dict]:
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(KERNELS_PATH)}
-    program = Path(__file__).with_name("compile_for_hopper.py")
-    command = [sys.executable, "-W", "error", program, case]
+    program = Path(__file__).with_name("compile_for_gpus.py")
+    command = [sys.executable, "-W", "error", program, str(capability), *cases]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -31,7 +34,7 @@ def compiled(case: str, cache: Path) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["attention-128", "attention-128-float8"])
 def test_attention_fits_registers_and_shared_memory(tmp_path, case):
-    kernels = compiled(case, tmp_path)
+    kernels = compiled(tmp_path, case)
     assert [kernel["kernel"] for kernel in kernels] == KERNELS
     assert [kernel["stack_bytes"] for kernel in kernels] == [0] * len(KERNELS)
     assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES
@@ -41,9 +44,17 @@ def test_attention_fits_registers_and_shared_memory(tmp_path, case):
 
 
 @pytest.mark.slow
+def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
+    kernels = compiled(tmp_path, "attention-256-window-softcap", capability=89)
+    assert [kernel["kernel"] for kernel in kernels] == KERNELS[2:]
+    assert [kernel["stack_bytes"] for kernel in kernels] == [0] * len(kernels)
+    assert max(kernel["shared_bytes"] for kernel in kernels) <= SMALL_SHARED_BYTES
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "is_prefill"), [("lora-decode", False), ("lora-prefill", True)])
 def test_lora_leaves_room_for_several_programs(tmp_path, case, is_prefill):
-    kernels = compiled(case, tmp_path)
+    kernels = compiled(tmp_path, case)
     assert [kernel["kernel"] for kernel in kernels] == ["_lora_shrink_kernel", "_lora_expand_kernel"]
     assert [kernel["stack_bytes"] for kernel in kernels] == [0, 0]
     # A multiprocessor has 65,536 registers; a program is 128 threads, and the prefill's shrink two to a multiprocessor.
@@ -55,7 +66,7 @@ def test_lora_leaves_room_for_several_programs(tmp_path, case, is_prefill):
 
 @pytest.mark.slow
 def test_the_small_ops_keep_everything_in_registers(tmp_path):
-    kernels = compiled("small-ops", tmp_path)
+    kernels = compiled(tmp_path, "small-ops")
     assert {kernel["kernel"] for kernel in kernels} == {
         "_rms_norm_kernel",
         "_silu_mul_kernel",
@@ -68,7 +79,7 @@ def test_the_small_ops_keep_everything_in_registers(tmp_path):
 
 @pytest.mark.slow
 def test_sampling_compiles_and_hardly_spills(tmp_path):
-    kernels = compiled("sampling-bfloat16-128256", tmp_path)
+    kernels = compiled(tmp_path, "sampling-bfloat16-128256")
     assert "choose_kernel" in {kernel["kernel"] for kernel in kernels}
     assert max(kernel["stack_bytes"] for kernel in kernels) <= 256
     assert max(kernel["shared_bytes"] for kernel in kernels) <= 48 * 1024

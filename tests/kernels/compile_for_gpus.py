@@ -1,4 +1,4 @@
-"""Compiles the kernels of the named cases for a Hopper GPU, without having one, and prints their needs as JSON lines.
+"""Compiles the kernels of the named cases for a GPU, without having one, and prints their needs as JSON lines.
 
 A program of its own, since Triton must not be in its interpreter's mode. Arguments of a launch are exactly those of a
 GPU's but for their addresses; instead of launching, it ends after compiling.
@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.rotary_kv_write import make_rotary_inputs
 from loraserve_kernels.sampling import pack_draws
 from loraserve_kernels.triton_backend import TritonBackend
+from loraserve_kernels.triton_ops import paged_prefill
 from loraserve_kernels.triton_ops.logit_edits import count_tokens
 from loraserve_kernels.triton_ops.paged_attention import paged_attention
 from loraserve_kernels.triton_ops.sampling import sample
@@ -29,13 +30,18 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+SHARED_BYTES = {89: 100 * 1024, 90: 228 * 1024}
+"""Of a multiprocessor, by compute capability: Ada and Hopper."""
 
 
-class HopperDriver:
+class AbsentGpuDriver:
     """As much of a driver as compiling asks for."""
 
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -73,11 +79,17 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def attend(
-    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype | None = None, **options
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype | None = None,
+    num_rows: Sequence[int] = (1, 9, 280),
+    **options,
 ) -> Callable[[], object]:
     """A batch of a decode row, a few rows and a prompt."""
     heads = (num_heads, num_kv_heads, head_dim)
-    inputs = make_attention_inputs([300, 300, 300], [1, 9, 280], *heads, dtype=dtype, kv_dtype=kv_dtype)
+    inputs = make_attention_inputs([300] * len(num_rows), [*num_rows], *heads, dtype=dtype, kv_dtype=kv_dtype)
     arguments = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.batch)
     return lambda: paged_attention(*arguments, scaling=head_dim**-0.5, **options)
 
@@ -126,10 +138,14 @@ def choose_tokens(dtype: torch.dtype, vocab_size: int) -> None:
 
 
 SINKS = torch.zeros(64, dtype=torch.bfloat16)
+PROMPTS = (9, 280)
+"""Whose tiles need more than a decode row's."""
 CASES = {
     "attention-128": lambda: attend(32, 8, 128, torch.bfloat16),
     "attention-64-window-sinks": lambda: attend(64, 8, 64, torch.bfloat16, sliding_window=128, sinks=SINKS),
-    "attention-256-window-softcap": lambda: attend(8, 4, 256, torch.bfloat16, sliding_window=100, softcap=50.0),
+    "attention-256-window-softcap": lambda: attend(
+        8, 4, 256, torch.bfloat16, num_rows=PROMPTS, sliding_window=100, softcap=50.0
+    ),
     "attention-128-float8": lambda: attend(32, 8, 128, torch.bfloat16, KV_FLOAT8),
     "attention-256-float8-window-softcap": lambda: attend(
         8, 4, 256, torch.bfloat16, KV_FLOAT8, sliding_window=100, softcap=50.0
@@ -151,9 +167,11 @@ CASES = {
 
 
 def main() -> None:
-    """Arguments: names of cases."""
-    driver.set_active(HopperDriver())
-    for name in sys.argv[1:]:
+    """Arguments: the compute capability, as 90, and names of cases."""
+    capability = int(sys.argv[1])
+    driver.set_active(AbsentGpuDriver(capability))
+    paged_prefill.shared_bytes = lambda _: SHARED_BYTES[capability]
+    for name in sys.argv[2:]:
         compile_launches(CASES[name]())
 
 
