@@ -27,6 +27,9 @@ MAX_QUERIES = 64
 SMALL_TILE = 16 * 128
 """Elements of a tile of query vectors that leave room for `PROGRAMS_PER_SM`: any decode of up to 16 heads a kv head."""
 
+LARGE_TILE_BYTES = 16 * 1024
+"""Of query vectors: larger tiles are shared by 8 warps. With 4, one of 32 at head_dim 256 in float32 spilled 7 KB."""
+
 MAX_REGISTERS = 65536 // (128 * PROGRAMS_PER_SM)
 """Of a thread, with such tiles. Left alone, at head_dim 128, Triton 3.6 takes 127 and 3.9 takes 145. With it 3.9 spills
 nothing there and 3.6 spills 8 bytes; with a window and sinks 3.9 spills 24."""
@@ -265,7 +268,7 @@ def paged_decode(
         QUERIES=queries,
         BLOCK_SIZE=block_size,
         KEYS=keys,
-        num_warps=4,
+        num_warps=8 if queries * block_dim * q.dtype.itemsize > LARGE_TILE_BYTES else 4,
         num_stages=3,
         maxnreg=MAX_REGISTERS if is_small else None,
         enable_fp_fusion=True,
