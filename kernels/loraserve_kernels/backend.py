@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 
 
+class KernelTooLargeError(Exception):
+    """The GPU lacks the resources that an op's kernel needs for such shapes; the message says which."""
+
+
 class Linear(Protocol):
     """x Wᵀ + bias with the weight in whatever layout is fastest."""
 
@@ -110,7 +114,7 @@ class Backend(Protocol):
         A query at position p sees keys k <= p, and with a window only k > p - sliding_window. softcap: scores become
         softcap * tanh(score / softcap). sinks: [num_heads] logits that join the softmax without a value.
         Query head h reads key head h // (num_heads // num_kv_heads). The caches are in q's dtype, or in `KV_FLOAT8` and
-        widened to it.
+        widened to it. Raises `KernelTooLargeError` where a GPU has too little shared memory for head_dim in that dtype.
         """
         ...
 

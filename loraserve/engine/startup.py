@@ -8,7 +8,7 @@ import torch
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.packed import ALIGNMENT_BYTES
 from loraserve_kernels.attention_work import splits_for_device
-from loraserve_kernels.backend import Backend
+from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -38,6 +38,9 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
+KERNEL_TOO_LARGE_ADVICE = (
+    "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
+)
 DEFAULT_MODEL_MAX_LEN = 2048
 """For a config that names no limit."""
 
@@ -94,6 +97,8 @@ def start(config: EngineConfig, progress: Progress) -> EngineParts:
         raise EngineStartError(str(error)) from error
     except torch.OutOfMemoryError as error:
         raise EngineStartError(f"the GPU's memory does not suffice: {OUT_OF_MEMORY_ADVICE} ({error})") from error
+    except KernelTooLargeError as error:
+        raise EngineStartError(f"{error}: {KERNEL_TOO_LARGE_ADVICE}") from error
     except torch.AcceleratorError as error:
         raise EngineStartError(f"the GPU failed, which another start may not ({error})") from error
 

@@ -1,8 +1,9 @@
 """Why a model cannot be served."""
 
 import torch
+from loraserve_kernels.backend import KernelTooLargeError
 
-DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError)
+DEVICE_ERRORS = (torch.OutOfMemoryError, torch.AcceleratorError, KernelTooLargeError)
 """They say nothing of the model, and after the second every call of the device fails."""
 
 

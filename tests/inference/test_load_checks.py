@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from loraserve_kernels.backend import KernelTooLargeError
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.reference_backend import ReferenceBackend
@@ -78,10 +79,20 @@ def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPat
     assert [note.partition(":")[0] for note in model.notes] == ["direct forward"]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), torch.AcceleratorError("illegal access")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("out of memory"),
+        torch.AcceleratorError("illegal access"),
+        KernelTooLargeError("shared memory"),
+    ],
+)
 def test_an_error_of_the_device_ends_the_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(type(error)):
         prepared(fail(error))
     monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: fail(error)(batch.token_ids))
+    with pytest.raises(type(error)):
+        prepared()
+    monkeypatch.setattr(LayerBackend, "paged_attention", lambda self, q, *_, **__: fail(error)(q))
     with pytest.raises(type(error)):
         prepared()

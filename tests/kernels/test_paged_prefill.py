@@ -5,6 +5,7 @@ import pytest
 import torch
 from loraserve_kernels import attention_work
 from loraserve_kernels.attention_work import AttentionWork, make_attention_work
+from loraserve_kernels.backend import KernelTooLargeError
 from loraserve_kernels.paged_attention import AttentionInputs, make_attention_inputs, paged_attention_reference
 from torch import Tensor
 
@@ -147,6 +148,20 @@ def test_tiles_of_wide_heads_are_smaller_where_shared_memory_is(
     properties = SimpleNamespace(shared_memory_per_multiprocessor=shared_kib * 1024)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     assert max_queries(head_dim, torch.device("cuda")) == num_queries
+
+
+def test_a_kernel_that_does_not_fit_the_gpu_says_what_it_lacks(attend, triton_device, monkeypatch):
+    from loraserve_kernels.triton_ops import paged_attention
+    from triton.runtime.errors import OutOfResources
+
+    def launch(*_, **__):
+        raise OutOfResources(133312, 101376, "shared memory")
+
+    monkeypatch.setattr(paged_attention, "paged_prefill", launch)
+    inputs = make_attention_inputs([30], [30], 2, 1, 16, device=triton_device)
+    message = rf"heads of 16 in float32 does not fit {triton_device}.* \(shared memory: 133312, at most 101376\)"
+    with pytest.raises(KernelTooLargeError, match=message):
+        attend(inputs, scaling=0.3)
 
 
 @pytest.mark.parametrize("options", [{"sliding_window": 101}, {"softcap": 8.4}, {"scaling": 0.303}])

@@ -2,8 +2,10 @@
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from loraserve_kernels.attention_work import APPEND_ROWS, AttentionWork, make_attention_work, splits_for_device
+from loraserve_kernels.backend import KernelTooLargeError
 from loraserve_kernels.checks import mismatch, require_dense
 from loraserve_kernels.paged_attention import check_paged_attention
 from loraserve_kernels.step_batch import StepBatch
@@ -39,9 +41,17 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shared = (out, q, k_cache, v_cache, batch)
     scores = Scores(scaling, softcap)
-    paged_decode(*shared, work.decode_splits, 1, scores=scores, sliding_window=sliding_window, sinks=sinks)
-    paged_decode(*shared, work.append_splits, APPEND_ROWS, scores=scores, sliding_window=sliding_window, sinks=sinks)
-    paged_prefill(*shared, work.prefill_tiles, scores=scores, sliding_window=sliding_window, sinks=sinks)
+    options = {"scores": scores, "sliding_window": sliding_window, "sinks": sinks}
+    try:
+        paged_decode(*shared, work.decode_splits, 1, **options)
+        paged_decode(*shared, work.append_splits, APPEND_ROWS, **options)
+        paged_prefill(*shared, work.prefill_tiles, **options)
+    except OutOfResources as error:
+        dtype = str(q.dtype).removeprefix("torch.")
+        raise KernelTooLargeError(
+            f"attention with heads of {q.shape[2]} in {dtype} does not fit {q.device} "
+            f"({error.name}: {error.required}, at most {error.limit})"
+        ) from error
     return out
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.backend import KernelTooLargeError
 
 from loraserve import demo
 from loraserve.engine import startup
@@ -86,6 +87,15 @@ def test_running_out_of_memory_names_the_flags(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(startup.loader, "load_model", load)
     with pytest.raises(EngineStartError, match=r"--max-model-len, .*--gpu-memory-utilization .*\(CUDA out of memory"):
+        start_demo(tmp_path, {})
+
+
+def test_a_kernel_that_does_not_fit_names_what_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(*_: object) -> None:
+        raise KernelTooLargeError("attention with heads of 512 in float32 does not fit cuda:0")
+
+    monkeypatch.setattr(startup.CausalModel, "prepare", prepare)
+    with pytest.raises(EngineStartError, match=r"heads of 512 in float32 does not fit cuda:0: choose --dtype bfloat16"):
         start_demo(tmp_path, {})
 
 
