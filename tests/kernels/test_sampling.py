@@ -285,6 +285,19 @@ def test_edits_are_the_engines(implementation, choice, change):
     assert run(implementation, logits, rows) == expected(logits, rows)
 
 
+@pytest.mark.skipif(HAS_GPU, reason="no function of a compiled kernel can be replaced")
+@pytest.mark.parametrize("change", [{"top_k": 20}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.9}], ids=str)
+def test_a_few_allowed_tokens_are_gathered_and_not_searched_for(triton_device, monkeypatch, change):
+    from loraserve_kernels.triton_ops import sampling, token_choice
+
+    monkeypatch.setattr(token_choice, "choose_by_search", lambda *_: pytest.fail("searched the row"))
+    logits = make_logits(6, 3000, 3000, seed=2)
+    rows = drawn_rows({**change, "allowed_token_ids": (4, 9, 77, 2999)}, 6)
+    found = run(Implementation(sampling.sample, triton_device), logits, rows)
+    assert found == expected(logits, rows)
+    assert len(set(found)) > 1
+
+
 def test_each_edit_moves_the_greedy_token(implementation):
     """So that the comparison above cannot pass with edits left out."""
     logits = make_logits(1, 200, 1, seed=3)

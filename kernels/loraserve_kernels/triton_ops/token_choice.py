@@ -23,6 +23,8 @@ _MAX_CANDIDATES = tl.constexpr(2048)
 """Tokens sorted, and lanes gathered from, at most: the wanted ones and what ties with the last of them."""
 _GATHERED_LANES = tl.constexpr(32)
 """Lanes at a time."""
+_LEAST_NUMBER = tl.constexpr(-(2**31) + 2**23)
+"""The `order_key` of the least finite logit."""
 _NONE = tl.constexpr(2**31 - 1)
 
 MIN_LANES = 512
@@ -213,7 +215,7 @@ def _gather_candidates(
     LENGTH: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """How many tokens reach the `wanted`-th largest lane maximum; they are written as keys that sort best first.
+    """How many finite logits reach the `wanted`-th largest lane maximum; they are written as keys that sort best first.
 
     More than `_MAX_CANDIDATES`: there are too many, and what was written is of no use.
     """
@@ -226,6 +228,8 @@ def _gather_candidates(
         is_reached = tl.sum((keys >= threshold + step).to(tl.int32), axis=0) >= wanted
         threshold += tl.where(is_reached, step, 0)
         step = step >> 1
+    # Where only a few tokens are allowed, all others are -inf: without weight, and too many to be candidates.
+    threshold = tl.maximum(threshold, _LEAST_NUMBER)
     is_listed = (lanes < num_lanes) & (keys >= threshold)
     places = tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
     num_listed = tl.sum(is_listed.to(tl.int32), axis=0)
