@@ -46,6 +46,8 @@ class GpuBatchBuilder(BatchBuilder):
         """Rows beyond the last batch's that a graph computes."""
         self._num_steps = 0
         """Since the attention's lists were made."""
+        self._listed: list[int] = []
+        """`Sequence.admitted` of those they were made for."""
         self.sampling: DeviceSampling | None = None
         """Of the last batch, copied with it; None where it was built without."""
 
@@ -89,7 +91,7 @@ class GpuBatchBuilder(BatchBuilder):
         previous = self._batch
         batch = super()._filled(scheduled)
         self._num_steps += 1
-        if batch is previous and self._num_steps >= REBALANCE_STEPS:
+        if batch is previous and (self._num_steps >= REBALANCE_STEPS or self._admitted() != self._listed):
             self._list_attention(batch)
         self._buffers.upload(self._block_table.end_bytes(len(scheduled)))
         return batch
@@ -145,7 +147,10 @@ class GpuBatchBuilder(BatchBuilder):
         num_seqs = len(batch.context_lens)
         context_lens, num_rows = self._context_lens.array[:num_seqs], self._num_rows.array[:num_seqs]
         batch.attention = self._work.attention(context_lens, num_rows, self._num_padded)
-        self._num_steps = 0
+        self._num_steps, self._listed = 0, self._admitted()
+
+    def _admitted(self) -> list[int]:
+        return [admitted for admitted, _ in self._in_table]
 
     def _list_lora(self, batch: StepBatch, size: int | None) -> None:
         assert self._work is not None

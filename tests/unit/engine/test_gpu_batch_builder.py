@@ -135,6 +135,31 @@ def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilde
     assert len(entries(batch.attention.decode_splits)) > 2
 
 
+def test_a_long_context_in_anothers_place_is_cut_into_parts_at_once(builder: GpuBatchBuilder) -> None:
+    captured = builder.graph_batch(2, has_adapter=False)
+    scheduled = [item(100, 1), item(100, 1)]
+    for admitted, running in enumerate(scheduled, 1):
+        running.sequence.admitted = admitted
+    batch = builder.build(scheduled)
+    assert batch.attention is not None
+    decode_splits = batch.attention.decode_splits
+    assert len(entries(decode_splits)) == 2
+    scheduled[1] = item(1000, 1)  # all but one token of its prompt had been computed before
+    scheduled[1].sequence.admitted = 3
+    assert builder.build(scheduled) is batch
+    assert captured.attention is not None
+    assert len(entries(captured.attention.decode_splits)) > 2, "a captured graph reads the new list"
+    assert batch.attention.decode_splits.shape == decode_splits.shape
+
+
+def test_a_list_is_kept_while_the_same_sequences_run(builder: GpuBatchBuilder) -> None:
+    scheduled = [item(100, 1)]
+    scheduled[0].sequence.admitted = 1
+    attention = builder.build(scheduled).attention
+    for _ in range(REBALANCE_STEPS - 2):
+        assert builder.build(scheduled).attention is attention
+
+
 def test_arrays_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
     accelerator = builder._buffers._accelerator
     assert isinstance(accelerator, HostAccelerator)
