@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -17,14 +16,13 @@ from multipart import MultipartError, MultipartSegment, ParserLimitReached, Push
 from loraserve.api.bodies import stream_body
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
+from loraserve.store.uploads import SPOOL
 
 FILES = {CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes, WEIGHTS_FILE: DEFAULT_LIMITS.max_weights_bytes}
 """Largest sizes in bytes."""
 FIELDS = ("name", "activate")
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 8
-SPOOL = "spool"
-STALE_AFTER_S = 24 * 3600.0
 TRUTH = {"true": True, "false": False}
 
 
@@ -93,14 +91,6 @@ async def receive_adapter(request: Request, data_dir: Path) -> AsyncGenerator[Ad
         yield _form(parts)
     finally:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-
-def clear_spool(data_dir: Path, older_than_s: float = STALE_AFTER_S) -> None:
-    """Remove what servers that were killed left there."""
-    before = time.time() - older_than_s
-    for folder in (data_dir / SPOOL).glob("*"):
-        if folder.stat().st_mtime < before:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _boundary(request: Request) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 
@@ -18,7 +19,7 @@ from loraserve.control.content_loader import ContentLoader
 from loraserve.control.contents import Contents
 from loraserve.control.declared import Declared
 from loraserve.control.draining import Draining
-from loraserve.control.ingest import Ingest, packed_folder, remove_stale_output
+from loraserve.control.ingest import Ingest, packed_folder
 from loraserve.control.keys import KeyService
 from loraserve.control.login_attempts import LoginAttempts
 from loraserve.control.observer import Observer, build_observer
@@ -38,12 +39,17 @@ from loraserve.control.versions import VersionService
 from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient
-from loraserve.store.uploads import UploadStore
+from loraserve.store.durable import remove_old_folders
+from loraserve.store.uploads import SPOOL, UploadStore
 from loraserve.store.usage_log import UsageLog
 
 SYNC_USAGE_EVERY_S = 1.0
 EXPIRE_UPLOADS_EVERY_S = 60.0
 SWEEP_EVERY_S = 600.0
+STALE_OUTPUT_S = 3600.0
+"""More than `Ingest` gives a job."""
+STALE_FORM_S = 24 * 3600.0
+"""A form's second file may take hours to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class ControlPlane:
     declared: Declared
 
     async def start(self) -> None:
-        await asyncio.to_thread(remove_stale_output, packed_folder(self.declared.settings.data_dir))
+        await asyncio.to_thread(_remove_leftovers, self.declared.settings.data_dir)
         await self.uploads.start()
         background = self.background
         background.run("following changes", self.catalog.run)
@@ -112,6 +118,12 @@ class ControlPlane:
     async def _sweep(self) -> None:
         data_dir = self.declared.settings.data_dir
         await asyncio.to_thread(sweep_contents, data_dir, packed_folder(data_dir))
+
+
+def _remove_leftovers(data_dir: Path) -> None:
+    """What `Ingest.pack` and forms on their way left when their server was killed."""
+    remove_old_folders(packed_folder(data_dir), ".*-*", STALE_OUTPUT_S)
+    remove_old_folders(data_dir / SPOOL, "*", STALE_FORM_S)
 
 
 def build_control(

@@ -4,13 +4,11 @@ One for each job: what an adapter's bytes may do to a process ends with it.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
@@ -194,18 +192,6 @@ def _ending(returncode: int) -> str:
         reason = " (it used more CPU time than allowed)" if name == "SIGXCPU" else ""
         return f"was ended by {name}{reason}"
     return f"ended with exit code {returncode}; the server's log says more"
-
-
-STALE_AFTER_S = 3600.0
-
-
-def remove_stale_output(packed_dir: Path, older_than_s: float = STALE_AFTER_S) -> None:
-    """What `Ingest.pack` left when its server was killed."""
-    before = time.time() - older_than_s
-    for folder in packed_dir.glob(".*-*"):
-        with contextlib.suppress(FileNotFoundError):
-            if folder.is_dir() and folder.stat().st_mtime < before:
-                _remove_output_folder(folder)
 
 
 def _remove_output_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -81,3 +82,12 @@ def empty_trash(trash: Path) -> None:
     """Finishes what `discard_folder` was killed in."""
     for doomed in trash.glob(f"{_DISCARDED}*"):
         shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_old_folders(parent: Path, pattern: str, older_than_s: float) -> None:
+    """Those in which nothing was made or removed for so long: what processes that were killed left behind."""
+    before = time.time() - older_than_s
+    for folder in parent.glob(pattern):
+        with suppress(FileNotFoundError):
+            if folder.is_dir() and folder.stat().st_mtime < before:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -41,6 +41,9 @@ EXPIRE_AFTER_S = 86_400.0
 KEEP_FINAL_S = 7 * 86_400.0
 """How long the record of a finished upload stays readable."""
 
+SPOOL = "spool"
+"""Of the data directory: forms as they come, a folder each."""
+
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 _SESSION = "session.json"
 _UNFINISHED_CREATION_S = 3600.0

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, replace_file
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, remove_old_folders, replace_file
 from loraserve.store.locks import locked, try_locked
 
 
@@ -50,6 +50,18 @@ def test_a_discarded_folder_is_gone_and_the_trash_can_be_emptied(tmp_path: Path)
     (trash / ".discarded-0" / "file").write_bytes(b"1")
     empty_trash(trash)
     assert os.listdir(trash) == []
+
+
+def test_only_old_folders_of_the_pattern_are_removed(tmp_path: Path) -> None:
+    for name in (".old-1", ".young-1", "old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"1")
+    (tmp_path / ".file-1").write_bytes(b"1")
+    for name in (".old-1", "old", ".file-1"):
+        os.utime(tmp_path / name, (0, 0))
+    remove_old_folders(tmp_path, ".*-*", 3600)
+    assert sorted(os.listdir(tmp_path)) == [".file-1", ".young-1", "old"]
+    remove_old_folders(tmp_path / "absent", "*", 0)
 
 
 def test_shared_locks_are_held_together_and_keep_an_exclusive_one_out(tmp_path: Path) -> None:
