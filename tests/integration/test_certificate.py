@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -134,6 +135,14 @@ def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
     certificate = run_child(published, "", memory_factor=1e9)
     assert certificate.status is CertificateStatus.SKIPPED
     assert "times the base's" in (certificate.reason or "")
+
+
+def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Published) -> None:
+    with_gpu = "import torch; torch.cuda.is_available = lambda: True"
+    assert published.engine.device == "auto"
+    assert run_child(published, with_gpu).status is CertificateStatus.AGREES
+    on_gpu = run_child(published, with_gpu, engine=replace(published.engine, device="cuda"))
+    assert on_gpu.reason == "it is measured on CPUs only"
 
 
 def test_a_measurement_that_dies_or_hangs_is_skipped(published: Published) -> None:
