@@ -3177,12 +3177,12 @@ export interface components {
              */
             adapter_id: string | null;
             /**
-             * @description Accepted, and without effect: adapters are found by name.
+             * @description Only "local": adapters are uploaded to this server and found by name.
              * @default null
              */
             adapter_source: string | null;
             /**
-             * @description Accepted, and without effect: the Authorization header says who asks.
+             * @description Refused: the Authorization header says who asks.
              * @default null
              */
             api_token: string | null;

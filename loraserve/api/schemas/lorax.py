@@ -12,9 +12,9 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     adapter_id: str | None = None
     """An adapter's name; left out = the base model."""
     adapter_source: str | None = None
-    """Accepted, and without effect: adapters are found by name."""
+    """Only "local": adapters are uploaded to this server and found by name."""
     api_token: str | None = None
-    """Accepted, and without effect: the Authorization header says who asks."""
+    """Refused: the Authorization header says who asks."""
     do_sample: bool = False
     """False: greedy, unless temperature, top_k or top_p is given."""
     max_new_tokens: int | None = None
