@@ -24,7 +24,7 @@ class EngineErrorCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. Ranges are checked where requests enter (the API) and again by `validate`."""
+    """How tokens are chosen. Ranges are checked where requests enter (the API) and again by `check_request`."""
 
     max_tokens: int
     n: int = 1

@@ -1,4 +1,4 @@
-"""A step that is queued, and whose its tokens are."""
+"""A queued step, and the sequences its tokens belong to."""
 
 from dataclasses import dataclass
 

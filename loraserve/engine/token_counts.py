@@ -10,7 +10,7 @@ from loraserve.engine.sampling_row import CountPlace, SamplingRow
 
 
 class TokenCounts:
-    """A row of the device's memory each. Nobody gives his row back: who is in no batch loses it to who needs one."""
+    """A row of device memory for each. None is given back: who needs one takes the row that was used longest ago."""
 
     # NOTE: a row that changes hands is filled behind the batches that are queued, so they still find and count theirs.
 
