@@ -43,12 +43,6 @@ class IncompleteBlobError(StoreError):
     """A folder to be published holds something else than the files of a blob."""
 
 
-class BlobMissingError(StoreError):
-    def __init__(self, digest: str) -> None:
-        super().__init__(f"no content {digest}: upload the adapter again")
-        self.digest = digest
-
-
 class UploadNotFoundError(StoreError):
     def __init__(self, upload_id: str) -> None:
         super().__init__(f"no upload {upload_id!r}")
