@@ -89,19 +89,16 @@ class DocumentStore:
             temporary.unlink()
         sync_folder(folder)
 
-    def history(self, kind: DocumentKind, document_id: str, limit: int = KEEP_REVISIONS) -> list[AnyDocument]:
-        """Newest first. Damaged revisions are reported and left out."""
-        folder = self._document_folder(kind, document_id)
-        names = sorted(filter(_FILE_NAME.fullmatch, _names(folder)), reverse=True)
-        found = (self._try_read(kind, folder, name) for name in names[:limit])
-        return [document for document in found if document is not None]
-
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
         """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
         folder = self._document_folder(kind, document_id)
         if not os.path.exists(f"{folder}/{_file_name(rev)}"):
             return None
-        return self._try_read(kind, folder, _file_name(rev))
+        try:
+            return self._read(kind, folder, _file_name(rev))
+        except DamagedFileError as damage:
+            self._on_damage(damage)
+            return None
 
     def has_any(self, kind: DocumentKind) -> bool:
         """Whether there is a file where documents of this kind are, readable or not."""
@@ -186,13 +183,6 @@ class DocumentStore:
                 self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
         newest = _newest(names)
         return self._read(kind, folder, newest) if newest is not None else None
-
-    def _try_read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument | None:
-        try:
-            return self._read(kind, folder, name)
-        except DamagedFileError as damage:
-            self._on_damage(damage)
-            return None
 
     def _read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument:
         path = f"{folder}/{name}"

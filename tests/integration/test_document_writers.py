@@ -10,6 +10,7 @@ import pytest
 
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import DocumentKind
+from tests.support.store_documents import revisions
 
 ROOT = Path(__file__).parents[2]
 ADAPTER = DocumentKind.ADAPTER
@@ -30,7 +31,7 @@ def test_four_racing_processes_leave_no_gap_and_one_winner_of_each_revision(tmp_
     won = [list(map(int, process.communicate()[0].split())) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4
     assert Counter(rev for revisions in won for rev in revisions) == Counter(range(1, 121))
-    history = DocumentStore(tmp_path / "data").history(ADAPTER, "acme/raced", limit=1000)
+    history = revisions(DocumentStore(tmp_path / "data"), "acme/raced", 1000)
     assert [document.rev for document in history] == list(range(120, 0, -1))
 
 
@@ -57,7 +58,7 @@ def test_a_killed_writer_tears_nothing_and_loses_nothing_it_confirmed(tmp_path: 
     assert all(found[document_id] >= rev for document_id, rev in confirmed.items())
     assert sum(found.values()) - sum(confirmed.values()) <= 12
     for document_id, rev in found.items():
-        assert [document.rev for document in store.history(ADAPTER, document_id)] == list(range(rev, 0, -1))
+        assert [document.rev for document in revisions(store, document_id, 1000)] == list(range(rev, 0, -1))
     assert damages == []
     assert len(confirmed) > 12
 

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from loraserve.store.documents import DocumentStore
 from loraserve.store.errors import RevisionTakenError
-from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, TenantDoc
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, Role, TenantDoc
+
+
+def revisions(store: DocumentStore, document_id: str, newest: int) -> list[AnyDocument]:
+    """Of an adapter, those that are there, newest first."""
+    found = (store.revision(DocumentKind.ADAPTER, document_id, rev) for rev in range(newest, 0, -1))
+    return [document for document in found if document is not None]
 
 
 def adapter_document(name: str, rev: int, description: str = "", *, deleted: bool = False) -> Document[AdapterDoc]:

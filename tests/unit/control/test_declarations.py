@@ -7,6 +7,7 @@ from loraserve.control.adapters import AdapterPatch
 from loraserve.control.key_documents import KeyPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AnyDocument, DocumentKind, Role, Status, TenantDoc
+from tests.support.store_documents import revisions
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, run, running_node, two_nodes, with_tenants
 
@@ -19,7 +20,7 @@ def test_revisions_are_gapless_and_say_who_did_what(valkey: Valkey, tmp_path: Pa
             await with_tenants(node)
             await node.publish("sql", "one")
             await node.adapters.patch(ACME, "r2", "sql", AdapterPatch(description="SQL"))
-            history = node.documents.history(DocumentKind.ADAPTER, "acme/sql")
+            history = revisions(node.documents, "acme/sql", 3)
             assert [(found.rev, found.action, found.actor) for found in history] == [
                 (2, "adapter.change", "cli"),
                 (1, "version.publish", "cli"),

@@ -11,7 +11,7 @@ from loraserve.store import documents
 from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, DocumentStore
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AdapterDoc, DocumentKind
-from tests.support.store_documents import adapter_document, key_document, tenant_document
+from tests.support.store_documents import adapter_document, key_document, revisions, tenant_document
 
 ADAPTER = DocumentKind.ADAPTER
 
@@ -47,7 +47,7 @@ def settle(tmp_path: Path) -> None:
 
 def test_a_document_that_was_never_committed_is_none(store: DocumentStore) -> None:
     assert store.get(ADAPTER, "acme/nothing") is None
-    assert store.history(ADAPTER, "acme/nothing") == []
+    assert store.revision(ADAPTER, "acme/nothing", 1) is None
     assert list(store.scan(ADAPTER)) == []
 
 
@@ -66,8 +66,7 @@ def test_the_newest_revision_is_served_and_all_are_history(store: DocumentStore)
     newest = store.get(ADAPTER, "acme/sql")
     assert newest is not None
     assert newest.rev == 12
-    assert [document.rev for document in store.history(ADAPTER, "acme/sql", limit=3)] == [12, 11, 10]
-    assert [document.rev for document in store.history(ADAPTER, "acme/sql")] == list(range(12, 0, -1))
+    assert [document.rev for document in revisions(store, "acme/sql", 13)] == list(range(12, 0, -1))
 
 
 def test_a_taken_revision_is_refused_and_stays_as_it_was(store: DocumentStore) -> None:
@@ -77,7 +76,7 @@ def test_a_taken_revision_is_refused_and_stays_as_it_was(store: DocumentStore) -
             store.commit(adapter_document("sql", rev, description="too late"))
         assert caught.value.rev == rev
     kept = [adapter_document("sql", rev, description=f"revision {rev}") for rev in (3, 2, 1)]
-    assert store.history(ADAPTER, "acme/sql") == kept
+    assert revisions(store, "acme/sql", 4) == kept
 
 
 def test_a_loser_between_reading_and_linking_leaves_nothing_behind(
@@ -168,7 +167,8 @@ def test_a_damaged_newest_revision_is_reported_and_no_older_one_served(
     assert caught.value.path == newest
     assert [document.id for document in store.scan(ADAPTER)] == ["acme/chat"]
     assert [damage.path for damage in damages] == [newest]
-    assert [document.rev for document in store.history(ADAPTER, "acme/sql")] == [1]
+    assert [document.rev for document in revisions(store, "acme/sql", 2)] == [1]
+    assert [damage.path for damage in damages] == [newest] * 2
 
 
 def test_the_next_revision_repairs_a_damaged_document(store: DocumentStore, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_prune_keeps_the_last_50_and_the_last_30_days(store: DocumentStore, tmp_
         age_s = KEEP_S + 60 if int(path.stem) <= 7 else KEEP_S - 60
         os.utime(path, (now - age_s, now - age_s))
     assert store.prune(now) == 7
-    assert [document.rev for document in store.history(ADAPTER, "acme/sql", 100)] == list(range(60, 7, -1))
+    assert [document.rev for document in revisions(store, "acme/sql", 100)] == list(range(60, 7, -1))
     assert store.prune(now + 365 * 86_400) == 3
     assert len(revision_files(tmp_path / "data")) == KEEP_REVISIONS
     newest = store.get(ADAPTER, "acme/sql")

@@ -3,7 +3,7 @@ from pathlib import Path
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import DocumentKind
 from tests.support.crash_points import crash_points
-from tests.support.store_documents import adapter_document
+from tests.support.store_documents import adapter_document, revisions
 
 ADAPTER = DocumentKind.ADAPTER
 
@@ -30,7 +30,7 @@ def test_a_crash_anywhere_leaves_whole_revisions_and_the_commit_can_be_repeated(
         assert [document.rev for document in store.scan(ADAPTER)] == [rev for rev in seen[-1:] if rev]
         for rev in range(seen[-1] + 1, 4):
             store.commit(adapter_document("sql", rev))
-        assert [document.rev for document in store.history(ADAPTER, "acme/sql")] == [3, 2, 1]
+        assert [document.rev for document in revisions(store, "acme/sql", 4)] == [3, 2, 1]
         assert damages == []
     assert seen == sorted(seen)
     assert set(seen) == {0, 1, 2}

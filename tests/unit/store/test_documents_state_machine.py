@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from loraserve.store.documents import DocumentStore, ScanMark
 from loraserve.store.errors import RevisionGapError, RevisionTakenError
 from loraserve.store.records import AnyDocument, DocumentKind
-from tests.support.store_documents import adapter_document
+from tests.support.store_documents import adapter_document, revisions
 
 ADAPTER = DocumentKind.ADAPTER
 NAMES = st.sampled_from(["sql", "chat", "code"])
@@ -75,9 +75,9 @@ class Documents(RuleBasedStateMachine):
         newest = {key: revisions[-1] for key, revisions in self.revisions.items()}
         for store in self.stores:
             assert {document.id: document for document in store.scan(ADAPTER)} == newest
-            for key, revisions in self.revisions.items():
+            for key, known in self.revisions.items():
                 assert store.get(ADAPTER, key) == newest[key]
-                assert store.history(ADAPTER, key, limit=1000) == revisions[::-1]
+                assert revisions(store, key, len(known) + 1) == known[::-1]
 
     def teardown(self) -> None:
         self.folder.cleanup()
