@@ -193,13 +193,13 @@ class Catalog(DocumentIndex):
                 worker.cancel()
 
     async def _put(self, document: AnyDocument) -> None:
-        reply = await self._live.documents.put(document)
-        if reply.rev > document.rev:
+        rev = await self._live.documents.put(document)
+        if rev > document.rev:
             newer = await self._read(document.kind, document.id)
             if newer is not None:
                 self.apply(newer)
-            if newer is None or newer.rev < reply.rev:
-                self._warn_of_older_disk(document.kind, document.id, reply.rev)
+            if newer is None or newer.rev < rev:
+                self._warn_of_older_disk(document.kind, document.id, rev)
 
     async def _read(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """None where there is none, or it is damaged."""

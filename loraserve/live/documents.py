@@ -1,7 +1,5 @@
 """The newest revision of every document, mirrored for all processes."""
 
-from collections.abc import AsyncIterator
-
 import msgspec
 
 from loraserve.live.audit import NUM_ENTRIES, AuditEntry
@@ -10,16 +8,10 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.script_loader import load_script
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+from loraserve.store.records import AnyDocument, DocumentKind, TenantDoc
 
 AT_ONCE = 500
 """Documents a round trip; 500 took 5 ms."""
-
-
-class PutReply(msgspec.Struct, frozen=True, kw_only=True):
-    was_newer: bool
-    rev: int
-    """What Redis holds now: higher than the one put if another process was faster, or if the disk went back in time."""
 
 
 class LiveDocuments:
@@ -29,14 +21,13 @@ class LiveDocuments:
         self._connection = connection
         self._names = names
         self._put = load_script("doc_put")
-        self._decoders = {
-            DocumentKind.TENANT: msgspec.json.Decoder(Document[TenantDoc]),
-            DocumentKind.KEY: msgspec.json.Decoder(Document[KeyDoc]),
-            DocumentKind.ADAPTER: msgspec.json.Decoder(Document[AdapterDoc]),
-        }
 
-    async def put(self, document: AnyDocument) -> PutReply:
-        """Idempotent and order-free: only a newer revision has an effect (stored, listed, in changes and audit)."""
+    async def put(self, document: AnyDocument) -> int:
+        """Idempotent and order-free: only a newer revision has an effect (stored, listed, in changes and audit).
+
+        Returns the revision Redis holds now: higher than the one put if another process was faster, or if the disk went
+        back in time.
+        """
         names = self._names
         keys = [
             *(names.document(document.kind, document.id), names.document_ids(document.kind)),
@@ -45,14 +36,10 @@ class LiveDocuments:
         audit = msgspec.json.encode(_audit_entry(document))
         body = msgspec.json.encode(document)
         args = [document.kind, document.id, document.rev, body, audit, NUM_CHANGES, NUM_ENTRIES]
-        reply_id, outcome, rev = await self._connection.run_script(self._put, keys, args)
+        reply_id, rev = await self._connection.run_script(self._put, keys, args)
         if reply_id != document.id.encode():
             raise LiveUnavailableError(f"Redis answered about {reply_id!r} instead of {document.id!r}")
-        return PutReply(was_newer=outcome == b"NEW", rev=rev)
-
-    async def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
-        body = await self._connection.call("HGET", self._names.document(kind, document_id), "body")
-        return None if body is None else self._decode(kind, document_id, body)
+        return rev
 
     async def revisions(self, kind: DocumentKind) -> dict[str, int]:
         """Of every document of a kind, deleted ones included."""
@@ -63,24 +50,9 @@ class LiveDocuments:
             found |= {id_: int(rev) for id_, rev in zip(ids, revisions, strict=True) if rev is not None}
         return found
 
-    async def all(self, kind: DocumentKind) -> AsyncIterator[AnyDocument]:
-        """Deleted ones included, by id; each as it is when its turn comes."""
-        for ids in await self._id_groups(kind):
-            commands = [["HGET", self._names.document(kind, document_id), "body"] for document_id in ids]
-            bodies = await self._connection.call_many(commands)
-            for document_id, body in zip(ids, bodies, strict=True):
-                if body is not None:
-                    yield self._decode(kind, document_id, body)
-
     async def _id_groups(self, kind: DocumentKind) -> list[list[str]]:
         ids = [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]
         return [ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE)]
-
-    def _decode(self, kind: DocumentKind, document_id: str, body: bytes) -> AnyDocument:
-        document = self._decoders[kind].decode(body)
-        if (document.kind, document.id) != (kind, document_id):
-            raise LiveUnavailableError(f"Redis answered with {document.kind} {document.id} for {kind} {document_id}")
-        return document
 
 
 def _audit_entry(document: AnyDocument) -> AuditEntry:
