@@ -44,10 +44,6 @@ class LiveLeases:
         self._held: dict[str, Lease] = {}
         self._renewing = asyncio.Lock()
 
-    @property
-    def held(self) -> list[Lease]:
-        return list(self._held.values())
-
     def hold(self, lease: Lease) -> None:
         self._held[lease.request_id] = lease
 
@@ -83,12 +79,6 @@ class LiveLeases:
                 if name != self._names.all_leases():
                     commands.append(["PEXPIRE", name, 2 * LEASE_MS])
             await self._connection.call_many(commands)
-
-    async def num_in_flight(self, tenant: str | None = None) -> int:
-        """Of a tenant or of all. Raises LiveUnavailableError."""
-        now_ms = await self._connection.server_time_ms()
-        name = self._names.all_leases() if tenant is None else self._names.tenant_leases(tenant)
-        return int(await self._connection.call("ZCOUNT", name, now_ms, "+inf"))
 
     async def lapsed(self, limit: int = 100) -> list[Lease]:
         """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis came (back).

@@ -3,6 +3,7 @@
 import time
 
 from loraserve.live.admission_records import AdmitCall, FinishCall, Used
+from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import EndedRequest, RequestState
@@ -54,6 +55,14 @@ async def build_usual_view(store: LiveStore) -> None:
 
 def lease(request_id: str = "r1", key_id: str | None = "k1", tenant: str = "acme", process: str = "p1") -> Lease:
     return Lease(request_id=request_id, process=process, tenant=tenant, key_id=key_id)
+
+
+async def num_in_flight(store: LiveStore, tenant: str | None = None) -> int:
+    """Leases that have not ended, of a tenant or of all."""
+    names = KeyNames(DEFAULT_PREFIX)
+    name = names.all_leases() if tenant is None else names.tenant_leases(tenant)
+    now_ms = await store.connection.server_time_ms()
+    return int(await store.connection.call("ZCOUNT", name, now_ms, "+inf"))
 
 
 def admit_call(

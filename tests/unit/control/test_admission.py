@@ -12,6 +12,7 @@ from loraserve.live.requests import RequestState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Limits, Role, Status
 from loraserve.store.usage_log import Outcome as BilledOutcome
+from tests.support.live_documents import num_in_flight
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, running_node, two_nodes, with_tenants
 
@@ -39,12 +40,12 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
             principal = await node.authenticator.authenticate(issued.text)
             admitted = await node.admit(principal, "sql")
             assert len(node.running) == 1
-            assert await node.live.leases.num_in_flight("acme") == 1
+            assert await num_in_flight(node.live, "acme") == 1
             node.clock.now += 2
             await node.admission.finish(admitted, DONE)
             await node.admission.finish(admitted, Outcome(Ending.FAILED, "error", 0, 0, 0))
             assert len(node.running) == 0
-            assert await node.live.leases.num_in_flight("acme") == 0
+            assert await num_in_flight(node.live, "acme") == 0
             (line,) = node.usage_lines()
             assert (line.request_id, line.tenant, line.key_id) == (admitted.request_id, "acme", issued.document.id)
             assert (line.adapter, line.version, line.digest) == ("sql", 1, digest)
@@ -200,7 +201,7 @@ def test_a_server_that_has_not_heard_of_it_obeys(valkey: Valkey, tmp_path: Path,
                 with pytest.raises(ServingError) as refused:
                     await deaf.admit(principal, "sql")
                 assert refused.value.code is expected[change]
-                assert await deaf.live.leases.num_in_flight("acme") == 0
+                assert await num_in_flight(deaf.live, "acme") == 0
 
     run(scenario)
 
@@ -219,7 +220,7 @@ def test_a_cancelled_admission_leaves_no_lease(valkey: Valkey, tmp_path: Path) -
                 if not isinstance(result, BaseException):
                     await node.admission.finish(result, Outcome(Ending.ABORTED, "abort", 0, 0, 0))
             await node.admission.close()
-            assert await node.live.leases.num_in_flight("acme") == 0
+            assert await num_in_flight(node.live, "acme") == 0
             admitted = await node.admit(ACME, reserve=0)
             assert admitted.headers["x-ratelimit-remaining-tokens"] == "10000"
             assert len(node.running) == 1

@@ -9,6 +9,7 @@ from loraserve.control.running import Asked, Progress, Route
 from loraserve.control.snapshot_records import RequestState
 from loraserve.live import leases
 from loraserve.live.snapshots import SnapshotKind
+from tests.support.live_documents import num_in_flight
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, DONE, Node, run, running_node, with_tenants
 from tests.unit.control.test_live_views import snapshots_of
@@ -57,7 +58,7 @@ def test_requests_of_a_dead_process_end_as_lost_once(valkey: Valkey, tmp_path: P
                     *("chat.completions", True),
                 )
                 assert (record.num_prompt_tokens, record.num_output_tokens) == (5, 2)
-            assert await node.live.leases.num_in_flight("acme") == 0
+            assert await num_in_flight(node.live, "acme") == 0
             assert node.usage_lines() == []
 
     run(scenario)

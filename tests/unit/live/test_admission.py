@@ -22,6 +22,7 @@ from tests.support.live_documents import (
     build_view,
     finish_call,
     key_document,
+    num_in_flight,
     tenant_document,
 )
 from tests.unit.live.conftest import RunCheck
@@ -46,8 +47,8 @@ def test_admits_without_limits_and_shows_none(on_any_server: RunCheck) -> None:
         await build_usual_view(store)
         reply = await admitted(store, admit_call(adapter=POET))
         assert (reply.requests, reply.tokens) == (None, None)
-        assert await store.leases.num_in_flight() == 1
-        assert await store.leases.num_in_flight("acme") == 1
+        assert await num_in_flight(store) == 1
+        assert await num_in_flight(store, "acme") == 1
 
     on_any_server(check)
 
@@ -82,7 +83,7 @@ def test_a_newer_revision_of_each_document_makes_the_call_stale(on_any_server: R
         await build_usual_view(store)
         await store.documents.put(newer)
         assert await store.admission.admit(admit_call(adapter=POET)) == Stale(scopes=[scope])
-        assert await store.leases.num_in_flight() == 0
+        assert await num_in_flight(store) == 0
 
     on_any_server(check)
 
@@ -144,7 +145,7 @@ def test_all_or_nothing_a_refused_request_takes_from_no_bucket_and_no_lease(on_a
         assert first.tokens is not None
         for index in range(5):
             await limited(store, admit_call(f"r{index + 1}", tenant_limits=wide, key_limits=tight))
-        assert await store.leases.num_in_flight() == 1
+        assert await num_in_flight(store) == 1
         after = await admitted(store, admit_call("r9", tenant_limits=wide))
         assert after.requests is not None
         assert after.requests.remaining == 998
@@ -215,7 +216,7 @@ def test_the_same_call_twice_takes_once(on_any_server: RunCheck) -> None:
         await build_usual_view(store)
         for _ in range(2):
             await admitted(store, admit_call(tenant_limits=limits, key_limits=limits))
-        assert await store.leases.num_in_flight() == 1
+        assert await num_in_flight(store) == 1
         refused = await limited(store, admit_call("r2", reserve=100, tenant_limits=replace(limits, max_concurrent=9)))
         assert refused.retry_ms is not None
         assert refused.retry_ms <= 60_000  # for one request and its tokens, not for two
@@ -303,7 +304,7 @@ def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server
         reply = await store.admission.admit(call)
         assert isinstance(reply, AlreadyEnded)
         assert reply.request.state is RequestState.ABORTED
-        assert await store.leases.num_in_flight() == 0
+        assert await num_in_flight(store) == 0
         assert (await admitted(store, admit_call("r2", tenant_limits=limits))).requests.remaining == 9  # type: ignore[union-attr]
 
     on_any_server(check)
