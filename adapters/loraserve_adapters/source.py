@@ -24,7 +24,6 @@ class AdapterSummary:
     """The different ranks, ascending."""
     target_modules: tuple[str, ...]
     """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj")."""
-    num_modules: int
     num_parameters: int
     size_bytes: int
     """Of the LoRA tensors in the source's format."""
@@ -103,7 +102,6 @@ def summarise(digest: str, adapter: JudgedAdapter) -> AdapterSummary:
         digest=digest,
         lora_ranks=tuple(sorted({module.target.lora_rank for module in adapter.modules})),
         target_modules=tuple(dict.fromkeys(module.target.module.name.rpartition(".")[2] for module in adapter.modules)),
-        num_modules=len(adapter.modules),
         num_parameters=sum(entry.num_elements for entry in entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
         dtypes=tuple(sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})),

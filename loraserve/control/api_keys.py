@@ -10,7 +10,6 @@ ID_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 ID_LENGTH = 8
 SECRET_BYTES = 32
 _KEY = re.compile(rf"ls-([{ID_ALPHABET}]{{{ID_LENGTH}}})_[A-Za-z0-9_-]{{20,128}}")
-KEY_ID = re.compile(rf"[{ID_ALPHABET}]{{{ID_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,6 @@ class PrivateServer:
     def is_owner(self) -> bool:
         return self._lock_fd is not None
 
-    @property
-    def pid(self) -> int | None:
-        """Of the server, if this process runs it."""
-        return self._process.pid if self._process is not None else None
-
     async def __aenter__(self) -> Self:
         """It answers when this returns. Raises LiveServerError."""
         if threading.current_thread() is not threading.main_thread():

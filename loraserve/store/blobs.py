@@ -81,11 +81,6 @@ class BlobStore:
                 if len(prefix.name) == 2:
                     yield from filter(DIGEST.fullmatch, os.listdir(prefix.path))
 
-    def size_bytes(self, digest: str) -> int:
-        """Of the two source files, without the manifest. Raises `FileNotFoundError`."""
-        folder = self._path(digest)
-        return sum((folder / name).stat().st_size for name in (CONFIG_FILE, WEIGHTS_FILE))
-
     def _path(self, digest: str) -> Path:
         if not DIGEST.fullmatch(digest):
             raise InvalidNameError("a digest is 64 hexadecimal characters in lower case")

@@ -12,8 +12,6 @@ ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TENANT_NAME = ADAPTER_NAME
 ALIAS_NAME = re.compile(r"(?!v[0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Never like `v3`, which is a version."""
-KEY_ID = re.compile(r"[a-z2-7]{8}")
-"""Base32 in lower case."""
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _VERSION = re.compile(r"v([1-9][0-9]{0,8})")

@@ -83,8 +83,9 @@ def test_packs_what_peft_saved_in_any_dtype(
     layout = layout_of(model, layout_dtype)
     folder = save_adapter(model, dtype=getattr(torch, source_dtype), r=5, lora_alpha=10, target_modules="all-linear")
     assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=2.0)
-    summary = read_adapter(folder, layout).summary
-    assert (summary.dtypes, summary.lora_ranks, summary.num_modules) == ((source_dtype,), (5,), 14)
+    source = read_adapter(folder, layout)
+    summary = source.summary
+    assert (summary.dtypes, summary.lora_ranks, len(source.modules)) == ((source_dtype,), (5,), 14)
     assert summary.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 

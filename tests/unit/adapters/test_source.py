@@ -35,7 +35,7 @@ def test_accounts_for_every_tensor_and_summarises(tmp_path: Path) -> None:
     assert [module.target.scaling for module in source.modules] == [4.0] * 4
     summary = source.summary
     assert summary.digest == source.digest
-    assert (summary.lora_ranks, summary.target_modules, summary.num_modules) == ((4,), ("q_proj", "down_proj"), 4)
+    assert (summary.lora_ranks, summary.target_modules) == ((4,), ("q_proj", "down_proj"))
     assert summary.num_parameters * 2 == summary.size_bytes == sum(len(raw) for _, _, raw in tensors.values())
     assert (summary.dtypes, summary.use_rslora, summary.base_model_name) == (("bfloat16",), True, "org/base")
 

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import (
-    KEY_ID,
     AdapterRef,
     BaseRef,
     check_adapter_name,
@@ -107,8 +106,3 @@ def test_a_very_long_name_is_not_repeated_in_full() -> None:
         check_tenant_name("x" * 100_000)
     assert "100000 characters" in str(caught.value)
     assert len(str(caught.value)) < 300
-
-
-def test_key_ids_are_eight_characters_of_base32() -> None:
-    assert KEY_ID.fullmatch("abcdefg7")
-    assert not any(map(KEY_ID.fullmatch, ["abcdefg", "abcdefg8", "ABCDEFGH", "abcdefgh\n", "abcdefghi"]))
