@@ -26,7 +26,5 @@ class BaseLayout:
     groups: tuple[tuple[BaseModule, ...], ...]
     other_modules: tuple[str, ...]
     """Names of all modules that are not in a group (embeddings, norms, layers, …), for target patterns."""
-    layer_prefixes: tuple[str, ...] = ()
-    """Containers of numbered layers, e.g. ("model.layers",), for `layers_to_transform`."""
     embedding_modules: tuple[str, ...] = ()
     """Names among `other_modules` that are embeddings: LoRA on them is refused by name."""

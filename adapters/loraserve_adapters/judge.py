@@ -42,10 +42,6 @@ class JudgedAdapter:
     base_weights: tuple[tuple[TensorEntry, BaseModule], ...]
     """Copies of base weights: accepted only if they turn out to be equal to the served ones."""
 
-    @property
-    def num_content_bytes(self) -> int:
-        return sum(entry.size_bytes for module in self.modules for entry in module.entries)
-
 
 def judge_config(
     data: bytes, layout: BaseLayout, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()

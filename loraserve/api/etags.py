@@ -2,7 +2,7 @@
 
 import re
 
-from litestar import MediaType, Request, Response
+from litestar import Request
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
@@ -22,10 +22,6 @@ def has_seen(request: Request, rev: int) -> bool:
     """Whether If-None-Match names this revision."""
     given = request.headers.get("if-none-match")
     return given is not None and (given.strip() == ANY or rev in _revs(given))
-
-
-def not_modified(rev: int) -> Response[None]:
-    return Response(None, status_code=304, headers=etag_header(rev), media_type=MediaType.TEXT)
 
 
 def expected_rev(request: Request) -> int | None:

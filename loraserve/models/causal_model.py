@@ -171,7 +171,6 @@ def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tu
         dtype=dtype,
         groups=groups,
         other_modules=tuple(name for name, _ in names),
-        layer_prefixes=tuple(name for name, module in names if isinstance(module, nn.ModuleList)),
         embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
     )
 

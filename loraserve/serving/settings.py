@@ -62,8 +62,6 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
-    drain_timeout_s: float = 30.0
-    """How long whoever stops the server lets running requests finish."""
     unload_timeout_s: float = 30.0
     """How long an unload call waits for running sequences; the adapter is invisible from its start."""
     first_output_wait_s: float = 5.0

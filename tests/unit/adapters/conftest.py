@@ -49,7 +49,6 @@ def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
         dtype=dtype,
         groups=tuple(groups),
         other_modules=tuple(name for name, _ in model.named_modules() if name and name not in linears),
-        layer_prefixes=("model.layers",),
         embedding_modules=("model.embed_tokens",),
     )
 

@@ -53,7 +53,6 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
         dtype=dtype,
         groups=tuple(groups),
         other_modules=("model", "model.embed_tokens", "model.layers", *containers, "model.norm"),
-        layer_prefixes=("model.layers",),
         embedding_modules=("model.embed_tokens",),
     )
 
