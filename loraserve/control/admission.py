@@ -54,8 +54,6 @@ def reserve_tokens(num_prompt_bytes: int, max_tokens: int, num_choices: int = 1)
 class AdmissionSettings:
     process: str
     """Id of this process and start."""
-    max_concurrent: int | None = None
-    """Requests at a time, of all tenants on all servers."""
     max_queued: int = 256
     """Sequences that wait for the engine."""
     max_queued_per_tenant: int = 32
@@ -189,7 +187,6 @@ class Admission:
                 None if target.adapter is None else Used(id=target.adapter.document_id, rev=target.adapter.adapter_rev)
             ),
             reserve_tokens=reserve,
-            max_concurrent=self._settings.max_concurrent,
         )
 
     async def _refresh(self, principal: Principal, target: Target, stale: Stale) -> None:

@@ -17,7 +17,7 @@ def budget_headers(requests: Budget | None, tokens: Budget | None) -> dict[str, 
 
 def limit_error(limited: Limited) -> ServingError:
     """429, with a Retry-After after which it does go through if nothing else comes in between."""
-    whose = {Scope.KEY: "Your API key's", Scope.TENANT: "Your tenant's", Scope.ALL: "The server's"}[limited.scope]
+    whose = {Scope.KEY: "Your API key's", Scope.TENANT: "Your tenant's"}[limited.scope]
     what = {
         Measure.REQUESTS: f"limit of {limited.limit} requests a minute",
         Measure.TOKENS: f"limit of {limited.limit} tokens a minute",

@@ -106,8 +106,7 @@ def _admit_args(call: AdmitCall, epoch: str) -> list[Arg]:
     if (lease.key_id is None) != (call.key_rev is None):
         raise ValueError(f"key {lease.key_id!r} with revision {call.key_rev!r}: both or neither")
     args: list[Arg] = [lease.request_id, lease.member(), epoch, LEASE_MS, call.reserve_tokens]
-    args += [_number(call.max_concurrent), 1 if call.key_rev is None else 2]
-    args += [call.tenant_rev, *_limit_args(call.tenant_limits)]
+    args += [1 if call.key_rev is None else 2, call.tenant_rev, *_limit_args(call.tenant_limits)]
     if call.key_rev is not None:
         args += [call.key_rev, *_limit_args(call.key_limits)]
     if call.adapter is not None:

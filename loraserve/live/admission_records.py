@@ -14,7 +14,6 @@ class Scope(StrEnum):
     KEY = "key"
     ADAPTER = "adapter"
     """Only of a stale revision; adapters have no limits."""
-    ALL = "all"
 
 
 class Measure(StrEnum):
@@ -41,8 +40,6 @@ class AdmitCall(msgspec.Struct, frozen=True, kw_only=True):
     """None: the base model."""
     reserve_tokens: int
     """More than a whole bucket holds is let in when the bucket is full, and leaves a debt."""
-    max_concurrent: int | None = None
-    """Over all tenants."""
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):

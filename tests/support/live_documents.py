@@ -75,7 +75,6 @@ def admit_call(
     tenant_rev: int = 1,
     key_rev: int = 1,
     adapter: Used | None = None,
-    max_concurrent: int | None = None,
 ) -> AdmitCall:
     return AdmitCall(
         lease=lease(request_id, key_id),
@@ -85,7 +84,6 @@ def admit_call(
         key_limits=key_limits,
         adapter=adapter,
         reserve_tokens=reserve,
-        max_concurrent=max_concurrent,
     )
 
 

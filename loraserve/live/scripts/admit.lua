@@ -1,6 +1,6 @@
 -- Lets a request in, or says why not and takes nothing.
 -- KEYS: meta, how the request ended, all leases, then of tenant and key (if any): document, leases, bucket; then the adapter's document (if any)
--- ARGV: request, lease as stored in all leases, epoch, lease ms, tokens to reserve, concurrent limit of all,
+-- ARGV: request, lease as stored in all leases, epoch, lease ms, tokens to reserve,
 --       number of scopes (1 or 2), then for each: revision, requests, tokens and concurrent limits; then the adapter's revision (if any).
 -- A limit of -1 is none.
 -- Replies {request, 'OK', then of requests and tokens: limit, remaining, ms until full (limit -1 = none)}
@@ -17,8 +17,8 @@ if ended then
 end
 
 local scopes, stale = {}, {request, 'STALE'}
-for i = 1, tonumber(ARGV[7]) do
-  local k, a = 3 * i, 4 * (i - 1) + 7
+for i = 1, tonumber(ARGV[6]) do
+  local k, a = 3 * i, 4 * (i - 1) + 6
   local scope = {
     name = i == 1 and 'tenant' or 'key', leases = KEYS[k + 2], bucket = KEYS[k + 3],
     requests = tonumber(ARGV[a + 2]), tokens = tonumber(ARGV[a + 3]), concurrent = tonumber(ARGV[a + 4]),
@@ -29,7 +29,7 @@ for i = 1, tonumber(ARGV[7]) do
   scopes[i] = scope
 end
 local adapter = KEYS[3 * #scopes + 4]
-if adapter and redis.call('HGET', adapter, 'rev') ~= ARGV[4 * #scopes + 8] then
+if adapter and redis.call('HGET', adapter, 'rev') ~= ARGV[4 * #scopes + 7] then
   stale[#stale + 1] = 'adapter'
 end
 if #stale > 2 then
@@ -45,9 +45,10 @@ local function refuse(scope, measure, limit, retry_ms)
     refusal = {request, 'LIMIT', scope, measure, limit, retry_ms}
   end
 end
-local function check_concurrent(scope, leases, limit)
-  if limit >= 0 and redis.call('ZCOUNT', leases, now + 1, '+inf') >= limit then
-    refuse(scope, 'concurrent', limit, limit == 0 and -1 or 1000)
+local function check_concurrent(scope)
+  local limit = scope.concurrent
+  if limit >= 0 and redis.call('ZCOUNT', scope.leases, now + 1, '+inf') >= limit then
+    refuse(scope.name, 'concurrent', limit, limit == 0 and -1 or 1000)
   end
 end
 local function check_bucket(scope, measure, limit, amount)
@@ -64,13 +65,10 @@ local function check_bucket(scope, measure, limit, amount)
   return level
 end
 
-if not is_in then
-  check_concurrent('all', KEYS[3], tonumber(ARGV[6]))
-end
 for _, scope in ipairs(scopes) do
   if not is_in then
     redis.call('ZREMRANGEBYSCORE', scope.leases, '-inf', now)
-    check_concurrent(scope.name, scope.leases, scope.concurrent)
+    check_concurrent(scope)
   end
   scope.requests_level = check_bucket(scope, 'requests', scope.requests, 1)
   scope.tokens_level = check_bucket(scope, 'tokens', scope.tokens, reserve)

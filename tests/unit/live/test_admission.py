@@ -199,16 +199,6 @@ def test_concurrency_counts_leases_and_finishing_frees_them(on_any_server: RunCh
     on_any_server(check)
 
 
-def test_concurrency_of_all_tenants_can_be_limited(on_any_server: RunCheck) -> None:
-    async def check(store: LiveStore) -> None:
-        await build_usual_view(store)
-        await admitted(store, admit_call("r0", max_concurrent=1))
-        reply = await limited(store, admit_call("r1", max_concurrent=1))
-        assert (reply.scope, reply.measure) == (Scope.ALL, Measure.CONCURRENT)
-
-    on_any_server(check)
-
-
 def test_the_same_call_twice_takes_once(on_any_server: RunCheck) -> None:
     limits = Limits(requests_per_min=1, tokens_per_min=100, max_concurrent=1)
 
