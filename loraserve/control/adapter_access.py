@@ -57,7 +57,6 @@ class AdapterAccess:
         *,
         expected_rev: int | None = None,
         with_deleted: bool = False,
-        create_only: bool = False,
         turn: AbstractAsyncContextManager[None] | None = None,
     ) -> Document[AdapterDoc]:
         """Raises `ServingError`: see `Declarations.edit`; 404 or 403 where it is not the principal's."""
@@ -77,7 +76,6 @@ class AdapterAccess:
             action=action,
             request_id=request_id,
             expected_rev=expected_rev,
-            create_only=create_only,
             turn=turn,
         )
 

@@ -26,14 +26,11 @@ logger = logging.getLogger(__name__)
 class Catalog(DocumentIndex):
     """Called on the event loop. `catch_up`, then `run` as a task; `synchronise` when Redis turns out to be another."""
 
-    def __init__(
-        self, documents: DocumentStore, live: LiveStore, outage: Outage, *, reconcile_every_s: float = RECONCILE_EVERY_S
-    ) -> None:
+    def __init__(self, documents: DocumentStore, live: LiveStore, outage: Outage) -> None:
         super().__init__()
         self._documents = documents
         self._live = live
         self._outage = outage
-        self._reconcile_every_s = reconcile_every_s
         self._marks: dict[DocumentKind, ScanMark] = {}
         self._commits_seen_ns = 0
         self._position: str | None = None
@@ -119,7 +116,7 @@ class Catalog(DocumentIndex):
             await asyncio.gather(self._synchronising, return_exceptions=True)
 
     async def _follow(self) -> None:
-        next_reconcile_s = time.monotonic() + self._reconcile_every_s
+        next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
         while self.ready:
             assert self._position is not None
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
@@ -135,7 +132,7 @@ class Catalog(DocumentIndex):
             self._outage.succeeded()
             await self._notice_commits()
             if time.monotonic() >= next_reconcile_s:
-                next_reconcile_s = time.monotonic() + self._reconcile_every_s
+                next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
                 await self._put_all(await self._scan())
 
     async def _notice_commits(self) -> None:

@@ -52,13 +52,12 @@ class Declarations:
         action: str,
         request_id: str,
         expected_rev: int | None = None,
-        create_only: bool = False,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> Document[D]:
         """Commit what `change` makes of the newest revision (None = there is none); unchanged content commits nothing.
 
         `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
-        when it is not the newest. create_only: `If-None-Match: *`, 412 when the document exists. turn: held from before
+        when it is not the newest. turn: held from before
         `change` until after the commit. Raises `ServingError`: 409 when others keep winning, 503 when Redis is gone.
         Cancelling the caller does not stop a commit half-way.
         """
@@ -75,7 +74,6 @@ class Declarations:
                     action,
                     request_id,
                     expected_rev=expected_rev,
-                    create_only=create_only,
                 )
 
         task = asyncio.create_task(work())
@@ -97,12 +95,11 @@ class Declarations:
         request_id: str,
         *,
         expected_rev: int | None,
-        create_only: bool,
     ) -> Document[D]:
         for _ in range(MAX_TRIES):
             found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
             current = cast(Document[D] | None, found)
-            _check_preconditions(current, expected_rev, create_only=create_only)
+            _check_precondition(current, expected_rev)
             doc = change(current)
             if current is not None and doc == current.doc:
                 await self._tell(current)
@@ -155,10 +152,7 @@ def _erased(document: Document[D]) -> AnyDocument:
     return cast(AnyDocument, document)
 
 
-def _check_preconditions(current: Document[D] | None, expected_rev: int | None, *, create_only: bool) -> None:
-    if create_only and current is not None and not current.deleted:
-        message = f"'{current.id}' exists (revision {current.rev}), and If-None-Match: * asks that it does not."
-        raise ServingError(ErrorCode.PRECONDITION_FAILED, message)
+def _check_precondition(current: Document[D] | None, expected_rev: int | None) -> None:
     if expected_rev is not None and (current is None or current.rev != expected_rev):
         found = "it does not exist" if current is None else f"it is at revision {current.rev}"
         message = f"If-Match asks for revision {expected_rev}, but {found}. Read it again and decide anew."

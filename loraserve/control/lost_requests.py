@@ -1,7 +1,6 @@
 """Gives every request whose process was killed its one ending: lost, not billed."""
 
 import time
-from collections.abc import Callable
 
 from loraserve.control.request_records import lost_request
 from loraserve.control.snapshot_records import RequestRecord
@@ -16,10 +15,9 @@ AT_ONCE = 100
 class LostRequests:
     """Called on the event loop. Any server does it for all; several do not disturb each other."""
 
-    def __init__(self, live: LiveStore, snapshots: Snapshots, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, live: LiveStore, snapshots: Snapshots) -> None:
         self._live = live
         self._snapshots = snapshots
-        self._clock = clock
 
     async def sweep(self) -> int:
         """How many were written off, 15 s after their process was last heard. Nothing while Redis is gone."""
@@ -31,7 +29,7 @@ class LostRequests:
                     if lease.process not in last:
                         records = await self._snapshots.last_requests(lease.process)
                         last[lease.process] = {record.id: record for record in records}
-                    ended = lost_request(lease, last[lease.process].get(lease.request_id), self._clock())
+                    ended = lost_request(lease, last[lease.process].get(lease.request_id), time.time())
                     reply = await self._live.admission.finish(FinishCall(lease=lease, request=ended))
                     num_lost += reply.was_first
                 if len(leases) < AT_ONCE:

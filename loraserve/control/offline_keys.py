@@ -26,6 +26,8 @@ from loraserve.store.records import (
     TenantDoc,
 )
 
+ACTOR = "cli"
+
 
 def create_key_offline(
     documents: DocumentStore,
@@ -36,11 +38,9 @@ def create_key_offline(
     adapters: Sequence[str] | None = None,
     limits: Limits = NO_LIMITS,
     expires_at: float | None = None,
-    actor: str = "cli",
-    now: float | None = None,
 ) -> IssuedKey:
     """Raises `ServingError`: the tenant does not exist, a value is out of range."""
-    now = time.time() if now is None else now
+    now = time.time()
     if tenant not in (ANY_TENANT, DEFAULT_TENANT, SHARED_TENANT):
         found = documents.get(DocumentKind.TENANT, tenant)
         if found is None or not isinstance(found.doc, TenantDoc):
@@ -50,13 +50,13 @@ def create_key_offline(
         new, role=role, tenant=tenant, name=name, adapters=adapters, limits=limits, expires_at=expires_at, now=now
     )
     document = Document(
-        kind=DocumentKind.KEY, id=new.id, rev=1, at=now, actor=actor, action="key.create", request_id="", doc=doc
+        kind=DocumentKind.KEY, id=new.id, rev=1, at=now, actor=ACTOR, action="key.create", request_id="", doc=doc
     )
     documents.commit(document)
     return IssuedKey(document, new.text)
 
 
-def revoke_key_offline(documents: DocumentStore, key_id: str, *, actor: str = "cli") -> Document[KeyDoc]:
+def revoke_key_offline(documents: DocumentStore, key_id: str) -> Document[KeyDoc]:
     """What runs with it ends. Raises `ServingError` (404) and `RevisionTakenError`."""
     current = documents.get(DocumentKind.KEY, key_id)
     if current is None or not isinstance(current.doc, KeyDoc):
@@ -66,7 +66,7 @@ def revoke_key_offline(documents: DocumentStore, key_id: str, *, actor: str = "c
         id=key_id,
         rev=current.rev + 1,
         at=time.time(),
-        actor=actor,
+        actor=ACTOR,
         action="key.revoke",
         request_id="",
         doc=replace(current.doc, status=Status.REVOKED),

@@ -24,15 +24,8 @@ Refusal = tuple[str, str, str]
 class Refusals:
     """Called on the event loop; nothing waits for it, and a Redis that is gone loses the note."""
 
-    def __init__(
-        self,
-        live: LiveStore,
-        *,
-        clock: Callable[[], float] = time.time,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, live: LiveStore, *, steady: Callable[[], float] = time.monotonic) -> None:
         self._live = live
-        self._clock = clock
         self._steady = steady
         self._noted: OrderedDict[Refusal, float] = OrderedDict()
         self._minute_began = steady()
@@ -47,7 +40,7 @@ class Refusals:
         if not self._is_due((who, subject, code)):
             return
         entry = AuditEntry(
-            at=self._clock(),
+            at=time.time(),
             actor=actor,
             action=f"{kind}.refused",
             tenant=tenant,

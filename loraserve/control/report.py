@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.checks import Check, Checks, CheckStatus
-from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.source import check_adapter
 
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -48,10 +47,8 @@ class AdapterRejectedError(ServingError):
         self.report = report
 
 
-def validate_adapter(
-    folder: Path, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
-) -> Report:
+def validate_adapter(folder: Path, layout: BaseLayout, base_names: Iterable[str] = ()) -> Report:
     """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server."""
     checks = Checks()
-    check_adapter(folder, layout, checks, limits=limits, base_names=base_names)
+    check_adapter(folder, layout, checks, base_names=base_names)
     return Report(checks=checks.listed())

@@ -6,7 +6,7 @@ import pytest
 from loraserve.control.adapters import AdapterPatch
 from loraserve.control.key_documents import KeyPatch
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import AnyDocument, DocumentKind, Role, Status, TenantDoc
+from loraserve.store.records import AnyDocument, Document, DocumentKind, Role, Status, TenantDoc
 from tests.support.store_documents import revisions
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, run, running_node, two_nodes, with_tenants
@@ -57,6 +57,11 @@ def test_an_if_match_of_an_old_revision_is_refused(valkey: Valkey, tmp_path: Pat
 
 
 def test_of_two_servers_that_create_the_same_document_one_wins(valkey: Valkey, tmp_path: Path) -> None:
+    def create(current: Document[TenantDoc] | None, salt: str) -> TenantDoc:
+        if current is not None:
+            raise ServingError(ErrorCode.CONFLICT, "exists")
+        return TenantDoc(kv_salt=salt)
+
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url) as two:
@@ -65,18 +70,17 @@ def test_of_two_servers_that_create_the_same_document_one_wins(valkey: Valkey, t
                     node.declarations.edit(
                         TenantDoc,
                         "acme",
-                        lambda _, salt=salt: TenantDoc(kv_salt=salt),
+                        lambda current, salt=salt: create(current, salt),
                         actor="cli",
                         action="tenant.create",
                         request_id="r",
-                        create_only=True,
                     )
                     for node, salt in ((one, "1"), (two, "2"))
                 ),
                 return_exceptions=True,
             )
             errors = [result for result in results if isinstance(result, ServingError)]
-            assert [error.code for error in errors] == [ErrorCode.PRECONDITION_FAILED]
+            assert [error.code for error in errors] == [ErrorCode.CONFLICT]
 
     run(scenario)
 
