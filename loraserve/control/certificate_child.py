@@ -1,6 +1,5 @@
 """Measures one adapter against PEFT: `python -m loraserve.control.certificate_child`, a job on stdin."""
 
-import ctypes
 import gc
 import importlib.util
 import json
@@ -19,6 +18,7 @@ import msgspec
 
 from loraserve.control.certificate import Certificate, CertificateJob, CertificateStatus, skipped
 from loraserve.engine.cpu_budget import available_memory_bytes
+from loraserve.serving.parent_death import die_with_parent
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ NEW_TOKENS = 4
 KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
-PR_SET_PDEATHSIG = 1
 
 
 class Skipped(Exception):
@@ -39,8 +38,7 @@ class Skipped(Exception):
 
 def main() -> int:
     os.nice(19)
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=CertificateJob)
     try:
         certificate = measure(job)

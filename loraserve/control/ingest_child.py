@@ -7,7 +7,6 @@ its CPU time, memory and file sizes are bounded. It may die at any point: nothin
 moves it.
 """
 
-import ctypes
 import hashlib
 import os
 import resource
@@ -45,17 +44,17 @@ from loraserve.control.fork_server import serve
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.report import Report
+from loraserve.serving.parent_death import die_with_parent
 from loraserve.store.blobs import MANIFEST_FILE
 
 NICENESS = 10
 CPU_GRACE_S = 5
 """Between the signal that ends the matching of patterns with a refusal and the one that ends the process."""
-PR_SET_PDEATHSIG = 1
 BASE_MODEL_CHECK = "config.base_model"
 
 
 def main() -> int:
-    _die_with_parent()
+    die_with_parent()
     os.nice(NICENESS)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     answer = _judge(job) if isinstance(job, JudgeJob) else _ingest(job)
@@ -277,11 +276,6 @@ def _cpu_limit_refuses(checks: Checks) -> Iterator[None]:
         checks.fail("config.targets", error)
     finally:
         signal.signal(signal.SIGXCPU, before)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ with `Shutdown`, when the socket closes, when its parent dies, or with exit code
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -31,9 +30,9 @@ from loraserve.serving.messages import (
     StartProgress,
     ToEngine,
 )
+from loraserve.serving.parent_death import die_with_parent
 
 RECEIVE_BYTES = 1 << 18
-PR_SET_PDEATHSIG = 1
 
 
 class PeerGone(Exception):
@@ -85,7 +84,7 @@ class SocketChannel:
 
 def main(fd: int, serve: Callable[[SocketChannel], int]) -> int:
     _leave_signals_to_parent()
-    _die_with_parent()
+    die_with_parent()
     channel = SocketChannel(socket.socket(fileno=fd))
     try:
         return serve(channel)
@@ -142,15 +141,6 @@ def _leave_signals_to_parent() -> None:
     """A terminal's Ctrl-C reaches the whole process group; the parent drains first and then tells us to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _die_with_parent() -> None:
-    """NOTE: Linux sends the signal when the parent's *thread* that started us ends, so start us from a lasting one.
-
-    Elsewhere, and if the parent is gone already, the closed socket ends us.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _limit_threads(num_threads: int | None) -> None:
