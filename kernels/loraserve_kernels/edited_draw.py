@@ -13,8 +13,6 @@ from loraserve_kernels.checks import mismatch
 from loraserve_kernels.draw import Draw, pack_draws
 from loraserve_kernels.logit_edits import ListedTokens
 
-NOTHING_LEFT = -2
-"""For a row whose edits leave no logit above -inf."""
 _EDITS = struct.Struct("<QQQqQQqfffi")
 """`struct edited_draw` of edited_draw.c, behind its draw."""
 
@@ -55,10 +53,11 @@ class DrawsEdited(Protocol):
     """A backend that edits and draws where logits are in the host's memory."""
 
     def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
-        """A token for each draw, as `sampling.sample_reference` but for rounding; -1 where its row is not finite,
-        `NOTHING_LEFT` where it is and its edits leave nothing.
+        """A token for each draw, as `sampling.sample_reference` but for rounding; -1 where its row is not finite, or
+        allows no token there is.
 
-        logits: as of `DrawsOnHost.draw`, not written to. Token ids from num_columns on are passed over.
+        logits: as of `DrawsOnHost.draw`, not written to. Token ids from num_columns on are passed over. A row that
+        allows only some tokens and is not finite elsewhere may get one all the same.
         """
         ...
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.draw import Draw
-from loraserve_kernels.edited_draw import NOTHING_LEFT, EditedDraw
+from loraserve_kernels.edited_draw import EditedDraw
 from loraserve_kernels.score import Ask, Score
 from torch import Tensor
 
@@ -187,13 +187,8 @@ class Sampler:
                 token_ids[each.row] = token_id
         edited = [(index, row) for index, row in finite if row.has_edits]
         draws = [edited_draw(index, row, self.vocab_size) for index, row in edited]
-        for (index, row), token_id in zip(edited, draw_edited(logits, self.vocab_size, draws), strict=True):
-            if token_id == NOTHING_LEFT:
-                raw = open_rows(logits, self.vocab_size)
-                allowed = self._best_allowed(raw, np.int64(index), np.int64(best_ids[index]), row)
-                token_ids[index], is_finite[index] = int(allowed or 0), allowed is not None
-            else:
-                token_ids[index], is_finite[index] = max(token_id, 0), token_id >= 0
+        for (index, _), token_id in zip(edited, draw_edited(logits, self.vocab_size, draws), strict=True):
+            token_ids[index], is_finite[index] = max(token_id, 0), token_id >= 0
         return token_ids, is_finite
 
     def _sample_in_passes(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.draw import Draw
-from loraserve_kernels.edited_draw import NOTHING_LEFT, CountedTokens, EditedDraw
+from loraserve_kernels.edited_draw import CountedTokens, EditedDraw
 from loraserve_kernels.logit_edits import RowEdits, fill_token_counts, list_tokens, pack_edits
 from loraserve_kernels.sampling import make_logits, pack_draws, sample_reference
 from torch import Tensor
@@ -98,17 +98,36 @@ def test_every_kind_of_edit_changes_a_token(cpu: CpuBackend, index: int) -> None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_leave_nothing_or_are_not_finite_are_told(
+def test_rows_that_are_not_finite_or_allow_no_token_there_is_are_told(
     cpu: CpuBackend, dtype: torch.dtype, temperature: float
 ) -> None:
     logits = make_logits(4, NUM_COLUMNS, 40, dtype)
     logits[1, 2400], logits[2, 7] = torch.nan, torch.inf
-    nothing = Row(RowEdits(allowed_token_ids=[5], banned_token_ids=[5]), choice=(temperature, 0, 1.0, 0.0))
+    nowhere = Row(RowEdits(allowed_token_ids=[NUM_COLUMNS, -1]), choice=(temperature, 0, 1.0, 0.0))
     free = Row(RowEdits(bias={5: 1.0}), choice=(temperature, 0, 1.0, 0.0))
-    draws = [nothing.draw(0), free.draw(1), free.draw(2), free.draw(3)]
+    draws = [nowhere.draw(0), free.draw(1), free.draw(2), free.draw(3)]
     *told, token_id = cpu.draw_edited(logits, NUM_COLUMNS, draws)
-    assert told == [NOTHING_LEFT, -1, -1]
+    assert told == [-1, -1, -1]
     assert 0 <= token_id < NUM_COLUMNS
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_its_edits_leave_nothing_of_gets_its_best_allowed_token(
+    cpu: CpuBackend, dtype: torch.dtype, temperature: float
+) -> None:
+    """Bans or not, the lowest of equals; biases do not count."""
+    logits = make_logits(4, NUM_COLUMNS, 40)
+    logits[1, [2000, 40, 70]] = torch.tensor([3.0, 9.0, 9.0])
+    logits[2, [40, 70]] = torch.tensor([0.0, -0.0])
+    logits[3, [40, 70]] = -torch.inf
+    logits = torch.cat([logits, torch.full((4, 6), 99.0)], 1).to(dtype)
+    allowed = RowEdits(allowed_token_ids=[2000, 70, 40, 9999], bias={2000: 90.0}, banned_token_ids=range(NUM_COLUMNS))
+    some = RowEdits(allowed_token_ids=[70, 40, 9999], banned_token_ids=[40, 70])
+    choice = (temperature, 0, 1.0, 0.0)
+    rows = [Row(edits, choice=choice) for edits in (RowEdits(banned_token_ids=range(NUM_COLUMNS)), allowed, some, some)]
+    found = cpu.draw_edited(logits, NUM_COLUMNS, [row.draw(index) for index, row in enumerate(rows)])
+    assert found == expected_of(logits, rows)
+    assert found == [int(logits[0, :NUM_COLUMNS].argmax()), 40, 40, 40]
 
 
 def test_rows_may_be_strided_and_in_any_order(cpu: CpuBackend, dtype: torch.dtype) -> None:

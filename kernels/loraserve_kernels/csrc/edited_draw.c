@@ -8,7 +8,6 @@
 #define IS_ALLOWED 1 /* logit_edits.py's marks */
 #define IS_BANNED 2
 #define LEAST_TEMPERATURE 1e-5 /* sampling.py's */
-#define NOTHING_LEFT (-2)
 
 /* Token ids are each once in a list; those outside the row are passed over. */
 struct edited_draw {
@@ -29,7 +28,7 @@ struct edited_draw_plan {
     int64_t num_draws;
     const void *x;
     int64_t stride, size;
-    int64_t *chosen; /* a token id; -1: the row is not finite; NOTHING_LEFT: all of it is -INFINITY */
+    int64_t *chosen; /* a token id; -1: the row is not finite, or allows no token there is */
     char *scratch;   /* scratch_of(size) bytes for each thread */
     enum dtype dtype;
 };
@@ -62,6 +61,22 @@ INLINE void edit_row(float *edited, const struct edited_draw *edits, const void 
     }
 }
 
+/* Of a row that its edits leave nothing of: the allowed token with the largest logit, banned or not. */
+static int64_t best_allowed(const struct edited_draw *edits, const void *x, int64_t size, enum dtype dtype)
+{
+    if (!edits->is_blank) {
+        const struct peak peak = peak_of(x, 0, size, dtype);
+        return isfinite(peak.value) ? index_of_largest(&peak, 1, x, dtype) : -1;
+    }
+    uint64_t best = UINT64_MAX; /* no key: there are not so many tokens */
+    for (int64_t i = 0; i < edits->num_listed; i++) {
+        const int64_t token = edits->listed[i];
+        if (edits->marks[i] & IS_ALLOWED && token >= 0 && token < size)
+            best = MIN(best, key_of(load_one(x, token, dtype), token));
+    }
+    return best == UINT64_MAX ? -1 : index_of_key(best);
+}
+
 static int64_t choose_of(const struct edited_draw_plan *plan, const struct edited_draw *edits, char *scratch)
 {
     float *edited = (float *)scratch;
@@ -72,7 +87,7 @@ static int64_t choose_of(const struct edited_draw_plan *plan, const struct edite
         edit_row(edited, edits, x, plan->size, FLOAT32);
     const struct peak peak = peak_of(edited, 0, plan->size, FLOAT32);
     if (peak.value == -INFINITY)
-        return NOTHING_LEFT;
+        return best_allowed(edits, x, plan->size, plan->dtype);
     if (!isfinite(peak.value))
         return -1;
     if (edits->draw.temperature < LEAST_TEMPERATURE)
