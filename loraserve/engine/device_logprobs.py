@@ -1,12 +1,13 @@
-"""Log-probabilities of tokens that a device chooses, computed there and sent back with them."""
+"""Log-probabilities computed where the logits are: of tokens chosen there, sent back with them, and of prompts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 
 import torch
 from torch import Tensor
 
-from loraserve.engine.accelerator import Accelerator
+from loraserve.engine.accelerator import Accelerator, upload_ids
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
 
@@ -28,12 +29,9 @@ class QueuedLogprobs:
     def read(self, token_ids: Sequence[int], is_finite: Sequence[bool]) -> list[TokenLogprob | None]:
         """Aligned with the batch's tokens: None where nothing was asked for or the row is not finite."""
         outcomes: list[TokenLogprob | None] = [None] * len(token_ids)
-        num_best = (self._on_host.shape[1] - 3) // 2
-        for (row, num_top), (logit, log_total, rank, *best) in zip(self._rows, self._on_host.tolist(), strict=True):
+        for (row, num_top), numbers in zip(self._rows, self._on_host.tolist(), strict=True):
             if is_finite[row]:
-                tops = zip(best[:num_best], best[num_best:], strict=True)
-                listed = [(int(token_id), value - log_total) for token_id, value in tops][:num_top]
-                outcomes[row] = TokenLogprob(token_ids[row], logit - log_total, int(rank), listed)
+                outcomes[row] = _read(numbers, token_ids[row], num_top)
         return outcomes
 
 
@@ -53,23 +51,48 @@ def queue_logprobs(
     asked = [(row, params.logprobs) for row, params in enumerate(each.params for each in rows)]
     wanted = [(row, min(num_top, vocab_size)) for row, num_top in asked if num_top is not None]
     num_best = max(num_top for _, num_top in wanted)
-    chunks = [_score(logits, vocab_size, ids, token_ids, num_best) for ids in scored_rows.split(ROWS_AT_A_TIME)]
-    scores = torch.cat(chunks)
+    columns, chunks = logits[:, :vocab_size], scored_rows.split(ROWS_AT_A_TIME)
+    scores = torch.cat(
+        [_score(columns.index_select(0, ids).float(), token_ids.index_select(0, ids), num_best) for ids in chunks]
+    )
     on_host = accelerator.host_buffer(scores.numel() * scores.itemsize).view(scores.dtype).view(scores.shape)
     accelerator.copy_back(scores, on_host)
     return QueuedLogprobs(wanted, on_host)
 
 
-def _score(logits: Tensor, vocab_size: int, row_ids: Tensor, token_ids: Tensor, num_best: int) -> Tensor:
-    """float64 [n, 3 + 2 num_best]: see `QueuedLogprobs`."""
-    raw = logits[:, :vocab_size].index_select(0, row_ids).float()
-    chosen = raw.gather(1, token_ids.index_select(0, row_ids)[:, None])
+def prompt_logprobs(
+    logits: Tensor, vocab_size: int, target_token_ids: Sequence[int], num_top: int
+) -> list[TokenLogprob]:
+    """See `Sampler.prompt_logprobs`, but for float32 rounding. Waits for them."""
+    targets = upload_ids(target_token_ids, logits.device)
+    num_best = min(num_top, vocab_size)
+    chunks = zip(logits[:, :vocab_size].split(ROWS_AT_A_TIME), targets.split(ROWS_AT_A_TIME), strict=True)
+    scores = torch.cat([_score(raw.float(), token_ids, num_best) for raw, token_ids in chunks])
+    return [
+        _read(numbers, token_id, num_best) for numbers, token_id in zip(scores.tolist(), target_token_ids, strict=True)
+    ]
+
+
+def _score(raw: Tensor, token_ids: Tensor, num_best: int) -> Tensor:
+    """float64 [n, 3 + 2 num_best] of float32 [n, V]: see `QueuedLogprobs`. The log is NaN where a row is not finite."""
+    chosen = raw.gather(1, token_ids[:, None])
     peaks = raw.amax(1, keepdim=True)
     totals = (raw - peaks).exp_().sum(1, keepdim=True, dtype=torch.float64)
     ranks = 1 + (raw > chosen).sum(1, keepdim=True)
     best_ids = _best(raw, num_best)
     columns = [chosen, peaks.double() + totals.log(), ranks, best_ids, raw.gather(1, best_ids)]
     return torch.cat([column.double() for column in columns], dim=1)
+
+
+def _read(numbers: Sequence[float], token_id: int, num_top: int) -> TokenLogprob:
+    """From a row of `_score`'s; NaN and none of the best where it is not finite."""
+    logit, log_total, rank, *best = numbers
+    if isnan(log_total):
+        return TokenLogprob(token_id, nan, 1, [])
+    half = len(best) // 2
+    tops = zip(best[:half], best[half:], strict=True)
+    listed = [(int(best_id), value - log_total) for best_id, value in tops][:num_top]
+    return TokenLogprob(token_id, logit - log_total, int(rank), listed)
 
 
 def _best(raw: Tensor, num_best: int) -> Tensor:

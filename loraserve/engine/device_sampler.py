@@ -10,7 +10,7 @@ from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator, Event
 from loraserve.engine.device_logit_edits import DeviceLogitEdits
-from loraserve.engine.device_logprobs import QueuedLogprobs, queue_logprobs
+from loraserve.engine.device_logprobs import QueuedLogprobs, prompt_logprobs, queue_logprobs
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_columns import DeviceSampling, SamplingColumns
 from loraserve.engine.sampling_row import SamplingRow
@@ -83,6 +83,10 @@ class DeviceSampler:
         on_device = torch.where(is_finite, token_ids, _NOT_FINITE)
         on_host = buffers.chosen[: len(rows)]
         return QueuedTokens(on_device, on_host, self._accelerator.copy_back(on_device, on_host), logprobs)
+
+    def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
+        """See `Sampler.prompt_logprobs`."""
+        return prompt_logprobs(logits, self._vocab_size, target_token_ids, num_top)
 
 
 class _Buffers:

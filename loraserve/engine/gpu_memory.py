@@ -9,7 +9,6 @@ from loraserve_kernels.logit_edits import RowEdits, pack_edits
 from loraserve_kernels.sampling import SamplesOnDevice, pack_draws
 from loraserve_kernels.step_batch import Segments, StepBatch
 
-from loraserve.engine import token_scores
 from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
@@ -82,7 +81,7 @@ def activation_bytes(
     row_bytes = model.logits_size * model.dtype.itemsize
     prompt_logits = (num_rows - num_sampled) * row_bytes
     # Prompt logprobs are computed when of a step's own memory only its logits are not free again.
-    scored = min(num_rows, token_scores.ROWS_AT_A_TIME) * model.logits_size * token_scores.COPIED_BYTES
+    scored = min(num_rows, ROWS_AT_A_TIME) * model.logits_size * LOGPROBS_BYTES
     scored += num_sampled * row_bytes
     graphs = 0 if config.enforce_eager else measured
     return max(measured, scored) + graphs + prompt_logits + _sampling_bytes(config.max_num_seqs, model.logits_size)

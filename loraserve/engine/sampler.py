@@ -219,6 +219,8 @@ class Sampler:
         self._check(logits, len(target_token_ids))
         if not target_token_ids:
             return []
+        if self._device is not None:
+            return self._device.prompt_logprobs(logits, target_token_ids, num_top)
         asks = [Ask(index, token_id, num_top) for index, token_id in enumerate(target_token_ids)]
         scores = self._score(logits, self.vocab_size, asks)
         return [TokenLogprob(ask.token_id, *score) for ask, score in zip(asks, scores, strict=True)]

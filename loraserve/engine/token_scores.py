@@ -11,12 +11,6 @@ from loraserve.engine.logit_rows import Floats, Ints, LogitRows, open_rows
 from loraserve.engine.token_choice import most_narrow, top_candidates
 
 ROWS_AT_A_TIME = 256
-"""Bounds what a GPU's passes copy."""
-
-COPIED_BYTES = 12
-"""A logit of these rows at most, in float32: float16 widened, the rows that are finite, and their weights. 467 MB at
-151936 tokens.
-"""
 
 
 def score_tokens(logits: Tensor, vocab_size: int, asks: Sequence[Ask]) -> list[Score]:

@@ -1,10 +1,12 @@
 """Log-probabilities computed on a device are the host sampler's, but for rounding."""
 
+from math import isnan
+
 import pytest
 import torch
 from torch import Tensor
 
-from loraserve.engine.device_logprobs import ROWS_AT_A_TIME, queue_logprobs
+from loraserve.engine.device_logprobs import ROWS_AT_A_TIME, prompt_logprobs, queue_logprobs
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
 from loraserve.engine.sampling_row import SamplingRow
@@ -49,3 +51,22 @@ def test_a_row_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
     logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
     logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     assert_as_on_the_host(logits, [row(2)] * 4)
+
+
+@pytest.mark.parametrize("num_top", [0, 3, 500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_those_of_a_prompt_are_the_hosts_a_few_at_a_time(dtype: torch.dtype, num_top: int) -> None:
+    num_rows = 2 * ROWS_AT_A_TIME + 5
+    logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
+    targets = [7 * index % VOCAB_SIZE for index in range(num_rows)]
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits, targets, num_top)
+    assert prompt_logprobs(logits, VOCAB_SIZE, targets, num_top) == [approximately(each) for each in expected]
+
+
+def test_a_row_of_a_prompt_that_is_not_finite_has_none_and_disturbs_no_other() -> None:
+    logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
+    logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
+    found = prompt_logprobs(logits, VOCAB_SIZE, [3, 5, 2, 7], 2)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits[1:2], [5], 2)
+    assert found[1] == approximately(expected[0])
+    assert all(isnan(found[row].logprob) and found[row].rank == 1 and not found[row].top for row in (0, 2, 3))

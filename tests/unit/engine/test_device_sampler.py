@@ -79,6 +79,13 @@ def test_tokens_are_those_of_the_host(backend: SamplingBackend, rows: list[Sampl
     assert on_device(backend).sample(logits(len(rows)), rows) == expected
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_the_host(backend: SamplingBackend) -> None:
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits(3), [4, 149, 0], 5)
+    found = on_device(backend).prompt_logprobs(logits(3), [4, 149, 0], 5)
+    assert found == [approximately(each) for each in expected]
+    assert on_device(backend).prompt_logprobs(logits(0), [], 5) == []
+
+
 def test_a_greedy_batch_has_nothing_to_draw(backend: SamplingBackend) -> None:
     on_device(backend).sample(logits(2), [GREEDY, GREEDY])
     assert backend.draws == [None]

@@ -5,11 +5,11 @@ import torch
 from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_memory import GpuMemory, _sampling_bytes, activation_bytes
 from loraserve.engine.memory_plan import GPU_SHARES, plan_memory
 from loraserve.engine.token_counts import TokenCounts
-from loraserve.engine.token_scores import COPIED_BYTES, ROWS_AT_A_TIME
 from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
 
@@ -104,7 +104,7 @@ def test_prompt_logprobs_keep_the_logits_of_every_row() -> None:
 def test_scoring_a_prompts_rows_may_take_more_than_the_step_before_it() -> None:
     """Both never at once but for the logits of sampled rows, and graphs do not score."""
     step = 1000
-    scored = (ROWS_AT_A_TIME * COPIED_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
+    scored = (ROWS_AT_A_TIME * LOGPROBS_BYTES + 4 * Model.dtype.itemsize) * Model.logits_size
     assert measured(ROWS_AT_A_TIME, step)[1] - measured(ROWS_AT_A_TIME, scored)[1] == step - scored
     assert measured(ROWS_AT_A_TIME, scored + 1)[1] - measured(ROWS_AT_A_TIME, scored)[1] == 2
 
