@@ -18,7 +18,7 @@ class EngineConfig:
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
     device: str = "auto"
-    """"auto" = the first GPU, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
+    """"auto" = the CPU, until a GPU has run this; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"
     """"auto" = of the device; "cpu" (C), "triton" (GPUs) or "reference" (plain torch)."""
     max_model_len: int | None = None
