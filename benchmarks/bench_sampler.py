@@ -7,14 +7,10 @@ from dataclasses import replace
 
 import torch
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.draw import DrawsOnHost
-from loraserve_kernels.edited_draw import DrawsEdited
-from loraserve_kernels.score import ScoresOnHost
 
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
-from loraserve.engine.token_scores import score_tokens
 
 GREEDY = SamplingParams(max_tokens=256, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=256, temperature=0.8)
@@ -61,20 +57,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", nargs="+", default=["16x16000", "64x151936"], help="rows x vocabulary")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", choices=["cpu", "reference"], default="cpu")
     parser.add_argument("--num-likely", type=int, default=50, help="tokens that share the probability")
     parser.add_argument("--num-prompt", type=int, default=512, help="prompt tokens, and as many output tokens")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
-    backend, _ = choose_backend(args.device)
+    backend, _ = choose_backend("cpu", args.backend)
     for shape in args.shapes:
         num_rows, vocab_size = map(int, shape.split("x"))
-        logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype)).to(args.device)
-        draw = backend.draw if isinstance(backend, DrawsOnHost) else None
-        draw_edited = backend.draw_edited if isinstance(backend, DrawsEdited) else None
-        score = backend.score if isinstance(backend, ScoresOnHost) else score_tokens
-        sampler = Sampler(vocab_size, vocab_size, backend.argmax, draw, draw_edited, score)
-        print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.device}, {torch.get_num_threads()} threads")
+        logits = make_logits(num_rows, vocab_size, args.num_likely, getattr(torch, args.dtype))
+        sampler = Sampler(vocab_size, vocab_size, backend)
+        print(f"{num_rows} rows x {vocab_size} tokens, {args.dtype}, {args.backend}, {torch.get_num_threads()} threads")
         for name, params in CASES.items():
             rows = make_rows(params, num_rows, vocab_size, args.num_prompt)
             print(f"  {name:24} {measure_ms(sampler, logits, rows, args.repeats):8.2f} ms")

@@ -43,7 +43,7 @@ FILES = {
     "tests/kernels/test_kv_write.py": 1,
     "tests/kernels/test_silu_mul.py": 1,
     "tests/kernels/test_lora_replay.py": 1,
-    "tests/inference/test_gpu_logit_rows.py": 1,
+    "tests/inference/test_gpu_sampler.py": 1,
     "tests/kernels/test_argmax.py": 1,
     "tests/kernels/test_choose_backend.py": 1,
 }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import BestTokens
+from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class PacksRows(Linear, Protocol):
         ...
 
 
-class Backend(Protocol):
+class Backend(SamplesOnHost, Protocol):
     """Ops over packed rows. Checks of shape, dtype and device come before any launch and raise `ValueError`."""
 
     name: str
@@ -128,11 +128,4 @@ class Backend(Protocol):
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) * up, both [T, N], rows may be strided."""
-        ...
-
-    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """Per row the lowest index of the largest among the first columns, and whether that element is finite.
-
-        logits: [R, at least num_columns], rows may be strided. NaN counts as the largest.
-        """
         ...

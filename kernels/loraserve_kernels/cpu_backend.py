@@ -282,7 +282,7 @@ class CpuBackend:
         return out
 
     def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """See `Backend.argmax`. 16 x 16,000 bfloat16 logits took 175 µs within a step in numpy, about 75 here."""
+        """See `SamplesOnHost.argmax`. 16 x 16,000 bfloat16 logits took 175 µs within a step in numpy, about 75 here."""
         check_argmax(logits, num_columns)
         require_cpu("logits", logits)
         code = DTYPE_CODES.get(logits.dtype)
@@ -296,7 +296,7 @@ class CpuBackend:
         return best_tokens(found)
 
     def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
-        """See `DrawsOnHost.draw`."""
+        """See `SamplesOnHost.draw`."""
         check_argmax(logits, num_columns)
         check_draws(draws, logits.shape[0])
         require_cpu("logits", logits)
@@ -316,7 +316,7 @@ class CpuBackend:
         return list(chosen)
 
     def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
-        """See `DrawsEdited.draw_edited`."""
+        """See `SamplesOnHost.draw_edited`."""
         check_argmax(logits, num_columns)
         check_edited_draws(draws, logits.shape[0])
         require_cpu("logits", logits)
@@ -336,7 +336,7 @@ class CpuBackend:
         return list(chosen)
 
     def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
-        """See `ScoresOnHost.score`."""
+        """See `SamplesOnHost.score`."""
         check_argmax(logits, num_columns)
         check_asks(asks, logits.shape[0], num_columns)
         require_cpu("logits", logits)

@@ -35,9 +35,9 @@ class ModelOutput:
     logits: Tensor
     """[R, N], adapters added; N may be more than there are tokens."""
     best: BestTokens | None = None
-    """`Backend.argmax` of them, where it came with them."""
+    """`SamplesOnHost.argmax` of them, where it came with them."""
     drawn: list[int] | None = None
-    """Of the batch's draws, as `DrawsOnHost.draw` has them, where they came with them."""
+    """Of the batch's draws, as `SamplesOnHost.draw` has them, where they came with them."""
 
 
 class DecoderModel(Protocol):

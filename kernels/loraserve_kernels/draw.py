@@ -3,12 +3,14 @@
 import math
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from loraserve_kernels import sampling
+from loraserve_kernels.argmax import check_argmax
 from loraserve_kernels.checks import mismatch
-from loraserve_kernels.sampling import LEAST_TEMPERATURE
 
 _MASK = (1 << 64) - 1
 _DRAW = struct.Struct("<dddQQqq")
@@ -30,26 +32,13 @@ class Draw(NamedTuple):
     position: int
 
 
-@runtime_checkable
-class DrawsOnHost(Protocol):
-    """A backend that draws where logits are in the host's memory."""
-
-    def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
-        """A token for each draw, as `sampling.sample_reference` but for rounding; -1 where its row is not finite.
-
-        logits: [R, at least num_columns], rows may be strided; columns beyond num_columns are never read. A token
-        depends on its row's logits and its draw only, bit for bit.
-        """
-        ...
-
-
 def check_draws(draws: Sequence[Draw], num_rows: int) -> None:
-    """Raise `ValueError` unless they are as `DrawsOnHost.draw` says, for so many rows of logits."""
+    """Raise `ValueError` unless they are as `SamplesOnHost.draw` says, for so many rows of logits."""
     for draw in draws:
         if not 0 <= draw.row < num_rows:
             raise mismatch("draw.row", draw.row, f"0 to {num_rows - 1}")
-        if not draw.temperature >= LEAST_TEMPERATURE:
-            raise mismatch("draw.temperature", draw.temperature, f"at least {LEAST_TEMPERATURE}")
+        if not draw.temperature >= sampling.LEAST_TEMPERATURE:
+            raise mismatch("draw.temperature", draw.temperature, f"at least {sampling.LEAST_TEMPERATURE}")
 
 
 def pack_draws(draws: Sequence[Draw]) -> bytes:
@@ -66,3 +55,20 @@ def pack_draws(draws: Sequence[Draw]) -> bytes:
         )
         for draw in draws
     )
+
+
+def draw_params(draws: Sequence[Draw], device: torch.device) -> tuple[list[int], sampling.DrawParams]:
+    """The draws' rows, and how they are drawn as tensors. Not of none."""
+    rows, *columns = map(list, zip(*draws, strict=True))
+    return rows, sampling.pack_draws(*columns, device=device)
+
+
+def draw_reference(logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
+    """See `SamplesOnHost.draw`."""
+    check_argmax(logits, num_columns)
+    check_draws(draws, logits.shape[0])
+    if not draws:
+        return []
+    rows, params = draw_params(draws, logits.device)
+    token_ids, is_finite = sampling.sample_reference(logits[rows], num_columns, params, None)
+    return torch.where(is_finite, token_ids, -1).tolist()

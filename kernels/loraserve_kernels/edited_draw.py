@@ -3,15 +3,18 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loraserve_kernels.argmax import check_argmax
 from loraserve_kernels.checks import mismatch
-from loraserve_kernels.draw import Draw, pack_draws
-from loraserve_kernels.logit_edits import ListedTokens
+from loraserve_kernels.draw import Draw, draw_params, pack_draws
+from loraserve_kernels.logit_edits import IN_PROMPT, ListedTokens, LogitEdits
+from loraserve_kernels.sampling import sample_reference
 
 _EDITS = struct.Struct("<QQQqQQqfffi")
 """`struct edited_draw` of edited_draw.c, behind its draw."""
@@ -48,20 +51,6 @@ class EditedDraw(NamedTuple):
     presence: float = 0.0
 
 
-@runtime_checkable
-class DrawsEdited(Protocol):
-    """A backend that edits and draws where logits are in the host's memory."""
-
-    def draw_edited(self, logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
-        """A token for each draw, as `sampling.sample_reference` but for rounding; -1 where its row is not finite, or
-        allows no token there is.
-
-        logits: as of `DrawsOnHost.draw`, not written to. Token ids from num_columns on are passed over. A row that
-        allows only some tokens and is not finite elsewhere may get one all the same.
-        """
-        ...
-
-
 def check_edited_draws(draws: Sequence[EditedDraw], num_rows: int) -> None:
     """Raise `ValueError` unless they are of rows below num_rows."""
     for draw, *_ in draws:
@@ -88,3 +77,42 @@ def _pack(edited: EditedDraw) -> bytes:
         is_blank,
     )
     return pack_draws([draw]) + edits
+
+
+def edited_draw_reference(logits: Tensor, num_columns: int, draws: Sequence[EditedDraw]) -> list[int]:
+    """See `SamplesOnHost.draw_edited`."""
+    check_argmax(logits, num_columns)
+    check_edited_draws(draws, logits.shape[0])
+    if not draws:
+        return []
+    rows, params = draw_params([edited.draw for edited in draws], logits.device)
+    edits = _edits_of(draws, num_columns, logits.device)
+    token_ids, is_finite = sample_reference(logits[rows], num_columns, params, edits)
+    return torch.where(is_finite, token_ids, -1).tolist()
+
+
+def _edits_of(draws: Sequence[EditedDraw], num_columns: int, device: torch.device) -> LogitEdits:
+    def column(values: Sequence[object], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    listed = [edited.listed for edited in draws]
+    counts = torch.zeros(len(draws), num_columns, dtype=torch.int32)
+    for row, counted in zip(counts, (edited.counted for edited in draws), strict=True):
+        if counted is not None:
+            token_ids = counted.token_ids[: counted.num_tokens]
+            is_inside = (token_ids >= 0) & (token_ids < num_columns)
+            num_outputs = counted.counts[: counted.num_tokens][is_inside].astype(np.int32)
+            row[torch.from_numpy(token_ids[is_inside])] = torch.from_numpy(num_outputs | IN_PROMPT)
+    return LogitEdits(
+        is_edited=column([True] * len(draws), torch.int8),
+        is_blank=column([edited.is_blank for edited in draws], torch.int8),
+        start=column([0, *np.cumsum([len(each.token_ids) for each in listed])], torch.int32),
+        token_ids=torch.from_numpy(np.concatenate([each.token_ids for each in listed])).to(device),
+        biases=torch.from_numpy(np.concatenate([each.biases for each in listed])).to(device),
+        marks=torch.from_numpy(np.concatenate([each.marks for each in listed])).to(device),
+        repetition=column([edited.repetition for edited in draws], torch.float32),
+        frequency=column([edited.frequency for edited in draws], torch.float32),
+        presence=column([edited.presence for edited in draws], torch.float32).double(),  # rounded as the C function's
+        count_row=column([-1 if each.counted is None else row for row, each in enumerate(draws)], torch.int32),
+        token_counts=counts.to(device),
+    )

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
@@ -26,7 +26,7 @@ from loraserve_kernels.silu_mul import check_silu_mul, silu_mul_reference
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
-class ReferenceBackend:
+class ReferenceBackend(ReferenceSampling):
     """Implements `Backend`; what the others are tested against, and what serves where they cannot run."""
 
     name = "reference"
@@ -115,7 +115,3 @@ class ReferenceBackend:
         """See `Backend.silu_mul`."""
         check_silu_mul(gate, up)
         return silu_mul_reference(gate, up)
-
-    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """See `Backend.argmax`."""
-        return argmax_reference(logits, num_columns)

@@ -1,6 +1,6 @@
 """Choose a token per row of logits: greedy, or temperature, min_p, top_k, top_p and noise of (seed, position).
 
-The semantics are those of the engine's sampler on the CPU, step by step:
+The semantics, on every device, step by step:
 
 - NaN, +inf or nothing but -inf: the row is not finite and its token undefined. If only its edits leave nothing, it gets
   the allowed token with the largest raw logit, bans or not.
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from loraserve_kernels.argmax import most_likely
 from loraserve_kernels.checks import mismatch, require_dense, require_dense_last
 from loraserve_kernels.logit_edits import IS_ALLOWED, LogitEdits, edit_row_reference
+from loraserve_kernels.sampling_noise import uniform
 
 LANE_LENGTH = 64
 """Tokens per lane."""
@@ -182,31 +184,19 @@ def _draw(logits: Tensor, draws: DrawParams, row: int) -> int:
     floor = (peak.double() + temperature * draws.log_min_p[row]).float()
     weights = ((logits.double() - peak.double()) / temperature).exp() * (logits >= floor)
     if top_k < vocab_size or top_p < 1:
-        order = logits.sort(descending=True, stable=True).indices[:top_k]
+        order = most_likely(logits, top_k)
         totals = weights[order].cumsum(0)
         order = order[: 1 + int((totals[:-1] < top_p * totals[-1]).sum())] if top_p < 1 else order
     else:
         num_lanes = -(-vocab_size // LANE_LENGTH)
-        token_ids = torch.arange(vocab_size, device=logits.device)
-        order = (token_ids % num_lanes * LANE_LENGTH + token_ids // num_lanes).argsort()
+        order = torch.arange(num_lanes * LANE_LENGTH, device=logits.device).view(LANE_LENGTH, num_lanes).T.flatten()
+        order = order[order < vocab_size]
     cumulative = weights[order].cumsum(0)
     target = min(
-        _uniform(int(draws.seed[row]), int(draws.position[row])) * float(cumulative[-1]),
+        uniform(int(draws.seed[row]), int(draws.position[row])) * float(cumulative[-1]),
         math.nextafter(float(cumulative[-1]), 0),
     )
     return int(order[int((cumulative <= target).sum())])
-
-
-def _uniform(seed: int, position: int) -> float:
-    """In [0, 1), 53 random bits: output `position` of SplitMix64 started at the first output of the seed's own."""
-    return (_splitmix64(_splitmix64(seed & _MASK, 0), position & _MASK) >> 11) * 2.0**-53
-
-
-def _splitmix64(state: int, index: int) -> int:
-    mixed = (state + (index + 1) * 0x9E3779B97F4A7C15) & _MASK
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-    return mixed ^ (mixed >> 31)
 
 
 def make_logits(

@@ -4,12 +4,12 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isnan, nan
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from loraserve_kernels.argmax import check_argmax
+from loraserve_kernels.argmax import check_argmax, most_likely
 from loraserve_kernels.checks import mismatch
 
 
@@ -31,19 +31,6 @@ class Score(NamedTuple):
     """1 + the number of tokens with a larger logit."""
     top: list[tuple[int, float]]
     """(token id, log-probability), most likely first, equal logits by ascending id; none if the row is not finite."""
-
-
-@runtime_checkable
-class ScoresOnHost(Protocol):
-    """A backend that gives log-probabilities where logits are in the host's memory."""
-
-    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
-        """As `score_reference`, but for rounding.
-
-        logits: [R, at least num_columns], rows may be strided; columns beyond num_columns are never read. A score
-        depends on its row's logits and its ask only, bit for bit.
-        """
-        ...
 
 
 def check_asks(asks: Sequence[Ask], num_rows: int, num_columns: int) -> None:
@@ -79,7 +66,7 @@ def read_scores(starts: Sequence[int], numbers: list[int], logprobs: list[float]
 
 
 def score_reference(logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
-    """See `ScoresOnHost.score`; in float64."""
+    """See `SamplesOnHost.score`; in float64."""
     check_argmax(logits, num_columns)
     check_asks(asks, logits.shape[0], num_columns)
     return [_score_row(logits[ask.row, :num_columns].double(), ask) for ask in asks]
@@ -89,6 +76,6 @@ def _score_row(row: Tensor, ask: Ask) -> Score:
     if not row.max().isfinite():  # of a row with NaN that is NaN
         return Score(nan, 1, [])
     logprobs = row.log_softmax(0)
-    order = row.sort(descending=True, stable=True).indices[: ask.num_top].tolist()
+    order = most_likely(row, min(ask.num_top, len(row))).tolist() if ask.num_top else []
     rank = 1 + int(torch.count_nonzero(row > row[ask.token_id]))
     return Score(float(logprobs[ask.token_id]), rank, [(token_id, float(logprobs[token_id])) for token_id in order])

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.argmax import BestTokens, argmax_reference
 from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
+from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
@@ -32,12 +32,12 @@ from loraserve_kernels.triton_ops.sampling import sample
 from loraserve_kernels.triton_ops.silu_mul import silu_mul
 
 
-class TritonBackend:
+class TritonBackend(ReferenceSampling):
     """Implements `Backend`. Every op gives the same bits in every run.
 
-    Given work lists (`Segments.tiles`, `StepBatch.attention`), no op but `argmax` reads a tensor on the host, and what
-    is launched depends on shapes alone: a step can be captured in a CUDA graph and replayed with other values, be they
-    more adapters or larger ranks. Values are trusted: unlike in the C functions, no offset is checked.
+    Given work lists (`Segments.tiles`, `StepBatch.attention`), no op but those of `SamplesOnHost` reads a tensor on the
+    host, and what is launched depends on shapes alone: a step can be captured in a CUDA graph and replayed with other
+    values, be they more adapters or larger ranks. Values are trusted: unlike in the C functions, no offset is checked.
 
     Every launch says whether multiplications and additions may be fused: Triton's default differs between its versions.
     """
@@ -142,10 +142,6 @@ class TritonBackend:
         """See `Backend.silu_mul`."""
         check_silu_mul(gate, up)
         return silu_mul(gate, up)
-
-    def argmax(self, logits: Tensor, num_columns: int) -> BestTokens:
-        """See `Backend.argmax`. By torch, and it waits for the GPU; `triton_ops.sampling` samples without a wait."""
-        return argmax_reference(logits, num_columns)
 
     def sample(
         self, logits: Tensor, vocab_size: int, draws: DrawParams | None, edits: LogitEdits | None

@@ -50,7 +50,7 @@ class QueuedTokens:
 
 
 class DeviceSampler:
-    """Draws are those of `token_choice` and log-probabilities those of `sampler`, but for rounding."""
+    """Tokens and log-probabilities are those of `SamplesOnHost`, but for rounding."""
 
     def __init__(self, backend: SamplesOnDevice, accelerator: Accelerator, vocab_size: int, max_num_rows: int) -> None:
         self._backend = backend

@@ -5,10 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 import torch
-from loraserve_kernels.draw import DrawsOnHost
-from loraserve_kernels.edited_draw import DrawsEdited
 from loraserve_kernels.sampling import SamplesOnDevice
-from loraserve_kernels.score import ScoresOnHost
 
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
@@ -34,7 +31,6 @@ from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, ModelDescription, start
 from loraserve.engine.step_in_flight import StepInFlight
 from loraserve.engine.step_queue import StepQueue
-from loraserve.engine.token_scores import score_tokens
 
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
 
@@ -333,7 +329,4 @@ def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:
     vocab_size, device = parts.description.vocab_size, None
     if parts.accelerator is not None and isinstance(parts.backend, SamplesOnDevice):
         device = DeviceSampler(parts.backend, parts.accelerator, vocab_size, config.max_num_seqs)
-    draw = parts.backend.draw if isinstance(parts.backend, DrawsOnHost) else None
-    draw_edited = parts.backend.draw_edited if isinstance(parts.backend, DrawsEdited) else None
-    score = parts.backend.score if isinstance(parts.backend, ScoresOnHost) else score_tokens
-    return Sampler(vocab_size, parts.logits_size, parts.backend.argmax, draw, draw_edited, score, device)
+    return Sampler(vocab_size, parts.logits_size, parts.backend, device)

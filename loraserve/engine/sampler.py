@@ -1,32 +1,19 @@
 """One engine step's logits to one token per row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from loraserve_kernels.argmax import BestTokens, argmax_reference
+from loraserve_kernels.argmax import BestTokens
 from loraserve_kernels.draw import Draw
-from loraserve_kernels.edited_draw import EditedDraw
-from loraserve_kernels.score import Ask, Score
+from loraserve_kernels.host_sampling import SamplesOnHost
+from loraserve_kernels.score import Ask
 from torch import Tensor
 
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
-from loraserve.engine.logit_edits import edit_rows, edited_draw, ids_in_vocab
-from loraserve.engine.logit_rows import HostRows, Ints, LogitRows, open_rows
+from loraserve.engine.logit_edits import edited_draw
 from loraserve.engine.request import TokenLogprob
 from loraserve.engine.sampling_columns import DeviceSampling
 from loraserve.engine.sampling_row import SamplingRow
-from loraserve.engine.token_choice import choose_tokens
-from loraserve.engine.token_scores import score_tokens
-
-Argmax = Callable[[Tensor, int], BestTokens]
-"""`Backend.argmax`."""
-DrawTokens = Callable[[Tensor, int, Sequence[Draw]], list[int]]
-"""`DrawsOnHost.draw`."""
-DrawEdited = Callable[[Tensor, int, Sequence[EditedDraw]], list[int]]
-"""`DrawsEdited.draw_edited`."""
-ScoreTokens = Callable[[Tensor, int, Sequence[Ask]], list[Score]]
-"""`ScoresOnHost.score`."""
 
 
 @dataclass(slots=True)
@@ -53,42 +40,30 @@ class Sampler:
     it. Its noise is a function of (seed, position). Equal logits go by ascending token id, so top_k keeps exactly k.
 
     Order: raw logprobs; allowed_token_ids, logit_bias, min_tokens, penalties (`logit_edits`); greedy stops here;
-    temperature, min_p, top_k, top_p, draw (the backend's where it has that, else `token_choice`). Edits too are the
-    backend's where it has them.
+    temperature, min_p, top_k, top_p, draw: the backend's, see `loraserve_kernels.sampling`.
 
     A row whose edits leave every logit -inf gets the allowed token with the largest raw logit, bans or not.
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        logits_size: int,
-        argmax: Argmax = argmax_reference,
-        draw: DrawTokens | None = None,
-        draw_edited: DrawEdited | None = None,
-        score: ScoreTokens = score_tokens,
-        device: DeviceSampler | None = None,
+        self, vocab_size: int, logits_size: int, host: SamplesOnHost, device: DeviceSampler | None = None
     ) -> None:
         """Logits have `logits_size` columns; those from `vocab_size` on are padding and never read.
 
-        argmax, draw, draw_edited, score: the backend's, for logits on the host. device: where logits are on a GPU that
-        can sample.
+        device: where logits are on a GPU that can sample; else `host` is asked.
         """
         assert 0 < vocab_size <= logits_size, f"vocab_size {vocab_size} with {logits_size} columns of logits"
         self.vocab_size = vocab_size
         self.logits_size = logits_size
-        self._argmax = argmax
-        self._draw = draw
-        self._draw_edited = draw_edited
-        self._score = score
+        self._host = host
         self._device = device
 
     def draws_of(self, rows: Sequence[tuple[int, SamplingRow]]) -> list[Draw]:
         """What `sample` will draw, for a model that can do so with its forward pass; rows with their row of its logits.
 
-        None where it draws from edited logits, or tokens are not drawn by the backend.
+        None where it draws from edited logits, or tokens are chosen on a device.
         """
-        if self._draw is None or self._device is not None:
+        if self._device is not None:
             return []
         draws: list[Draw] = []
         for row_id, row in rows:
@@ -106,7 +81,7 @@ class Sampler:
         best: BestTokens | None = None,
         drawn: list[int] | None = None,
     ) -> Sampled:
-        """`logits` [R, logits_size], float32, bfloat16 or float16, any device, not written to.
+        """`logits` [R, logits_size], float32, bfloat16 or float16, not written to.
 
         best: what `argmax` gives for them, where that is known. drawn: tokens of `draws_of`, where they are.
         """
@@ -115,15 +90,11 @@ class Sampler:
             return Sampled([], [], [])
         if self._device is not None:
             return Sampled.collect(self._device.queue(logits, rows))
-        best_ids, are_finite = best or self._argmax(logits, self.vocab_size)
+        best_ids, are_finite = best or self._host.argmax(logits, self.vocab_size)
         if self._are_unedited(rows, best_ids):
             token_ids = self._draw_beside(best_ids, logits, rows, drawn)
-        elif self._draw is not None and self._draw_edited is not None:
-            token_ids, are_finite = self._sample_in_calls(
-                self._draw, self._draw_edited, logits, rows, best_ids, are_finite
-            )
         else:
-            token_ids, are_finite = self._sample_in_passes(logits, rows, best_ids, are_finite)
+            token_ids, are_finite = self._draw_edited(logits, rows, best_ids, are_finite)
         return Sampled(token_ids, self._logprobs(logits, token_ids, are_finite, rows), are_finite)
 
     def try_queue(
@@ -139,9 +110,8 @@ class Sampler:
         return self._device.queue(logits, rows, sampling)
 
     def _are_unedited(self, rows: Sequence[SamplingRow], best_ids: list[int]) -> bool:
-        """Whether each row takes its largest logit or is drawn by the backend, from logits as they are."""
-        draws = self._draw is not None
-        if not all(row.takes_argmax or (draws and row.draws_freely) for row in rows):
+        """Whether each row takes its largest logit or is drawn from logits as they are."""
+        if not all(row.takes_argmax or row.draws_freely for row in rows):
             return False
         return not any(row.has_bans(best_id) for row, best_id in zip(rows, best_ids, strict=True))
 
@@ -153,63 +123,26 @@ class Sampler:
         if not row_ids:
             return best_ids
         if drawn is None:
-            assert self._draw is not None, "rows that draw"
-            drawn = self._draw(logits, self.vocab_size, [rows[row_id].draw_from(row_id) for row_id in row_ids])
+            drawn = self._host.draw(logits, self.vocab_size, [rows[row_id].draw_from(row_id) for row_id in row_ids])
         token_ids = list(best_ids)
         for row_id, token_id in zip(row_ids, drawn, strict=True):
             token_ids[row_id] = token_id
         return token_ids
 
-    def _choose_tokens(
-        self, logits: LogitRows, row_ids: Ints, best_ids: Ints, rows: Sequence[SamplingRow]
-    ) -> Ints | list[int]:
-        """See `choose_tokens`; `best_ids` are aligned with `row_ids`."""
-        if self._draw is None or not isinstance(logits, HostRows):
-            return choose_tokens(logits, row_ids, logits.gather(row_ids, best_ids), rows)
-        draws = [row.draw_from(row_id) for row_id, row in zip(row_ids.tolist(), rows, strict=True)]
-        return self._draw(logits.tensor(), self.vocab_size, draws)
-
-    def _sample_in_calls(
-        self,
-        draw: DrawTokens,
-        draw_edited: DrawEdited,
-        logits: Tensor,
-        rows: Sequence[SamplingRow],
-        best_ids: list[int],
-        are_finite: list[bool],
+    def _draw_edited(
+        self, logits: Tensor, rows: Sequence[SamplingRow], best_ids: list[int], are_finite: list[bool]
     ) -> tuple[list[int], list[bool]]:
-        """`_sample_in_passes` in two calls of the backend: for rows that are drawn, and for those that are edited."""
+        """The tokens, and whether they are defined: one call for rows that are drawn, one for those that are edited."""
         token_ids, is_finite = list(best_ids), list(are_finite)
         finite = [(index, row) for index, row in enumerate(rows) if are_finite[index]]
         drawn = [row.draw_from(index) for index, row in finite if not row.is_greedy and not row.has_edits]
         if drawn:
-            for each, token_id in zip(drawn, draw(logits, self.vocab_size, drawn), strict=True):
+            for each, token_id in zip(drawn, self._host.draw(logits, self.vocab_size, drawn), strict=True):
                 token_ids[each.row] = token_id
-        edited = [(index, row) for index, row in finite if row.has_edits]
-        draws = [edited_draw(index, row, self.vocab_size) for index, row in edited]
-        for (index, _), token_id in zip(edited, draw_edited(logits, self.vocab_size, draws), strict=True):
-            token_ids[index], is_finite[index] = max(token_id, 0), token_id >= 0
+        edited = [edited_draw(index, row, self.vocab_size) for index, row in finite if row.has_edits]
+        for each, token_id in zip(edited, self._host.draw_edited(logits, self.vocab_size, edited), strict=True):
+            token_ids[each.draw.row], is_finite[each.draw.row] = max(token_id, 0), token_id >= 0
         return token_ids, is_finite
-
-    def _sample_in_passes(
-        self, logits: Tensor, rows: Sequence[SamplingRow], best_ids: list[int], are_finite: list[bool]
-    ) -> tuple[list[int], list[bool]]:
-        """The tokens, and whether they are defined."""
-        raw = open_rows(logits, self.vocab_size)
-        token_ids, is_finite = np.array(best_ids), np.array(are_finite)
-        edited = [index for index, row in enumerate(rows) if are_finite[index] and row.has_edits]
-        drawn = [
-            index for index, row in enumerate(rows) if are_finite[index] and not row.is_greedy and not row.has_edits
-        ]
-        if drawn:
-            row_ids = np.array(drawn)
-            token_ids[row_ids] = self._choose_tokens(raw, row_ids, token_ids[row_ids], [rows[index] for index in drawn])
-        if edited:
-            row_ids = np.array(edited)
-            token_ids[row_ids], is_finite[row_ids] = self._sample_edited(
-                raw, row_ids, token_ids[row_ids], [rows[index] for index in edited]
-            )
-        return token_ids.tolist(), is_finite.tolist()
 
     def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """Each row's raw logprob of its target and its `num_top` most likely tokens; NaN and none for a row not finite.
@@ -222,38 +155,12 @@ class Sampler:
         if self._device is not None:
             return self._device.prompt_logprobs(logits, target_token_ids, num_top)
         asks = [Ask(index, token_id, num_top) for index, token_id in enumerate(target_token_ids)]
-        scores = self._score(logits, self.vocab_size, asks)
+        scores = self._host.score(logits, self.vocab_size, asks)
         return [TokenLogprob(ask.token_id, *score) for ask, score in zip(asks, scores, strict=True)]
 
     def _check(self, logits: Tensor, num_rows: int) -> None:
         expected = (num_rows, self.logits_size)
         assert logits.shape == expected, f"logits are {tuple(logits.shape)}, not {expected}"
-
-    def _sample_edited(
-        self, raw: LogitRows, row_ids: Ints, raw_best: Ints, rows: Sequence[SamplingRow]
-    ) -> tuple[Ints, np.ndarray]:
-        edited = edit_rows(raw, row_ids, rows)
-        token_ids, peaks = edited.argmax()
-        is_finite = np.isfinite(peaks)
-        for index in np.flatnonzero(np.isneginf(peaks)).tolist():
-            token_id = self._best_allowed(raw, row_ids[index], raw_best[index], rows[index])
-            if token_id is not None:
-                token_ids[index] = token_id
-            is_finite[index] = token_id is not None
-        drawn = np.array(
-            [i for i, row in enumerate(rows) if np.isfinite(peaks[i]) and not row.is_greedy], dtype=np.int64
-        )
-        if len(drawn):
-            token_ids[drawn] = self._choose_tokens(edited, drawn, token_ids[drawn], [rows[i] for i in drawn])
-        return token_ids, is_finite
-
-    def _best_allowed(self, raw: LogitRows, row_id: np.int64, raw_best: np.int64, row: SamplingRow) -> np.int64 | None:
-        if not row.params.allowed_token_ids:
-            return raw_best
-        allowed = ids_in_vocab(row.params.allowed_token_ids, self.vocab_size)
-        if not len(allowed):
-            return None
-        return allowed[raw.gather(np.full(len(allowed), row_id), allowed).argmax()]
 
     def _logprobs(
         self, logits: Tensor, token_ids: list[int], is_finite: list[bool], rows: Sequence[SamplingRow]
@@ -265,6 +172,6 @@ class Sampler:
             if row.params.logprobs is not None and is_finite[index]
         ]
         if asks:
-            for ask, score in zip(asks, self._score(logits, self.vocab_size, asks), strict=True):
+            for ask, score in zip(asks, self._host.score(logits, self.vocab_size, asks), strict=True):
                 outcomes[ask.row] = TokenLogprob(ask.token_id, *score)
         return outcomes

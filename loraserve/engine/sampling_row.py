@@ -8,7 +8,6 @@ from loraserve_kernels.draw import Draw
 from loraserve_kernels.edited_draw import CountedTokens
 from loraserve_kernels.logit_edits import ListedTokens
 
-from loraserve.engine.logit_rows import Floats, Ints
 from loraserve.engine.request import SamplingParams
 
 
@@ -25,15 +24,6 @@ class PenaltyState:
         self.counted = CountedTokens(token_ids, np.zeros(len(token_ids), dtype=np.float32), len(distinct))
         self._index_of = {token_id: index for index, token_id in enumerate(distinct.tolist())}
         self._num_output_tokens = 0
-
-    @property
-    def token_ids(self) -> Ints:
-        return self.counted.token_ids[: self.counted.num_tokens]
-
-    @property
-    def output_counts(self) -> Floats:
-        """Aligned with `token_ids`; 0 for a token that only the prompt has."""
-        return self.counted.counts[: self.counted.num_tokens]
 
     def catch_up(self, output_token_ids: Sequence[int]) -> None:
         """Count the tokens appended since the last call. NOTE: outputs only ever grow."""

@@ -14,6 +14,7 @@ from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library
 from loraserve_kernels.cpu_variants import Variant, cpu_flags, usable_variants
+from loraserve_kernels.host_sampling import ReferenceSampling, SamplesOnHost
 from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
@@ -255,6 +256,12 @@ def kv_float8(monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
 @pytest.fixture
 def cpu(cpu_library: CpuLibrary) -> CpuBackend:
     return CpuBackend(cpu_library)
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def host(request: pytest.FixtureRequest) -> SamplesOnHost:
+    """Every implementation of what a host samples with."""
+    return ReferenceSampling() if request.param == "reference" else request.getfixturevalue("cpu")
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.draw import Draw
+from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.sampling import make_logits, pack_draws, sample_reference
 from torch import Tensor
 
@@ -74,23 +75,23 @@ def test_tokens_without_probability_are_never_drawn(
     assert set(cpu.draw(logits, 700, draws)) <= {100, 101, 102}
 
 
-def test_huge_and_tiny_temperatures(cpu: CpuBackend, dtype: torch.dtype) -> None:
+def test_huge_and_tiny_temperatures(host: SamplesOnHost, dtype: torch.dtype) -> None:
     logits = (torch.randn(2, 500, generator=torch.Generator().manual_seed(0)) * 1000).to(dtype)
     for choice in CHOICES:
         cold, hot = Draw(0, 2e-5, *choice, seed=0, position=0), Draw(1, 1e6, *choice, seed=0, position=0)
-        found = cpu.draw(logits, 500, [cold, hot])
+        found = host.draw(logits, 500, [cold, hot])
         assert found[0] == int(logits[0].argmax())
         assert 0 <= found[1] < 500
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_row_that_is_not_finite_fails_alone(cpu: CpuBackend, dtype: torch.dtype, value: float) -> None:
+def test_a_row_that_is_not_finite_fails_alone(host: SamplesOnHost, dtype: torch.dtype, value: float) -> None:
     logits = make_logits(4, 300, 300).to(dtype)
     draws = draws_of(4, 1.0, 0, 0.9, 0.0)
-    expected = cpu.draw(logits, 300, draws)
+    expected = host.draw(logits, 300, draws)
     logits[2, 299] = value
     logits[3] = -torch.inf
-    assert cpu.draw(logits, 300, draws) == [*expected[:2], -1, -1]
+    assert host.draw(logits, 300, draws) == [*expected[:2], -1, -1]
 
 
 def test_rows_may_be_strided_and_drawn_from_by_any_number_of_threads(cpu: CpuBackend, dtype: torch.dtype) -> None:
@@ -106,17 +107,17 @@ def test_rows_may_be_strided_and_drawn_from_by_any_number_of_threads(cpu: CpuBac
         torch.set_num_threads(before)
 
 
-def test_other_dtypes_are_widened(cpu: CpuBackend) -> None:
+def test_other_dtypes_are_widened(host: SamplesOnHost) -> None:
     logits = make_logits(4, 300, 300).half()
     draws = draws_of(4, 1.0, 0, 1.0, 0.0)
-    assert cpu.draw(logits, 300, draws) == cpu.draw(logits.float(), 300, draws)
+    assert host.draw(logits, 300, draws) == host.draw(logits.float(), 300, draws)
 
 
-def test_nothing_to_draw(cpu: CpuBackend) -> None:
-    assert cpu.draw(torch.zeros(2, 5), 5, []) == []
+def test_nothing_to_draw(host: SamplesOnHost) -> None:
+    assert host.draw(torch.zeros(2, 5), 5, []) == []
 
 
 @pytest.mark.parametrize(("draw", "message"), [({"row": 2}, "draw.row is 2"), ({"temperature": 1e-6}, "temperature")])
-def test_what_cannot_be_drawn_is_refused(cpu: CpuBackend, draw: dict[str, float], message: str) -> None:
+def test_what_cannot_be_drawn_is_refused(host: SamplesOnHost, draw: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        cpu.draw(torch.zeros(2, 5), 5, [draws_of(1, 1.0, 0, 1.0, 0.0)[0]._replace(**draw)])
+        host.draw(torch.zeros(2, 5), 5, [draws_of(1, 1.0, 0, 1.0, 0.0)[0]._replace(**draw)])

@@ -9,6 +9,7 @@ import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.edited_draw import CountedTokens, EditedDraw
+from loraserve_kernels.host_sampling import ReferenceSampling, SamplesOnHost
 from loraserve_kernels.logit_edits import RowEdits, fill_token_counts, list_tokens, pack_edits
 from loraserve_kernels.sampling import make_logits, pack_draws, sample_reference
 from torch import Tensor
@@ -84,6 +85,7 @@ def test_tokens_are_those_of_the_reference(
     before = logits.clone()
     found = cpu.draw_edited(logits, NUM_COLUMNS, [row.draw(index) for index, row in enumerate(rows)])
     assert found == expected_of(logits, rows)
+    assert found == ReferenceSampling().draw_edited(logits, NUM_COLUMNS, [row.draw(i) for i, row in enumerate(rows)])
     assert torch.equal(logits, before)
     plain = [cpu.draw_edited(logits, NUM_COLUMNS, [draw]) for draw in (row.draw(i) for i, row in enumerate(rows))]
     assert [token_id for (token_id,) in plain] == found
@@ -99,21 +101,21 @@ def test_every_kind_of_edit_changes_a_token(cpu: CpuBackend, index: int) -> None
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_rows_that_are_not_finite_or_allow_no_token_there_is_are_told(
-    cpu: CpuBackend, dtype: torch.dtype, temperature: float
+    host: SamplesOnHost, dtype: torch.dtype, temperature: float
 ) -> None:
     logits = make_logits(4, NUM_COLUMNS, 40, dtype)
     logits[1, 2400], logits[2, 7] = torch.nan, torch.inf
     nowhere = Row(RowEdits(allowed_token_ids=[NUM_COLUMNS, -1]), choice=(temperature, 0, 1.0, 0.0))
     free = Row(RowEdits(bias={5: 1.0}), choice=(temperature, 0, 1.0, 0.0))
     draws = [nowhere.draw(0), free.draw(1), free.draw(2), free.draw(3)]
-    *told, token_id = cpu.draw_edited(logits, NUM_COLUMNS, draws)
+    *told, token_id = host.draw_edited(logits, NUM_COLUMNS, draws)
     assert told == [-1, -1, -1]
     assert 0 <= token_id < NUM_COLUMNS
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_that_its_edits_leave_nothing_of_gets_its_best_allowed_token(
-    cpu: CpuBackend, dtype: torch.dtype, temperature: float
+    host: SamplesOnHost, dtype: torch.dtype, temperature: float
 ) -> None:
     """Bans or not, the lowest of equals; biases do not count."""
     logits = make_logits(4, NUM_COLUMNS, 40)
@@ -125,21 +127,21 @@ def test_a_row_that_its_edits_leave_nothing_of_gets_its_best_allowed_token(
     some = RowEdits(allowed_token_ids=[70, 40, 9999], banned_token_ids=[40, 70])
     choice = (temperature, 0, 1.0, 0.0)
     rows = [Row(edits, choice=choice) for edits in (RowEdits(banned_token_ids=range(NUM_COLUMNS)), allowed, some, some)]
-    found = cpu.draw_edited(logits, NUM_COLUMNS, [row.draw(index) for index, row in enumerate(rows)])
+    found = host.draw_edited(logits, NUM_COLUMNS, [row.draw(index) for index, row in enumerate(rows)])
     assert found == expected_of(logits, rows)
     assert found == [int(logits[0, :NUM_COLUMNS].argmax()), 40, 40, 40]
 
 
-def test_rows_may_be_strided_and_in_any_order(cpu: CpuBackend, dtype: torch.dtype) -> None:
+def test_rows_may_be_strided_and_in_any_order(host: SamplesOnHost, dtype: torch.dtype) -> None:
     wide = make_logits(len(ROWS), 2 * NUM_COLUMNS, 40, dtype)
     logits = wide[:, :NUM_COLUMNS]
     draws = [row.draw(index) for index, row in enumerate(ROWS)]
-    found = cpu.draw_edited(logits, NUM_COLUMNS, draws)
-    assert cpu.draw_edited(logits, NUM_COLUMNS, draws[::-1]) == found[::-1]
-    assert cpu.draw_edited(logits.contiguous(), NUM_COLUMNS, draws) == found
+    found = host.draw_edited(logits, NUM_COLUMNS, draws)
+    assert host.draw_edited(logits, NUM_COLUMNS, draws[::-1]) == found[::-1]
+    assert host.draw_edited(logits.contiguous(), NUM_COLUMNS, draws) == found
 
 
-def test_a_row_outside_the_logits_is_refused(cpu: CpuBackend) -> None:
+def test_a_row_outside_the_logits_is_refused(host: SamplesOnHost) -> None:
     with pytest.raises(ValueError, match=r"draw\.row is 3"):
-        cpu.draw_edited(torch.zeros(3, NUM_COLUMNS), NUM_COLUMNS, [ROWS[0].draw(3)])
-    assert cpu.draw_edited(torch.zeros(3, NUM_COLUMNS), NUM_COLUMNS, []) == []
+        host.draw_edited(torch.zeros(3, NUM_COLUMNS), NUM_COLUMNS, [ROWS[0].draw(3)])
+    assert host.draw_edited(torch.zeros(3, NUM_COLUMNS), NUM_COLUMNS, []) == []

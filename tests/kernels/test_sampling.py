@@ -1,10 +1,11 @@
-"""Sampling as tensors against the engine's sampler on the CPU, which is the definition."""
+"""Sampling as tensors against the engine's sampler on the CPU: in C, where it can be compiled."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
+from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.logit_edits import RowEdits, fill_token_counts, pack_edits
 from loraserve_kernels.sampling import DrawParams, check_sample, make_logits, pack_draws, sample_reference
 from torch import Tensor
@@ -100,7 +101,8 @@ def run(implementation: Implementation, logits: Tensor, rows: Sequence[SamplingR
 
 
 def expected(logits: Tensor, rows: Sequence[SamplingRow], vocab_size: int | None = None):
-    sampled = Sampler(vocab_size or logits.shape[1], logits.shape[1]).sample(logits.float(), rows)
+    host, _ = choose_backend("cpu")
+    sampled = Sampler(vocab_size or logits.shape[1], logits.shape[1], host).sample(logits.float(), rows)
     return [t if finite else None for t, finite in zip(sampled.token_ids, sampled.is_finite, strict=True)]
 
 

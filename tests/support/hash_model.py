@@ -16,11 +16,10 @@ import torch
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.argmax import argmax_reference
 from loraserve_kernels.decoder_model import ModelOutput
-from loraserve_kernels.draw import Draw
+from loraserve_kernels.draw import draw_reference
 from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.reference_backend import ReferenceBackend
-from loraserve_kernels.sampling import DrawParams, pack_draws, sample_reference
-from loraserve_kernels.score import Ask, Score, score_reference
+from loraserve_kernels.sampling import DrawParams, sample_reference
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
@@ -94,7 +93,9 @@ class HashRunner:
         if self.num_forwards % 2:
             return ModelOutput(logits)
         self.num_drawn_within += len(batch.draws)
-        return ModelOutput(logits, argmax_reference(logits, VOCAB_SIZE), draw_reference(logits, batch.draws))
+        return ModelOutput(
+            logits, argmax_reference(logits, VOCAB_SIZE), draw_reference(logits, VOCAB_SIZE, batch.draws)
+        )
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
@@ -200,27 +201,6 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
         return super().build_ahead(scheduled, tokens, chosen_rows, sampled)
 
 
-def draw_reference(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """See `DrawsOnHost.draw`."""
-    if not draws:
-        return []
-    rows, *columns = map(list, zip(*draws, strict=True))
-    token_ids, are_finite = sample_reference(logits[rows], VOCAB_SIZE, pack_draws(*columns), None)
-    return torch.where(are_finite, token_ids, -1).tolist()
-
-
-class _DrawingBackend(ReferenceBackend):
-    """`DrawsOnHost` and `ScoresOnHost`."""
-
-    def draw(self, logits: Tensor, num_columns: int, draws: Sequence[Draw]) -> list[int]:
-        assert num_columns == VOCAB_SIZE
-        return draw_reference(logits, draws)
-
-    def score(self, logits: Tensor, num_columns: int, asks: Sequence[Ask]) -> list[Score]:
-        assert num_columns == VOCAB_SIZE
-        return score_reference(logits, num_columns, asks)
-
-
 class _SamplingBackend(ReferenceBackend):
     """`SamplesOnDevice`."""
 
@@ -253,7 +233,7 @@ def make_hash_engine(
     max_blocks = -(-max_model_len // block_size)
     sizes = (config.max_num_batched_tokens, config.max_num_seqs, max_blocks, block_size)
     if accelerator is None:
-        backend, builder = _DrawingBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
+        backend, builder = ReferenceBackend(), _RecordingBuilder(BatchBuilder(*sizes), runner)
     else:
         backend, builder = _SamplingBackend(), _RecordingGpuBuilder(runner, *sizes, accelerator)
     parts = SimpleNamespace(
@@ -313,7 +293,7 @@ def approximately(logprob: TokenLogprob) -> TokenLogprob:
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
     """What choice `index` of a request that is never stopped must receive."""
     params = request.sampling
-    sampler = Sampler(VOCAB_SIZE, LOGITS_SIZE)
+    sampler = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceBackend())
     choice = Choice()
     prompt = request.prompt_token_ids
     if params.prompt_logprobs is not None and index == 0:

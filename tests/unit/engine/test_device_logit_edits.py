@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.logit_edits import IN_PROMPT, LogitEdits, count_tokens_reference
 from loraserve_kernels.sampling import sample_reference
 from torch import Tensor
@@ -49,7 +50,7 @@ def test_tokens_that_the_host_has_not_seen_are_counted() -> None:
     rows = [row(min_tokens=2, **PENALTIES), row(), row(min_tokens=1, logit_bias={3: 0.5})]
     expected = [[], [], []]
     for num_unknown in range(3):
-        found = Sampler(VOCAB_SIZE, VOCAB_SIZE).sample(
+        found = Sampler(VOCAB_SIZE, VOCAB_SIZE, ReferenceSampling()).sample(
             logits, [row(outputs=outputs, **kwargs) for outputs, kwargs in zip(expected, _kwargs(rows), strict=True)]
         )
         for each in rows:

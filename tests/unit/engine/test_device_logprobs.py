@@ -4,6 +4,7 @@ from math import isnan
 
 import pytest
 import torch
+from loraserve_kernels.host_sampling import ReferenceSampling
 from torch import Tensor
 
 from loraserve.engine.device_logprobs import ROWS_AT_A_TIME, prompt_logprobs, queue_logprobs
@@ -22,7 +23,7 @@ def row(logprobs: int | None) -> SamplingRow:
 
 def assert_as_on_the_host(logits: Tensor, rows: list[SamplingRow]) -> None:
     """Not read before the device has sent them."""
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits, rows)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits, rows)
     accelerator = DelayedAccelerator()
     scored_rows = torch.tensor([index for index, each in enumerate(rows) if each.params.logprobs is not None])
     queued = queue_logprobs(logits, VOCAB_SIZE, rows, torch.tensor(expected.token_ids), scored_rows, accelerator)
@@ -59,7 +60,7 @@ def test_those_of_a_prompt_are_the_hosts_a_few_at_a_time(dtype: torch.dtype, num
     num_rows = 2 * ROWS_AT_A_TIME + 5
     logits = torch.randn(num_rows, LOGITS_SIZE, generator=torch.Generator().manual_seed(0)).to(dtype) * 4
     targets = [7 * index % VOCAB_SIZE for index in range(num_rows)]
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits, targets, num_top)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).prompt_logprobs(logits, targets, num_top)
     assert prompt_logprobs(logits, VOCAB_SIZE, targets, num_top) == [approximately(each) for each in expected]
 
 
@@ -67,6 +68,6 @@ def test_a_row_of_a_prompt_that_is_not_finite_has_none_and_disturbs_no_other() -
     logits = torch.randn(4, LOGITS_SIZE, generator=torch.Generator().manual_seed(0))
     logits[0, 3], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
     found = prompt_logprobs(logits, VOCAB_SIZE, [3, 5, 2, 7], 2)
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits[1:2], [5], 2)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).prompt_logprobs(logits[1:2], [5], 2)
     assert found[1] == approximately(expected[0])
     assert all(isnan(found[row].logprob) and found[row].rank == 1 and not found[row].top for row in (0, 2, 3))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.logit_edits import LogitEdits, count_tokens_reference
 from loraserve_kernels.sampling import DrawParams, SamplesOnDevice, sample_reference
 from torch import Tensor
@@ -42,7 +43,7 @@ def backend() -> SamplingBackend:
 
 def on_device(backend: SamplingBackend) -> Sampler:
     device = DeviceSampler(backend, HostAccelerator(), VOCAB_SIZE, 8)
-    return Sampler(VOCAB_SIZE, LOGITS_SIZE, device=device)
+    return Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling(), device)
 
 
 def row(seed: int = 3, position: int = 11, **params: object) -> SamplingRow:
@@ -74,13 +75,13 @@ def logits(num_rows: int) -> Tensor:
     ids=["greedy", "drawn", "both", "others", "all"],
 )
 def test_tokens_are_those_of_the_host(backend: SamplingBackend, rows: list[SamplingRow]) -> None:
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits(len(rows)), rows)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits(len(rows)), rows)
     expected.logprobs = [None if each is None else approximately(each) for each in expected.logprobs]
     assert on_device(backend).sample(logits(len(rows)), rows) == expected
 
 
 def test_log_probabilities_of_a_prompt_are_those_of_the_host(backend: SamplingBackend) -> None:
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).prompt_logprobs(logits(3), [4, 149, 0], 5)
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).prompt_logprobs(logits(3), [4, 149, 0], 5)
     found = on_device(backend).prompt_logprobs(logits(3), [4, 149, 0], 5)
     assert found == [approximately(each) for each in expected]
     assert on_device(backend).prompt_logprobs(logits(0), [], 5) == []
@@ -103,7 +104,7 @@ def test_a_row_that_is_not_finite_is_told_and_alone(backend: SamplingBackend) ->
 def test_parameters_of_the_step_before_are_not_seen(backend: SamplingBackend) -> None:
     sampler = on_device(backend)
     sampler.sample(logits(4), [*DRAWN, GREEDY])
-    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(logits(2), [GREEDY, DRAWN[1]])
+    expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(logits(2), [GREEDY, DRAWN[1]])
     assert sampler.sample(logits(2), [GREEDY, DRAWN[1]]) == expected
 
 
@@ -115,7 +116,7 @@ def test_tokens_of_two_batches_can_be_on_their_way(backend: SamplingBackend) -> 
     queued = [device.queue(values, rows) for values, rows in batches]
     assert not any(event.is_done for event in accelerator.events)
     for (values, rows), tokens in zip(batches, queued, strict=True):
-        expected = Sampler(VOCAB_SIZE, LOGITS_SIZE).sample(values, rows)
+        expected = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceSampling()).sample(values, rows)
         assert tokens._on_host.tolist() != expected.token_ids
         assert tokens.wait() == (expected.token_ids, expected.is_finite)
 

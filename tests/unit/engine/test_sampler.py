@@ -10,16 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.draw import DrawsOnHost
-from loraserve_kernels.edited_draw import DrawsEdited
-from loraserve_kernels.score import ScoresOnHost
+from loraserve_kernels.host_sampling import ReferenceSampling
+from loraserve_kernels.sampling_noise import uniform
 
-import loraserve.engine.sampler as sampler_module
-import loraserve.engine.token_scores as scores_module
-from loraserve.engine.logit_rows import DeviceRows
 from loraserve.engine.request import SamplingParams
 from loraserve.engine.sampler import Sampler
-from loraserve.engine.sampling_noise import uniforms
 from loraserve.engine.sampling_row import PenaltyState, SamplingRow
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
@@ -35,39 +30,48 @@ def make_logits(num_rows, vocab_size, seed=0, scale=2.0):
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * scale
 
 
-def make_sampler(vocab_size, logits_size, ops=None):
-    return Sampler(vocab_size, logits_size, **(ops or backend_ops()))
+def make_sampler(vocab_size, logits_size, host=None):
+    return Sampler(vocab_size, logits_size, host or default_host())
 
 
-def sample(logits, rows, vocab_size=None, ops=None):
-    return make_sampler(vocab_size or logits.shape[1], logits.shape[1], ops).sample(logits, rows)
+def sample(logits, rows, vocab_size=None, host=None):
+    return make_sampler(vocab_size or logits.shape[1], logits.shape[1], host).sample(logits, rows)
 
 
-def backend_ops():
+def default_host():
     """Of the test's `backend`."""
-    return {}
+    return ReferenceSampling()
 
 
-def ops_in_c():
+def host_in_c():
     found, reason = choose_backend("cpu")
-    if not (isinstance(found, DrawsOnHost) and isinstance(found, DrawsEdited) and isinstance(found, ScoresOnHost)):
+    if found.name != "cpu":
         pytest.skip(f"no C functions here ({reason})")
-    return {"argmax": found.argmax, "draw": found.draw, "draw_edited": found.draw_edited, "score": found.score}
+    return found
+
+
+class Recorder:
+    """A host's functions, and which of them were called."""
+
+    def __init__(self, host):
+        self.calls = []
+        for name in ("argmax", "draw", "draw_edited", "score"):
+            setattr(self, name, self.recorded(name, getattr(host, name)))
+
+    def recorded(self, name, function):
+        return lambda *args: self.calls.append(name) or function(*args)
 
 
 def sample_one(logits, params, **row):
     return sample(logits, [make_row(params, **row)]).token_ids[0]
 
 
-@pytest.fixture(params=["numpy", "torch", "c"])
+@pytest.fixture(params=["reference", "c"])
 def backend(request, monkeypatch):
-    """The GPU's implementation gives the same answers, and so do the C functions."""
+    """The C functions give the same answers."""
     if request.param == "c":
-        ops = ops_in_c()
-        monkeypatch.setattr(sys.modules[__name__], "backend_ops", lambda: ops)
-    if request.param == "torch":
-        for module in (sampler_module, scores_module):
-            monkeypatch.setattr(module, "open_rows", lambda logits, vocab_size: DeviceRows(logits[:, :vocab_size]))
+        host = host_in_c()
+        monkeypatch.setattr(sys.modules[__name__], "default_host", lambda: host)
 
 
 # References.
@@ -117,7 +121,7 @@ def kept_probabilities(row: SamplingRow, logits: np.ndarray) -> np.ndarray:
 def reference_sorted_choice(row: SamplingRow, logits: np.ndarray) -> int:
     probabilities = kept_probabilities(row, logits)
     order = sorted(range(len(logits)), key=lambda token_id: (-probabilities[token_id], token_id))
-    target = uniforms([row.seed], [row.position])[0]
+    target = uniform(row.seed, row.position)
     return order[int(np.searchsorted(np.cumsum(probabilities[order]), target, side="right"))]
 
 
@@ -220,15 +224,15 @@ def test_tiny_and_huge_temperatures_are_finite(backend):
 
 
 @pytest.mark.parametrize("change", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}], ids=str)
-@pytest.mark.parametrize("backend", ["numpy", "torch"], indirect=True)
-def test_the_ends_of_the_noise_hit_tokens_with_probability(change, monkeypatch, backend):
+def test_the_ends_of_the_noise_hit_tokens_with_probability(change, monkeypatch):
     logits = make_logits(2, 700)
     logits[:, :100] = -torch.inf
     logits[:, 600:] = -torch.inf
-    ends = np.array([0.0, 1 - 2.0**-53])
-    monkeypatch.setattr("loraserve.engine.token_choice.uniforms", lambda seeds, positions: ends)
+    ends = [0.0, 1 - 2.0**-53]
+    monkeypatch.setattr("loraserve_kernels.sampling.uniform", lambda seed, position: ends[position])
 
-    for token_id in sample(logits, [make_row(replace(RANDOM, **change))] * 2).token_ids:
+    rows = [make_row(replace(RANDOM, **change), position=position) for position in (0, 1)]
+    for token_id in sample(logits, rows).token_ids:
         assert 100 <= token_id < 600
 
 
@@ -283,7 +287,9 @@ def test_penalty_state_counts_only_what_is_new():
     output += [1]
     state.catch_up(output)
 
-    assert dict(zip(state.token_ids.tolist(), state.output_counts.tolist(), strict=True)) == {4: 0, 9: 1, 1: 2}
+    counted = state.counted
+    pairs = zip(counted.token_ids.tolist(), counted.counts.tolist(), strict=True)
+    assert dict(list(pairs)[: counted.num_tokens]) == {4: 0, 9: 1, 1: 2}
 
 
 def test_repetition_penalty_of_1_leaves_the_prompt_alone(backend):
@@ -324,18 +330,16 @@ def test_eos_and_stop_tokens_wait_for_min_tokens(backend):
     assert sample_one(logits, replace(params, ignore_eos=True), output=[1]) == 5
 
 
-def test_min_tokens_edits_nothing_until_a_stop_token_is_the_largest(monkeypatch):
+def test_min_tokens_edits_nothing_until_a_stop_token_is_the_largest():
     logits = torch.tensor([[0.0, 9.0, 8.0, 1.0], [0.0, 1.0, 9.0, 8.0], [0.0, 1.0, 9.0, 8.0]])
     rows = [make_row(replace(GREEDY, min_tokens=2), output=[1]), make_row(GREEDY), make_row(GREEDY)]
-    opened = []
-    open_rows = sampler_module.open_rows
-    monkeypatch.setattr(sampler_module, "open_rows", lambda *args: opened.append(args) or open_rows(*args))
+    host = Recorder(ReferenceSampling())
 
-    assert sample(logits, rows).token_ids == [1, 2, 2]
-    assert not opened
+    assert sample(logits, rows, host=host).token_ids == [1, 2, 2]
+    assert host.calls == ["argmax"]
     rows[1] = make_row(replace(GREEDY, min_tokens=2), output=[1])
-    assert sample(logits, rows).token_ids == [1, 1, 2]
-    assert opened
+    assert sample(logits, rows, host=host).token_ids == [1, 1, 2]
+    assert host.calls == ["argmax", "argmax", "draw_edited"]
 
 
 def test_allowed_tokens_and_bias(backend):
@@ -497,24 +501,18 @@ def test_prompt_logprobs_are_those_of_single_rows(backend):
 
 
 def test_logprobs_of_tokens_that_are_known_take_one_call():
-    ops = ops_in_c()
+    host = host_in_c()
     logits = make_logits(3, 300)
     rows = [make_row(replace(GREEDY, logprobs=2)), make_row(replace(RANDOM, logprobs=0)), make_row(GREEDY)]
-    expected = sample(logits, rows, ops=ops)
-    best = ops["argmax"](logits, 300)
-    drawn = ops["draw"](logits, 300, make_sampler(300, 300, ops).draws_of(list(enumerate(rows))))
-    calls = []
-    score = ops["score"]
-    only_score = {
-        "argmax": None,
-        "draw": lambda *args: calls.append("draw"),
-        "score": lambda *args: calls.append("score") or score(*args),
-    }
+    expected = sample(logits, rows, host=host)
+    best = host.argmax(logits, 300)
+    drawn = host.draw(logits, 300, make_sampler(300, 300, host).draws_of(list(enumerate(rows))))
+    recorder = Recorder(host)
 
-    found = make_sampler(300, 300, only_score).sample(logits, rows, best, drawn)
+    found = make_sampler(300, 300, recorder).sample(logits, rows, best, drawn)
 
     assert found == expected
-    assert calls == ["score"]
+    assert recorder.calls == ["score"]
     assert found.logprobs[2] is None
 
 
@@ -565,14 +563,14 @@ sampling_rows = st.builds(
     in_c=st.booleans(),
 )
 def test_a_row_alone_is_the_row_in_a_batch_bit_for_bit(rows, seed, scale, dtype, bad, in_c):
-    ops = ops_in_c() if in_c else None
+    host = host_in_c() if in_c else None
     logits = make_logits(len(rows), 1024, seed, scale).to(dtype)
     logits[[index for index in bad if index < len(rows)], 5] = torch.nan
 
-    together = sample(logits, rows, vocab_size=997, ops=ops)
+    together = sample(logits, rows, vocab_size=997, host=host)
 
     for index, row in enumerate(rows):
-        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997, ops=ops)
+        alone = sample(logits[index : index + 1].clone(), [row], vocab_size=997, host=host)
         assert alone.is_finite == [together.is_finite[index]]
         if alone.is_finite[0]:
             assert alone.token_ids == [together.token_ids[index]]
