@@ -366,7 +366,7 @@ class AdapterMemoryMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.usefixtures("paths")
-class TestAdapterMemoryMachine(AdapterMemoryMachine.TestCase):  # type: ignore[name-defined]
+class TestAdapterMemoryMachine(AdapterMemoryMachine.TestCase):
     settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=30)
 
     @pytest.fixture(autouse=True)

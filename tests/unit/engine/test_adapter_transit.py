@@ -100,7 +100,7 @@ def watch_reading(memory: AdapterMemory, *held: TinyAdapter) -> Reading:
         reading.done.append(adapter)
         return read_verified(digest, path)
 
-    memory._files.read_verified = read  # type: ignore[method-assign]
+    memory._files.read_verified = read
     return reading
 
 
