@@ -13,11 +13,11 @@ it calls."""
 
 
 def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three things that cost it half of its time and more:
+    """Three things that it does again and again:
 
-    It makes `triton.language` its own again at each call of a function by a kernel. It makes a table of dtypes for each
-    value. And where one of its calls is the first to need another piece of Python's stack, the piece is mapped and
-    unmapped by each such call: how deep a test's stack is decides whether it takes 16 or 70 seconds.
+    It makes `triton.language` its own at each call of a function by a kernel, and a table of dtypes for each value: a
+    fifth to a third of its CPU time. And where one of its calls is the first to need another piece of Python's stack,
+    each such call maps and unmaps the piece: how deep its stack was decided whether a test took 16 or 70 seconds.
     """
     import triton.language as tl
     from triton.runtime import interpreter
