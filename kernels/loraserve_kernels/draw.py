@@ -58,7 +58,7 @@ def pack_draws(draws: Sequence[Draw]) -> bytes:
 
 
 def draw_params(draws: Sequence[Draw], device: torch.device) -> tuple[list[int], sampling.DrawParams]:
-    """The draws' rows, and how they are drawn as tensors. Not of none."""
+    """The rows of one draw or more, and how they are drawn, as tensors [draws] on the device."""
     rows, *columns = map(list, zip(*draws, strict=True))
     return rows, sampling.pack_draws(*columns, device=device)
 
