@@ -1,11 +1,25 @@
 """Every arm. What a goal compares stands together, so that both meet the same minutes of the machine."""
 
+import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import shapes
-from arms import HERE, Arm, Server, last_line, llama_cpp, load_test, loraserve, model_options, over_http, running
+from arms import (
+    HERE,
+    Arm,
+    Server,
+    last_line,
+    llama_cpp,
+    load_test,
+    loraserve,
+    model_options,
+    output_lines,
+    over_http,
+    running,
+)
 from arms import script as library
 from arms import vllm as vllm_server
 from work import OUT, Work
@@ -46,10 +60,12 @@ def _llama(work: Work, rivals: Rivals, num_registered: int) -> list[Arm]:
         over_http("HTTP, 16 adapters", lambda: loraserve(work), work, "distinct"),
         over_http(f"HTTP, 16 adapters of {num_registered:,}", lambda: _of_many(work, num_registered), work, "distinct"),
         over_http("HTTP, Zipf mix", lambda: loraserve(work), work, "zipf"),
+        library("in process, Zipf mix", "arm_engine.py", work, "zipf"),
         over_http("HTTP, base on the LoRA engine", lambda: loraserve(work), work, "base"),
         over_http("HTTP, base", lambda: loraserve(work, lora=False), work, "base"),
         *_vllm("vLLM, base", rivals.vllm_python, work, "base"),
         *_vllm("vLLM without zentorch, base", rivals.vllm_plain_python, work, "base"),
+        library("in process, base on the LoRA engine", "arm_engine.py", work, "base", adapters_of="distinct"),
         library("in process, base", "arm_engine.py", work, "base"),
         library("transformers generate, base", "arm_static.py", work, "base"),
         library("transformers continuous, base", "arm_continuous.py", work, "base"),
@@ -58,6 +74,8 @@ def _llama(work: Work, rivals: Rivals, num_registered: int) -> list[Arm]:
         _decode_step("base", work, "base"),
         _decode_step("16 adapters", work, "distinct"),
         _ttft(work),
+        _step_overhead(work),
+        _start(),
     ]
 
 
@@ -117,3 +135,30 @@ def _ttft(work: Work) -> Arm:
         return dict(zip(figures, found, strict=True))
 
     return Arm("TTFT", figures, run)
+
+
+def _step_overhead(work: Work) -> Arm:
+    sizes = (16, 64)
+    figures = [f"{part} ms, {size} sequences" for size in sizes for part in ("overhead", "step")]
+
+    def run() -> dict[str, float]:
+        lines = output_lines([sys.executable, str(HERE / "bench_step_overhead.py"), "--model", str(work.model)])
+        cases = {case["sequences"]: case for case in map(json.loads, lines) if case["prompt_tokens"] == 128}
+        return dict(
+            zip(figures, (cases[size][f"{part}_ms"] for size in sizes for part in ("overhead", "step")), strict=True)
+        )
+
+    return Arm("step overhead", tuple(figures), run)
+
+
+def _start() -> Arm:
+    """From the command to its first answer, with the demo's adapters packed by an earlier start."""
+    figure = "start ms, demo"
+    command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "{port}", "--data-dir", str(OUT / "demo")]
+
+    def run() -> dict[str, float]:
+        begin = time.perf_counter()
+        with running("start", Server(command)):
+            return {figure: (time.perf_counter() - begin) * 1000}
+
+    return Arm("start", (figure,), run)

@@ -43,11 +43,15 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def script(name: str, file: str, work: Work, mix: str) -> Arm:
-    """A library arm: a Python script of this folder that takes --model, --adapters and --requests."""
+def script(name: str, file: str, work: Work, mix: str, *, adapters_of: str | None = None) -> Arm:
+    """A library arm: a Python script of this folder that takes --model, --adapters and --requests.
+
+    `adapters_of` is the mix whose adapters it loads, if not those that are asked for.
+    """
 
     def command() -> list[str]:
-        return [sys.executable, str(HERE / file), "--requests", str(work.requests(mix)), *model_options(work, mix)]
+        options = model_options(work, adapters_of or mix)
+        return [sys.executable, str(HERE / file), "--requests", str(work.requests(mix)), *options]
 
     return _library(name, work, mix, command)
 
@@ -84,8 +88,11 @@ def _library(name: str, work: Work, mix: str, command: Callable[[], list[str]]) 
 
 def last_line(command: list[str]) -> dict[str, float]:
     """What the command prints last, as JSON."""
-    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(output.stdout.splitlines()[-1])
+    return json.loads(output_lines(command)[-1])
+
+
+def output_lines(command: list[str]) -> list[str]:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
 
 
 def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> Arm:

@@ -6,7 +6,7 @@
 import statistics
 from pathlib import Path
 
-from goals import GATED, Ratio, ratios
+from goals import GATED, Ratio, in_process, ratios
 from report_plots import rivals_plot, throughput_plot
 from results_file import RESULTS, Figures, Run, newest, read_runs
 
@@ -28,10 +28,10 @@ def report(kind: str, runs: list[Run]) -> None:
     (IMAGES / f"throughput-{kind}.svg").write_text(throughput_plot(newest_figures(runs)))
     (IMAGES / f"rivals-{kind}.svg").write_text(rivals_plot(found))
     fill(DOCUMENT, f"runs-{kind}", runs_table(runs))
-    fill(DOCUMENT, f"goals-{kind}", goals_table(gated))
+    fill(DOCUMENT, f"goals-{kind}", goals_table(gated, runs))
     fill(DOCUMENT, f"comparisons-{kind}", comparisons_table([ratio for ratio in found if ratio not in gated]))
     fill(DOCUMENT, f"figures-{kind}", figures_table(runs))
-    fill(README, f"goals-{kind}", goals_table(gated, names_run=False))
+    fill(README, f"goals-{kind}", goals_table(gated))
 
 
 def fill(path: Path, name: str, text: str) -> None:
@@ -50,14 +50,24 @@ def newest_figures(runs: list[Run]) -> Figures:
     return {name: run.figures[name] for name in figure_names(runs) if (run := newest(runs, [name]))}
 
 
-def goals_table(found: list[Ratio], *, names_run: bool = True) -> str:
+def goals_table(found: list[Ratio], runs: list[Run] | None = None) -> str:
+    """With the runs, their names and what our engine alone reached in them."""
     header, rows = ["work", "against", "ratio", "repeats", "gate", "stretch", "byte floor", "met"], []
     for ratio in found:
         goal = ratio.goal
         sign = "≤" if goal.smaller_is_better else "≥"
-        limits = [f"{sign} {goal.gate:g}", f"{sign} {goal.stretch:g}", "" if goal.floor is None else f"{goal.floor:g}"]
-        rows.append([*_ratio_cells(ratio), *limits, ratio.verdict, *([ratio.run.id] if names_run else [])])
-    return _table([*header, *(["run"] if names_run else [])], rows)
+        limits = ["" if limit is None else f"{sign} {limit:g}" for limit in (goal.gate, goal.stretch)]
+        floor = "" if goal.floor is None else f"{goal.floor:g}"
+        rows.append([*_ratio_cells(ratio), *limits, floor, ratio.verdict])
+        if runs is not None:
+            rows[-1] += [_in_process_cell(ratio, in_process(runs, goal)), ratio.run.id]
+    return _table([*header, *(["in process", "run"] if runs is not None else [])], rows)
+
+
+def _in_process_cell(ratio: Ratio, engine: Ratio | None) -> str:
+    if engine is None:
+        return ""
+    return _number(engine.median) + ("" if engine.run == ratio.run else f" ({engine.run.id})")
 
 
 def comparisons_table(found: list[Ratio]) -> str:
@@ -66,9 +76,15 @@ def comparisons_table(found: list[Ratio]) -> str:
 
 
 def _ratio_cells(ratio: Ratio) -> list[str]:
-    digits = 2 if ratio.median < 2 else 1
-    spread = f"{min(ratio.repeats):.{digits}f} … {max(ratio.repeats):.{digits}f}"
-    return [ratio.goal.work, ratio.goal.against, f"**{ratio.median:.{digits}f}**", spread]
+    least, most = (_number(value, like=ratio.median) for value in (min(ratio.repeats), max(ratio.repeats)))
+    return [ratio.goal.work, ratio.goal.against, f"**{_number(ratio.median)}**", f"{least} … {most}"]
+
+
+def _number(value: float, like: float | None = None) -> str:
+    """With as many decimals as the other one has."""
+    size = value if like is None else like
+    digits = 1 if size >= 2 else 2 if size >= 0.1 else 3
+    return f"{value:.{digits}f}"
 
 
 def figures_table(runs: list[Run]) -> str:

@@ -63,9 +63,7 @@ def main() -> None:
 def _list(arms: list[Arm]) -> None:
     figures = {figure for arm in arms for figure in arm.figures}
     for goal in GOALS:
-        print(
-            f"{goal.key:20} {goal.work} / {goal.against}{'' if figures.issuperset(goal.pair) else ' (not installed)'}"
-        )
+        print(f"{goal.key:20} {goal.work} / {goal.against}{'' if figures >= _figures(goal) else ' (not installed)'}")
     print()
     for arm in arms:
         print(arm.name)
@@ -79,12 +77,16 @@ def selected(only: list[str], arms: list[Arm]) -> list[Arm]:
     figures: set[str] = set()
     for name in only:
         goal = goals.get(name)
-        wanted = set(goal.pair) if goal else {figure for arm in arms if arm.name == name for figure in arm.figures}
+        wanted = _figures(goal) if goal else {figure for arm in arms if arm.name == name for figure in arm.figures}
         known = {figure for arm in arms for figure in arm.figures}
         if not wanted or not wanted <= known:
             sys.exit(f"--only {name}: {_absence(goal, wanted - known)}; --list names goals and arms")
         figures |= wanted
     return [arm for arm in arms if figures.intersection(arm.figures)]
+
+
+def _figures(goal: Goal) -> set[str]:
+    return {figure for pair in goal.pairs for figure in pair}
 
 
 def _absence(goal: Goal | None, missing: set[str]) -> str:
@@ -108,7 +110,7 @@ def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:
                 figures.setdefault(figure, []).append(value)
                 print(f"{repeat + 1}/{args.repeats} {figure}: {value:.2f}", file=sys.stderr, flush=True)
         run = Run(run_id, date, args.num_requests, repeat + 1, machine, libraries, figures)
-        write_runs(path, merged(before, run, [goal.pair for goal in GOALS]))
+        write_runs(path, merged(before, run, [pair for goal in GOALS for pair in goal.pairs]))
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def cells(table: str) -> list[list[str]]:
 
 
 def test_each_row_names_the_run_it_is_of() -> None:
-    peft, own = cells(goals_table(ratios(RUNS)))
-    assert (peft[1], peft[2], peft[-2:]) == ("PEFT, static batches", "**5.0**", ["yes", "1"])
+    peft, own = cells(goals_table(ratios(RUNS), RUNS))
+    assert (peft[1], peft[2], peft[-3:]) == ("PEFT, static batches", "**5.0**", ["yes", "", "1"])
     assert (own[1], own[2], own[-1]) == ("own base", "**0.86**", "2")
     assert {row[0]: row[-1] for row in cells(figures_table(RUNS))} == {
         "HTTP, 16 adapters": "2",
@@ -33,6 +33,14 @@ def test_each_row_names_the_run_it_is_of() -> None:
         "PEFT, 16 adapters": "1",
     }
     assert [row[0] for row in cells(runs_table(RUNS))] == ["2", "1"]
+
+
+def test_what_the_engine_alone_reached_names_its_run_if_it_is_another() -> None:
+    engine = run("3", peft=[100.0, 100.0], **{"in process, 16 adapters": [700.0, 700.0]})
+    both = run("4", http=[600.0], peft=[100.0], **{"in process, 16 adapters": [800.0]})
+    for runs, expected in ((RUNS[:1], ""), ([*RUNS, engine], "7.0 (3)"), ([*RUNS, both], "8.0")):
+        (row,) = [row for row in cells(goals_table(ratios(runs), runs)) if row[1] == "PEFT, static batches"]
+        assert row[-2] == expected
 
 
 def test_a_table_of_nothing_says_so() -> None:

@@ -20,7 +20,7 @@ def names(arms: list[Arm]) -> list[str]:
 
 def test_every_goal_has_its_arms(arms: list[Arm]) -> None:
     figures = {figure for arm in arms for figure in arm.figures}
-    assert {figure for goal in GOALS for figure in goal.pair} <= figures
+    assert {figure for goal in GOALS for pair in goal.pairs for figure in pair} <= figures
 
 
 def test_everything_runs_unless_something_is_named(arms: list[Arm]) -> None:
@@ -29,7 +29,15 @@ def test_everything_runs_unless_something_is_named(arms: list[Arm]) -> None:
 
 def test_goals_and_arms_can_be_named_together(arms: list[Arm]) -> None:
     found = names(selected(["own-base", "zipf", "PEFT, 16 adapters"], arms))
-    assert found == ["PEFT, 16 adapters", "HTTP, 16 adapters", "HTTP, Zipf mix", "HTTP, base"]
+    assert found == [
+        "PEFT, 16 adapters",
+        "in process, 16 adapters",
+        "HTTP, 16 adapters",
+        "HTTP, Zipf mix",
+        "in process, Zipf mix",
+        "HTTP, base",
+        "in process, base",
+    ]
 
 
 def test_an_arm_of_two_figures_runs_once(arms: list[Arm]) -> None:
