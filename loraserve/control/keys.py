@@ -58,6 +58,12 @@ class KeyService:
             raise key_not_found(key_id)
         return document
 
+    async def lent(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+        """A key whose rights the principal may give to somebody: as `read`, and no wider than their own."""
+        document = await self.read(principal, key_id)
+        _check_no_wider(principal, document.doc)
+        return document
+
     async def create(
         self,
         principal: Principal,
@@ -181,11 +187,11 @@ class KeyService:
 
 
 def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:
-    """Nobody makes a key that may do more than their own."""
+    """Nobody makes, changes or lends a key that may do more than their own."""
     if principal.adapters is None:
         return
     if doc.adapters is None or not principal.adapters.issuperset(doc.adapters):
-        message = "Your key may use some adapters only, so the key must list some of those and no others."
+        message = "Your key may use some adapters only, so this key must list some of those and no others."
         raise ServingError(ErrorCode.FORBIDDEN, message, param="adapters")
 
 

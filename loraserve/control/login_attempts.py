@@ -20,17 +20,18 @@ class LoginAttempts:
         self._clock = clock
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def check(self, address: str) -> None:
-        """Raises `ServingError` (429) for an address with too many recent failures."""
+    def failed(self, address: str) -> None:
+        """Raises `ServingError` (429) for an address with too many recent failures.
+
+        One that is right is not asked for: behind a proxy, many people may come from one address.
+        """
         failures = self._recent(address)
         if len(failures) >= MAX_FAILURES:
             retry_s = math.ceil(failures[0] + WINDOW_S - self._clock())
             message = f"{MAX_FAILURES} logins from your address failed within {WINDOW_S:g} s. Retry in {retry_s} s."
             raise ServingError(ErrorCode.RATE_LIMITED, message, retry_after_s=max(1, retry_s))
-
-    def failed(self, address: str) -> None:
-        failures = self._failures.setdefault(address, deque(maxlen=MAX_FAILURES))
         failures.append(self._clock())
+        self._failures[address] = failures
         self._failures.move_to_end(address)
         while len(self._failures) > MAX_ADDRESSES:
             self._failures.popitem(last=False)

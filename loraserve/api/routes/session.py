@@ -78,7 +78,7 @@ async def create_link(request: Request, context: NamedDependency[AppContext]) ->
         message = "'key_id' is missing: you are not here by a key of your own whose rights the link could give."
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="key_id")
     # Raises the same 404 for a key of another tenant as for one that does not exist.
-    await context.control.keys.read(principal, key_id)
+    await context.control.keys.lent(principal, key_id)
     link = await context.control.sessions.make_link(key_id, principal.actor, request_id_of(request.scope))
     return LinkItem(link.token, link.expires_at)
 
@@ -86,7 +86,6 @@ async def create_link(request: Request, context: NamedDependency[AppContext]) ->
 async def _log_in(request: Request, context: AppContext, asked: CreateSessionRequest) -> NewSession:
     sessions, attempts = context.control.sessions, context.control.login_attempts
     address, request_id = address_of(request), request_id_of(request.scope)
-    attempts.check(address)
     try:
         if asked.key is not None:
             return await sessions.log_in_with_key(asked.key, request_id)
@@ -94,7 +93,7 @@ async def _log_in(request: Request, context: AppContext, asked: CreateSessionReq
         return await sessions.log_in_with_token(asked.token, request_id)
     except ServingError as error:
         if error.code in FAILED_LOGIN:
-            attempts.failed(address)
+            attempts.failed(address)  # raises where there were too many
             await sessions.refused(address, error.code.value, request_id)
         raise
 

@@ -9,16 +9,15 @@ def test_an_address_that_fails_too_often_waits_until_its_oldest_failure_is_forgo
     clock = Clock()
     attempts = LoginAttempts(clock=clock)
     for _ in range(MAX_FAILURES):
-        attempts.check("1.2.3.4")
         attempts.failed("1.2.3.4")
         clock.now += 1
     with pytest.raises(ServingError) as refused:
-        attempts.check("1.2.3.4")
+        attempts.failed("1.2.3.4")
     assert refused.value.code is ErrorCode.RATE_LIMITED
     assert refused.value.retry_after_s == WINDOW_S - MAX_FAILURES
-    attempts.check("5.6.7.8")
+    attempts.failed("5.6.7.8")
     clock.now += refused.value.retry_after_s
-    attempts.check("1.2.3.4")
+    attempts.failed("1.2.3.4")
 
 
 def test_memory_is_bounded() -> None:
@@ -27,4 +26,4 @@ def test_memory_is_bounded() -> None:
         attempts.failed("first")
     for number in range(MAX_ADDRESSES):
         attempts.failed(str(number))
-    attempts.check("first")
+    attempts.failed("first")
