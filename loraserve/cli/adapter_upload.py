@@ -1,20 +1,22 @@
 """Sends an adapter folder through an upload session, and goes on where a broken connection left it."""
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from loraserve.cli.admin_client import AdminClient, AdminError, ConnectionLostError
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """In the order they are sent: what is wrong with the config shows before the weights are sent."""
-MAX_TRIES = 5
-RETRY_S = 1.0
+MAX_TRIES = 30
+RETRY_S = 2.0
 WAIT_S = 10
 
 Json = dict[str, Any]
 OnSent = Callable[[int], None]
+T = TypeVar("T")
 
 
 def upload(
@@ -42,22 +44,35 @@ def upload(
 
 
 def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_offset: OnSent) -> None:
-    offset, num_failures = 0, 0
+    offset = 0
     url = f"/v1/uploads/{session['id']}/files/{path.name}"
     with path.open("rb") as file:
-        while offset < size:
-            file.seek(offset)
+
+        def send(is_again: bool) -> int:
+            start = _received(client, session["id"], path.name) if is_again else offset
+            file.seek(start)
             data = file.read(session["chunk_bytes"])
-            try:
-                content_range = f"bytes {offset}-{offset + len(data) - 1}/{size}"
-                offset, num_failures = client.put_bytes(url, data, content_range)["offset"], 0
-            except ConnectionLostError as error:
-                num_failures += 1
-                if num_failures == MAX_TRIES:
-                    raise AdminError(str(error)) from error
-                time.sleep(RETRY_S)
-                offset = _received(client, session["id"], path.name)
+            return (
+                client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
+                if data
+                else start
+            )
+
+        while offset < size:
+            offset = _patiently(send)
             on_offset(offset)
+
+
+def _patiently(attempt: Callable[[bool], T]) -> T:
+    """Until there is an answer, as a server may be restarting. `attempt` is told whether it is not the first."""
+    for num_failures in itertools.count(1):
+        try:
+            return attempt(num_failures > 1)
+        except ConnectionLostError as error:
+            if num_failures == MAX_TRIES:
+                raise AdminError(str(error)) from error
+            time.sleep(RETRY_S)
+    raise AssertionError("unreachable")
 
 
 def _received(client: AdminClient, upload_id: str, name: str) -> int:
@@ -69,7 +84,7 @@ def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], No
     session = client.post(f"/v1/uploads/{upload_id}/commit")
     while session["state"] in ("validating", "loading"):
         on_state(session["state"])
-        session = client.get(f"/v1/uploads/{upload_id}", wait_s=WAIT_S)
+        session = _patiently(lambda _: client.get(f"/v1/uploads/{upload_id}", wait_s=WAIT_S))
     on_state(session["state"])
     if session["state"] == "rejected":
         raise AdminError("The adapter is refused.", session["report"])

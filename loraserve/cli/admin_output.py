@@ -1,6 +1,7 @@
 """Prints what management commands found: JSON, or what a person reads."""
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -23,14 +24,30 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     table = Table(*columns)
     for row in rows:
-        table.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+        table.add_row(*(Text(_shown(cell)) for cell in row))
     Console().print(table)
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
     width = max(len(name) for name, _ in fields)
     for name, value in fields:
-        click.echo(f"{name:<{width}}  {'-' if value is None or value == '' else value}")
+        click.echo(f"{name:<{width}}  {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None or value == "" else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """What would control the terminal is written out: names and paths come from whoever sent a request."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def print_csv(text: str) -> None:
+    """As it came; on a terminal without what would control it."""
+    if sys.stdout.isatty():
+        text = "".join(f"{printable(line)}\n" for line in text.splitlines())
+    sys.stdout.write(text)
 
 
 def print_report(report: Json) -> None:
@@ -41,13 +58,13 @@ def print_report(report: Json) -> None:
     for check in problems[:MAX_PROBLEMS]:
         where = " · ".join(part for part in (check["file"], check["key"]) if part)
         line = Text(f"{check['status']:<5}", style=COLOURS[check["status"]])
-        line.append(f"{check['name']}: {check['message']}", style="default not bold")
+        line.append(printable(f"{check['name']}: {check['message']}"), style="default not bold")
         console.print(line, soft_wrap=True)
         if where:
-            console.print(f"      {where}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"      {printable(where)}", markup=False, highlight=False, soft_wrap=True)
         if check["found"] or check["expected"]:
             found = f"      found {check['found'] or '-'} → expected {check['expected'] or '-'}"
-            console.print(found, markup=False, highlight=False, soft_wrap=True)
+            console.print(printable(found), markup=False, highlight=False, soft_wrap=True)
         if check["remedy"]:
             console.print(f"      → {check['remedy']}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > MAX_PROBLEMS:

@@ -17,12 +17,12 @@ def audit(
 ) -> None:
     """Show changes, logins and refusals, newest first."""
     from loraserve.cli.admin_client import connected
-    from loraserve.cli.admin_output import print_json, print_table, time_text
+    from loraserve.cli.admin_output import print_csv, print_json, print_table, time_text
 
     query = {"actor": actor, "action": action, "kind": kind}
     with connected(connection.url, connection.api_key, connection.tenant) as client:
         if as_csv:
-            click.echo(client.get_text("/v1/audit", format="csv", **query), nl=False)
+            print_csv(client.get_text("/v1/audit", format="csv", **query))
             return
         found = client.get("/v1/audit", limit=limit, **query)["data"]
     if connection.as_json:

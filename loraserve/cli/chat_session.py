@@ -32,7 +32,7 @@ class ChatOptions:
 def connect(url: str, api_key: str | None) -> httpx.Client:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=timeout)
+    return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
 
 
 class ChatSession:

@@ -41,7 +41,7 @@ def usage(
 ) -> None:
     """Show requests and tokens. By tenant: of all of them, with a key for all tenants ('*')."""
     from loraserve.cli.admin_client import connected
-    from loraserve.cli.admin_output import print_json
+    from loraserve.cli.admin_output import print_csv, print_json
 
     now = time.time()
     query = {
@@ -54,7 +54,7 @@ def usage(
     }
     with connected(connection.url, connection.api_key, connection.tenant) as client:
         if as_csv:
-            click.echo(client.get_text("/v1/usage", format="csv", **query), nl=False)
+            print_csv(client.get_text("/v1/usage", format="csv", **query))
             return
         found = client.get("/v1/usage", **query)
     if connection.as_json:
