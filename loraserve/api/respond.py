@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
-from typing import Protocol, Self, TypeVar, cast
+from typing import Generic, Protocol, Self, TypeVar, cast
 
 import msgspec
 from litestar import MediaType, Request, Response
@@ -90,8 +90,8 @@ async def respond(
             response = msgspec.structs.replace(response, metrics=_metrics(call, generation))
         return msgspec.json.encode(response)
 
-    # Echoes and prompt logprobs make responses as long as prompts, so they are also encoded off the loop.
-    body = await runtime.tokenizer.run(generation.usage().num_prompt_tokens, encoded)
+    # Echoes and prompt logprobs make responses as long as prompts.
+    body = await runtime.tokenizer.run(generation.usage().num_prompt_tokens + size_of(deltas), encoded)
     headers = call.headers | timing_headers(generation, call.adapter_load_ms)
     call.close()
     return Response(cast(T, body), media_type=MediaType.JSON, headers=headers)
@@ -133,38 +133,66 @@ async def _body(
     tokenizer: TextTokenizer,
 ) -> AsyncGenerator[bytes]:
     """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
-    options = asked.stream_options or StreamOptions()
-    encoder = ChunkEncoder(writer.head, usage_field=options.include_usage)
+    chunks = _Chunks(writer, generation, asked)
     try:
         async with contextlib.aclosing(steps):
-            opened = False
             async for deltas in steps:
-                if opened:
-                    choices = _choices(writer, deltas, generation)
-                else:
-                    work = partial(_choices, writer, deltas, generation)
-                    choices = await tokenizer.run(generation.usage().num_prompt_tokens, work)
-                    if choices:
-                        opened = True
-                        choices = writer.opening(generation) + choices
-                usage = usage_of(generation.usage()) if options.continuous_usage_stats else None
-                chunks = [encoder.chunk(choice, usage) for choice in choices]
+                encoded = await tokenizer.run(chunks.size_of(deltas), partial(chunks.encode, deltas))
                 if generation.finished:
-                    chunks.append(_ending(encoder, generation, call, asked))  # in one write with the last token
-                if chunks:
-                    yield b"".join(chunks)
+                    encoded.append(chunks.ending(call))  # in one write with the last token
+                if encoded:
+                    yield b"".join(encoded)
     except Exception as error:
         yield error_event(told(error, call))
 
 
-def _ending(encoder: ChunkEncoder, generation: Generation, call: InferenceCall, asked: GenerationFields) -> bytes:
-    """What follows the last choice."""
-    include_usage = asked.stream_options is not None and asked.stream_options.include_usage
-    if not include_usage and not asked.include_metrics:
-        return DONE
-    usage = usage_of(generation.usage()) if include_usage else None
-    metrics = _metrics(call, generation) if asked.include_metrics else None
-    return encoder.chunk(None, usage, metrics) + DONE
+class _Chunks(Generic[T]):
+    """Of one stream."""
+
+    def __init__(self, writer: Writer[T], generation: Generation, asked: GenerationFields) -> None:
+        self._writer = writer
+        self._generation = generation
+        self._asked = asked
+        self._options = asked.stream_options or StreamOptions()
+        self._encoder = ChunkEncoder(writer.head, usage_field=self._options.include_usage)
+        self._opened = False
+        self._begun: set[tuple[int, int]] = set()
+
+    def size_of(self, deltas: list[ChoiceDelta]) -> int:
+        """Of what is to be encoded: a choice begins with its prompt, if that is echoed."""
+        size = size_of(deltas)
+        for delta in deltas:
+            choice = delta.prompt_index, delta.index
+            if choice not in self._begun:
+                self._begun.add(choice)
+                size += len(self._generation.prompts[delta.prompt_index].engine_request.prompt_token_ids)
+        return size
+
+    def encode(self, deltas: list[ChoiceDelta]) -> list[bytes]:
+        choices = [choice for delta in deltas for choice in self._writer.chunk_choices(delta, self._generation)]
+        if choices and not self._opened:
+            self._opened = True
+            choices = self._writer.opening(self._generation) + choices
+        usage = usage_of(self._generation.usage()) if self._options.continuous_usage_stats else None
+        return [self._encoder.chunk(choice, usage) for choice in choices]
+
+    def ending(self, call: InferenceCall) -> bytes:
+        """What follows the last choice."""
+        if not self._options.include_usage and not self._asked.include_metrics:
+            return DONE
+        usage = usage_of(self._generation.usage()) if self._options.include_usage else None
+        metrics = _metrics(call, self._generation) if self._asked.include_metrics else None
+        return self._encoder.chunk(None, usage, metrics) + DONE
+
+
+def size_of(deltas: list[ChoiceDelta]) -> int:
+    """Tokens and alternatives to them: what writing them down takes."""
+    size = 0
+    for delta in deltas:
+        size += len(delta.token_ids)
+        if delta.logprobs:
+            size += len(delta.logprobs) * (1 + len(delta.logprobs[0].top))
+    return size
 
 
 def told(error: Exception, call: InferenceCall) -> ServingError:
@@ -177,10 +205,6 @@ def told(error: Exception, call: InferenceCall) -> ServingError:
         refusal = internal_error()
     call.count_error(refusal)
     return refusal
-
-
-def _choices(writer: Writer[T], deltas: list[ChoiceDelta], generation: Generation) -> list[msgspec.Struct]:
-    return [choice for delta in deltas for choice in writer.chunk_choices(delta, generation)]
 
 
 def _metrics(call: InferenceCall, generation: Generation) -> RequestMetrics:

@@ -14,6 +14,8 @@ from loraserve.serving.token_text import TokenText
 
 INLINE_SIZE = 2048
 """Up to so many characters or tokens, work is done on the event loop: about 1 ms, and no thread hop."""
+MESSAGE_SIZE = 32
+"""What a template adds to each message, at least in time."""
 NUM_THREADS = 2
 
 T = TypeVar("T")
@@ -52,7 +54,8 @@ class TextTokenizer:
             )
             return self._encode(text, add_special_tokens)
 
-        return await self.run(sum(len(message.content) for message in messages), render_and_encode)
+        size = sum(len(message.content) + MESSAGE_SIZE for message in messages)
+        return await self.run(size, render_and_encode)
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))

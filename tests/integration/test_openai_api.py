@@ -93,6 +93,19 @@ class TestModels:
     def test_one_model(self, client: openai.OpenAI, name: str) -> None:
         assert client.models.retrieve(name).id == name.removeprefix("tiny:")
 
+    def test_names_that_are_paths(self, tmp_path: Path) -> None:
+        names = ["/models/llama", "path/to/model/"]
+        served = make_settings(tmp_path, served_model_names=names)
+        with (
+            live_server(says(TEXT), served, ("sql",)) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+        ):
+            assert [card.id for card in client.models.list().data] == [*names, "sql"]
+            for name in (*names, "sql"):
+                assert client.models.retrieve(name).id == name
+            assert client.models.retrieve("/models/llama:sql").id == "sql"
+            assert httpx.get(f"{server.url}/v1/models/sql/").json()["id"] == "sql"
+
     def test_an_unknown_model_is_not_found(self, client: openai.OpenAI) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.models.retrieve("nope")

@@ -1,6 +1,7 @@
 """POST /v1/completions."""
 
 import itertools
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -75,9 +76,10 @@ async def _complete(
         principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
     checked = _check(context, asked)
-    demand, own_id = _demand(context, asked, checked), own_request_id(request.scope)
+    given = split_prompts(asked.prompt, runtime.settings.limits, runtime.engine.model.vocab_size)
+    demand, own_id = _demand(asked, given, checked), own_request_id(request.scope)
     async with context.calls.admit(principal, target, own_id, demand) as call:
-        prompts = await _prompts(context, asked, checked)
+        prompts = await _prompts(context, asked, given, checked)
         generation = await call.start(prompts, checked.text, received_s(request.scope), checked.cache_salt)
         writer = CompletionWriter(
             response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
@@ -94,8 +96,7 @@ async def _complete(
         return await respond(request, runtime, call, generation, writer, asked)
 
 
-def _demand(context: AppContext, asked: CompletionRequest, checked: CheckedSampling) -> Demand:
-    prompts = split_prompts(asked.prompt, context.runtime.settings.limits, context.runtime.engine.model.vocab_size)
+def _demand(asked: CompletionRequest, prompts: Sequence[str | list[int]], checked: CheckedSampling) -> Demand:
     num_choices = len(prompts) * checked.params.n
     max_tokens = DEFAULT_MAX_TOKENS if checked.max_tokens is None else checked.max_tokens
     how = Asked(Route.COMPLETIONS, bool(asked.stream))
@@ -118,11 +119,13 @@ def _check(context: AppContext, asked: CompletionRequest) -> CheckedSampling:
     )
 
 
-async def _prompts(context: AppContext, asked: CompletionRequest, checked: CheckedSampling) -> list[Prompt]:
-    model, limits = context.runtime.engine.model, context.runtime.settings.limits
+async def _prompts(
+    context: AppContext, asked: CompletionRequest, given: Sequence[str | list[int]], checked: CheckedSampling
+) -> list[Prompt]:
+    model = context.runtime.engine.model
     add_special_tokens = asked.add_special_tokens is not False
     prompts: list[Prompt] = []
-    for prompt in split_prompts(asked.prompt, limits, model.vocab_size):
+    for prompt in given:
         if isinstance(prompt, str):
             prompt = await context.runtime.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
         token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)

@@ -1,5 +1,8 @@
 """LoRAX's and TGI's routes: POST /, /generate, /generate_stream and GET /info."""
 
+import string
+from urllib.parse import quote
+
 import msgspec
 from litestar import MediaType, Request, Response, get, post
 from litestar.di import NamedDependency
@@ -20,7 +23,7 @@ from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import own_request_id
-from loraserve.api.respond import open_stream
+from loraserve.api.respond import open_stream, size_of
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
 from loraserve.api.timing import timing_headers
@@ -32,6 +35,8 @@ from loraserve.serving.generation import Generation, Prompt, collect
 DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
 OPERATION = json_body(LoraxRequest)
 ERRORS = lorax_error_responses()
+IN_HEADERS = string.punctuation.replace("%", "") + " "
+"""What a header may have besides letters and digits; the rest is percent-encoded."""
 
 
 @post(
@@ -126,11 +131,17 @@ async def _generate(
             return await open_stream(
                 request, runtime, call, generation, lambda steps: writer.events(steps, generation, call)
             )
-        (delta,) = await while_connected(request, collect(generation.steps()))
-        response = writer.response(delta, generation)
+        deltas = await while_connected(request, collect(generation.steps()))
+
+        def encoded() -> bytes:
+            response = writer.response(deltas[0], generation)
+            return msgspec.json.encode([response] if as_list else response)
+
+        # As long as the prompt where its details are asked for.
+        body = await runtime.tokenizer.run(len(prompt.token_ids) + size_of(deltas), encoded)
         call.close()
         headers = call.headers | timing_headers(generation, call.adapter_load_ms) | _headers(context, call, generation)
-        return Response([response] if as_list else response, headers=headers, media_type=MediaType.JSON)
+        return Response(body, headers=headers, media_type=MediaType.JSON)
 
 
 async def _prompt(
@@ -172,7 +183,7 @@ def _prompt_logprobs(parameters: LoraxParameters, *, stream: bool) -> int | None
 def _headers(context: AppContext, call: InferenceCall, generation: Generation) -> dict[str, str]:
     usage = generation.usage()
     headers = {
-        "x-model-id": context.runtime.settings.served_model_names[0],
+        "x-model-id": quote(context.runtime.settings.served_model_names[0], safe=IN_HEADERS),
         "x-prompt-tokens": str(usage.num_prompt_tokens),
         "x-generated-tokens": str(usage.num_completion_tokens),
         "x-total-tokens": str(usage.num_prompt_tokens + usage.num_completion_tokens),

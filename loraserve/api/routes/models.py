@@ -1,5 +1,7 @@
 """GET /v1/models."""
 
+from urllib.parse import unquote
+
 from litestar import Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
@@ -33,7 +35,7 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
 @get("/v1/models/{model_id:path}", opt=ANY_KEY, responses=ERROR_RESPONSES, tags=["models"])
 async def get_model(request: Request, context: NamedDependency[AppContext], model_id: FromPath[str]) -> ModelCard:
     """Names of the base model may contain slashes; an adapter's may say a version or an alias."""
-    name = model_id.removeprefix("/")
+    name = _asked_name(request, context)
     target = await context.control.resolver.resolve(principal_of(request), name)
     if target.adapter is None:
         return _base_card(context, name)
@@ -56,12 +58,19 @@ async def get_adapter_model(
     request: Request, context: NamedDependency[AppContext], adapter: FromPath[str], model_id: FromPath[str]
 ) -> ModelCard:
     """Only the adapter itself is found here."""
-    name = model_id.removeprefix("/")
+    name = _asked_name(request, context)
     resolved = await _in_path(request, context, adapter)
     target = await context.control.resolver.resolve(principal_of(request), name)
     if target.adapter is None or target.adapter.digest != resolved.digest:
         raise model_not_found(name)
     return _adapter_card(context, adapter, resolved)
+
+
+def _asked_name(request: Request, context: AppContext) -> str:
+    """From the path as it was sent: names that are paths may begin or end with a slash, which routing drops."""
+    name = unquote(request.scope["raw_path"]).partition("/v1/models/")[2]
+    is_of_base = name.startswith(tuple(context.runtime.settings.served_model_names))
+    return name if is_of_base else name.strip("/")
 
 
 async def _in_path(request: Request, context: AppContext, adapter: str) -> ResolvedAdapter:

@@ -1,11 +1,12 @@
 import asyncio
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from loraserve.serving.chat_template import ChatMessage
+from loraserve.serving.chat_template import ChatMessage, ChatTemplate
 from loraserve.serving.errors import ServingError
 from loraserve.serving.tokenizer import TextTokenizer
 from tests.support.fake_engine_client import CHAT_TEMPLATE, make_model, make_tokenizer
@@ -48,6 +49,24 @@ def test_long_texts_give_the_same_ids_in_a_thread() -> None:
     token_ids = THEIRS(text)["input_ids"]
     assert asyncio.run(OURS.decode(token_ids, skip_special_tokens=True)) == text
     assert asyncio.run(OURS.decode(token_ids[:5], skip_special_tokens=False)).startswith("<|bos|>")
+
+
+def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    render = ChatTemplate.render
+
+    def rendering(*args: object, **kwargs: bool) -> str:
+        threads.append(threading.current_thread())
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(ChatTemplate, "render", rendering)
+    for count in (1, 4096):
+        messages = [ChatMessage("user", "")] * count
+        chat = OURS.encode_chat(
+            messages, add_generation_prompt=True, continue_final_message=False, add_special_tokens=False
+        )
+        asyncio.run(chat)
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
