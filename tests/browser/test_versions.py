@@ -57,6 +57,20 @@ def test_rolling_back_is_two_clicks_and_says_what_happens(console: Console, vers
     assert live_version(versions.http) == 1
 
 
+def test_a_rollback_that_somebody_else_was_faster_with_does_not_undo_theirs(console: Console, versions: Tenant):
+    assert versions.http.put("/v1/adapters/greeting/aliases/live", json={"version": 2}).is_success
+    page = console.open("#/adapters/greeting")
+    page.get_by_test_id("rollback").click()
+    dialog = console.dialog("Roll greeting back to v1?")
+    assert versions.http.post("/v1/adapters/greeting/rollback", json={}).is_success
+    expect(page.locator(".lane-stop.is-live").get_by_test_id("version-1")).to_be_visible()
+    expect(dialog).to_contain_text("get v1 instead of v2")
+    console.watch.expect_status(412)
+    dialog.get_by_role("button", name="Roll back").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Somebody else changed this")
+    assert live_version(versions.http) == 1
+
+
 def test_a_canary_splits_the_flag_of_its_alias_and_can_be_taken_back(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     page.get_by_test_id("make-live").click()

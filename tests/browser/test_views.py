@@ -8,10 +8,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 import loraserve
 from tests.browser.conftest import NewConsole
+from tests.browser.console import Console
 from tests.browser.tenant import Tenant
 from tests.browser.views import VIEWS
 from tests.support.adapter_variants import twin
@@ -223,3 +224,22 @@ def test_the_built_console_asks_nobody_else_for_anything():
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', text)
     assert "<script>" not in text
     assert "style=" not in text
+
+
+def test_behind_a_path_of_a_proxy(console: Console, tenant: Tenant) -> None:
+    tenant.add("mine", ADAPTER_DIR / "uppercase")
+    prefix, outside = f"{console.url}/lora/", []
+
+    def forward(route: Route) -> None:
+        url = route.request.url
+        if url.startswith(prefix):
+            route.fulfill(response=route.fetch(url=f"{console.url}/{url.removeprefix(prefix)}"))
+        else:
+            outside.append(url)
+            route.abort()
+
+    page = console.page
+    page.route("**/*", forward)
+    page.goto(f"{prefix}ui/#/adapters/mine?tab=use")
+    expect(page.get_by_text(f"{prefix}adapters/mine/v1", exact=True)).to_be_visible()
+    assert outside == []

@@ -1,5 +1,7 @@
 import { signal } from "@preact/signals";
 
+import { serverUrl } from "./server-url";
+
 /** The one error shape of the API, and failures to reach it at all (status 0). */
 export class ApiError extends Error {
   constructor(
@@ -72,7 +74,7 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
   };
   const sentAs = csrfToken.peek();
   try {
-    const response = await fetch(path, init);
+    const response = await fetch(serverUrl + path, init);
     serverAnswers.value = true;
     // What was sent before a login says nothing of it.
     if (response.status === 401 && sentAs === csrfToken.peek()) signedOut.value = true;

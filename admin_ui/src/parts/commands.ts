@@ -1,11 +1,12 @@
 import { actingTenant } from "../api/client";
+import { serverUrl } from "../api/server-url";
 import { DEFAULT_TENANT, session } from "../state/session";
 
 const CLI_URL = "http://127.0.0.1:8000";
 
 /** `loraserve …` for this server, to be pasted as it is; a key comes from LORASERVE_API_KEY. */
 export function cli(words: string, tenant = actingTenant.value): string {
-  const url = window.location.origin === CLI_URL ? "" : ` --url ${window.location.origin}`;
+  const url = serverUrl === CLI_URL ? "" : ` --url ${serverUrl}`;
   return `loraserve ${words}${url}${tenant ? ` --tenant ${tenant}` : ""}`;
 }
 
@@ -20,5 +21,5 @@ export function curlHeaders(tenant: string | null = actingTenant.value || null):
 export function curlRequest(model: string, tenant?: string): string {
   const headers = curlHeaders(tenant).map((header) => ` -H "${header}"`).join("");
   const body = JSON.stringify({ model, prompt: "Hello", max_tokens: 16 });
-  return `curl ${window.location.origin}/v1/completions${headers} -d '${body}'`;
+  return `curl ${serverUrl}/v1/completions${headers} -d '${body}'`;
 }

@@ -14,6 +14,7 @@ interface Outcome {
 }
 
 const PIN_S = 3600;
+const DRAIN_S = 30;
 const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned for an hour", delete: "Deleted" };
 
 /** What can be done to several adapters at once; each is its own request, and each failure is named. */
@@ -61,7 +62,7 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
           onClose={() => (deleting.value = false)}
           onConfirm={() => run("delete")}
         >
-          <p>Requests for {only ? "it" : "them"} are refused from now on; what runs may finish. For 24 hours this can be undone.</p>
+          <p>Requests for {only ? "it" : "them"} are refused from now on; what runs gets {DRAIN_S} s to finish. For 24 hours this can be undone.</p>
         </Dialog>
       )}
     </div>
@@ -70,21 +71,24 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
 
 async function apply(verb: Verb, adapters: AdapterItem[]): Promise<Outcome> {
   const outcome: Outcome = { done: [], failed: [] };
-  for (const adapter of adapters) {
-    try {
-      await one(verb, adapter);
-      outcome.done.push(adapter);
-    } catch (error) {
-      outcome.failed.push({ adapter, message: error instanceof Error ? error.message : String(error) });
-    }
-  }
+  // At once: a deletion waits for what runs.
+  await Promise.all(
+    adapters.map(async (adapter) => {
+      try {
+        await one(verb, adapter);
+        outcome.done.push(adapter);
+      } catch (error) {
+        outcome.failed.push({ adapter, message: error instanceof Error ? error.message : String(error) });
+      }
+    }),
+  );
   return outcome;
 }
 
 function one(verb: Verb, { name, tenant }: AdapterItem): Promise<unknown> {
   const path = `/v1/adapters/${encodeURIComponent(name)}`;
   const headers = tenantHeaders(tenant);
-  if (verb === "delete") return call("DELETE", `${path}?drain_s=0`, { headers });
+  if (verb === "delete") return call("DELETE", `${path}?drain_s=${DRAIN_S}`, { headers });
   if (verb === "pin") return call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } });
   return call("PATCH", path, { headers, body: { enabled: verb === "enable" } });
 }

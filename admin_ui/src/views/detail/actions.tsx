@@ -11,7 +11,7 @@ import { Menu } from "../../parts/menu";
 import { toast } from "../../parts/toasts";
 import { href } from "../../router";
 import { otherTenant, tenantHeaders } from "../../state/session";
-import { adapterPath, rollBack } from "./adapter-api";
+import { adapterPath, restoreAlias, rollBack } from "./adapter-api";
 
 const PIN_S = 3600;
 const DRAIN_S = 30;
@@ -107,23 +107,7 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
           Delete
         </button>
       </Menu>
-      {rolling.value && live?.previous != null && (
-        <Dialog
-          title={`Roll ${adapter.name} back to v${live.previous}?`}
-          confirm="Roll back"
-          onClose={() => (rolling.value = false)}
-          onConfirm={async () => {
-            await rollBack(adapter);
-            toast(`${adapter.name} is v${live.previous} again.`, () => rollBack(adapter));
-            onChange();
-          }}
-        >
-          <p>
-            Requests for {adapter.name} get v{live.previous} instead of v{live.version} from the next one on. What runs finishes with v
-            {live.version}. Rolling back a second time undoes it.
-          </p>
-        </Dialog>
-      )}
+      {rolling.value && <RollBackDialog adapter={adapter} onClose={() => (rolling.value = false)} onChange={onChange} />}
       {deleting.value && (
         <Dialog
           title={`Delete ${adapter.name}?`}
@@ -145,7 +129,38 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
   );
 }
 
-function EditDialog(props: { adapter: AdapterDetail; onClose: () => void; onChange: () => void }) {
+interface ChangeDialogProps {
+  adapter: AdapterDetail;
+  onClose: () => void;
+  onChange: () => void;
+}
+
+function RollBackDialog(props: ChangeDialogProps) {
+  const { onClose, onChange } = props;
+  // As it was when the dialog opened, so that the versions it names are those that are meant.
+  const adapter = useRef(props.adapter).current;
+  const live = adapter.aliases.find((alias) => alias.alias === "live");
+  if (live?.previous == null) return null;
+  return (
+    <Dialog
+      title={`Roll ${adapter.name} back to v${live.previous}?`}
+      confirm="Roll back"
+      onClose={onClose}
+      onConfirm={async () => {
+        await rollBack(adapter);
+        toast(`${adapter.name} is v${live.previous} again.`, restoreAlias(adapter, "live"));
+        onChange();
+      }}
+    >
+      <p>
+        Requests for {adapter.name} get v{live.previous} instead of v{live.version} from the next one on. What runs finishes with v
+        {live.version}. Rolling back a second time undoes it.
+      </p>
+    </Dialog>
+  );
+}
+
+function EditDialog(props: ChangeDialogProps) {
   const { onClose, onChange } = props;
   // As it was when the dialog opened, so that somebody else's change meanwhile is not overwritten unseen.
   const adapter = useRef(props.adapter).current;

@@ -32,6 +32,10 @@ export function removeAlias(adapter: AdapterDetail, alias: string): Promise<unkn
   return call("DELETE", adapterPath(adapter.name, `/aliases/${encodeURIComponent(alias)}`), { headers: tenantHeaders(adapter.tenant) });
 }
 
+/** Refused if somebody else changed the adapter since `adapter` was read: a second rollback would undo theirs. */
 export function rollBack(adapter: AdapterDetail): Promise<unknown> {
-  return call("POST", adapterPath(adapter.name, "/rollback"), { headers: tenantHeaders(adapter.tenant), body: {} });
+  return call("POST", adapterPath(adapter.name, "/rollback"), {
+    headers: { ...tenantHeaders(adapter.tenant), "if-match": `"${adapter.rev}"` },
+    body: {},
+  });
 }

@@ -1,3 +1,4 @@
+import { serverUrl } from "../../api/server-url";
 import type { AdapterDetail, VersionItem } from "../../api/types";
 import { CopyButton } from "../../parts/basics";
 import { curlHeaders } from "../../parts/commands";
@@ -5,13 +6,12 @@ import { session } from "../../state/session";
 
 /** Requests to copy, with this adapter's name in them; a key is named, never shown. */
 export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: VersionItem | null }) {
-  const origin = window.location.origin;
   const names = [adapter.name, ...(version ? [`${adapter.name}@v${version.n}`] : [])];
   return (
     <div class="stack">
-      <Snippet title="curl" code={curl(origin, adapter)} />
-      <Snippet title="Python" code={python(origin, adapter)} />
-      <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${origin}/adapters/${adapter.name}/v1`} />
+      <Snippet title="curl" code={curl(adapter)} />
+      <Snippet title="Python" code={python(adapter)} />
+      <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
       <p class="muted">
         As the model, <code>{names[0]}</code> means what is live{names[1] && (
           <>
@@ -39,20 +39,20 @@ function Snippet({ title, code }: { title: string; code: string }) {
   );
 }
 
-function curl(origin: string, { name, tenant }: AdapterDetail): string {
+function curl({ name, tenant }: AdapterDetail): string {
   const headers = curlHeaders(tenant).map((header) => ` \\\n  -H "${header}"`).join("");
   const body = JSON.stringify({ model: name, messages: [{ role: "user", content: "Hello" }], max_tokens: 64 });
-  return `curl ${origin}/v1/chat/completions${headers} \\\n  -d '${body}'`;
+  return `curl ${serverUrl}/v1/chat/completions${headers} \\\n  -d '${body}'`;
 }
 
-function python(origin: string, { name, tenant }: AdapterDetail): string {
+function python({ name, tenant }: AdapterDetail): string {
   const keyed = !session.value?.open;
   const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));
   const headers = acting ? `, default_headers={"X-Tenant": "${tenant}"}` : "";
   const key = keyed ? 'os.environ["LORASERVE_API_KEY"]' : '"none"';
   return `${keyed ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url="${origin}/v1", api_key=${key}${headers})
+client = OpenAI(base_url="${serverUrl}/v1", api_key=${key}${headers})
 answer = client.chat.completions.create(
     model="${name}",
     messages=[{"role": "user", "content": "Hello"}],

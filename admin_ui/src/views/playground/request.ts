@@ -1,4 +1,5 @@
 import { requestHeaders } from "../../api/client";
+import { serverUrl } from "../../api/server-url";
 import { session, tenantHeaders } from "../../state/session";
 
 export interface PlaygroundSettings {
@@ -37,5 +38,5 @@ export function asCurl(model: string, settings: PlaygroundSettings): string {
   const auth = session.value?.open ? "" : ' \\\n  -H "Authorization: Bearer $LORASERVE_API_KEY"';
   const acting = { ...requestHeaders("GET"), ...tenantHeaders(settings.tenant) }["x-tenant"];
   const tenant = acting ? ` \\\n  -H 'X-Tenant: ${acting}'` : "";
-  return `curl -N ${window.location.origin}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d '${body}'`;
+  return `curl -N ${serverUrl}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d '${body}'`;
 }

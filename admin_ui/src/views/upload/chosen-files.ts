@@ -10,7 +10,7 @@ export interface ChosenFiles {
 }
 
 const NEEDED = [CONFIG_FILE, WEIGHTS_FILE];
-const MAX_CONFIG_BYTES = 1_000_000;
+const MAX_CONFIG_BYTES = 64 * 1024;
 
 export function choose(dropped: { file: File; path: string }[]): ChosenFiles {
   const files: File[] = [];
@@ -35,7 +35,7 @@ export function choose(dropped: { file: File; path: string }[]): ChosenFiles {
     else if (file.size === 0) problems.push(`${name} is empty.`);
   }
   const config = files.find((file) => file.name === CONFIG_FILE);
-  if (config && config.size > MAX_CONFIG_BYTES) problems.push(`${CONFIG_FILE} has ${config.size} bytes; that is no adapter configuration.`);
+  if (config && config.size > MAX_CONFIG_BYTES) problems.push(`${CONFIG_FILE} has ${config.size} bytes; ${MAX_CONFIG_BYTES} are allowed.`);
   return { files, ignored, problems, folder };
 }
 

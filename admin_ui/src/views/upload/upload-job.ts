@@ -1,6 +1,7 @@
 import { signal } from "@preact/signals";
 
 import { ApiError, call, requestHeaders } from "../../api/client";
+import { serverUrl } from "../../api/server-url";
 import type { UploadItem } from "../../api/types";
 import { tenantHeaders } from "../../state/session";
 
@@ -119,7 +120,7 @@ export class UploadJob {
     return new Promise((resolve, reject) => {
       const request = new XMLHttpRequest();
       const began = performance.now();
-      request.open("PUT", `/v1/uploads/${id}/files/${encodeURIComponent(file.name)}`);
+      request.open("PUT", `${serverUrl}/v1/uploads/${id}/files/${encodeURIComponent(file.name)}`);
       request.setRequestHeader("content-type", "application/octet-stream");
       request.setRequestHeader("content-range", `bytes ${start}-${end - 1}/${file.size}`);
       for (const [name, value] of Object.entries(this.headers("PUT"))) request.setRequestHeader(name, value);
