@@ -1,9 +1,10 @@
 """Waiting requests, one first-in-first-out queue for each tenant, ordered between tenants by service received.
 
 Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
-grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant that returns from idle
-starts no lower than the smallest counter of the active ones, so idleness earns no credit, and no lower than where it
-left, so that finishing its work pays no debt: tenants that come and go cannot starve one that waits.
+grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant with nothing waiting has
+all it asked for, so what others get meanwhile earns it no credit: when it waits again it starts no lower than the
+smallest counter of those that wait, or, if none does, than the largest of all. And no lower than where it left, so that
+finishing its work pays no debt: tenants that come and go cannot starve one that waits.
 """
 
 from collections import deque
@@ -37,11 +38,8 @@ class FairQueue:
 
     def arrive(self, tenant: str) -> None:
         """A sequence of the tenant becomes live."""
-        if tenant not in self._num_live:
-            smallest = min((self._served[name] for name in self._num_live), default=0.0)
-            self._served[tenant] = max(self._served.get(tenant, 0.0), smallest)
-            self._num_live[tenant] = 0
-        self._num_live[tenant] += 1
+        self._served.setdefault(tenant, 0.0)
+        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
 
     def leave(self, tenant: str) -> None:
         """A live sequence of the tenant finished."""
@@ -57,8 +55,17 @@ class FairQueue:
     def served(self, tenant: str) -> float:
         return self._served[tenant]
 
+    def has_waiting_before(self, tenant: str) -> bool:
+        """Whether another tenant waits that was not served more."""
+        return any(name != tenant and self._served[name] <= self._served[tenant] for name in self._waiting)
+
     def append(self, sequence: Sequence) -> None:
-        self._waiting.setdefault(sequence.request.tenant, deque()).append(sequence)
+        """Last in its tenant's queue."""
+        tenant = sequence.request.tenant
+        if tenant not in self._waiting:
+            self._served[tenant] = max(self._served[tenant], self._least_of_new())
+            self._waiting[tenant] = deque()
+        self._waiting[tenant].append(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
         """First in its tenant's queue, for a preempted sequence."""
@@ -69,6 +76,12 @@ class FairQueue:
         self._waiting[tenant].remove(sequence)
         if not self._waiting[tenant]:
             del self._waiting[tenant]
+
+    def _least_of_new(self) -> float:
+        """Where a tenant starts that had nothing waiting."""
+        if self._waiting:
+            return min(self._served[name] for name in self._waiting)
+        return max((self._served[name] for name in self._num_live), default=0.0)
 
     def _forget_idle(self) -> None:
         """Drop the counters of idle tenants that would start no lower without them."""

@@ -27,6 +27,9 @@ HIDDEN_COPY_BYTES = 1 << 20
 takes 27, and a smaller model has smaller adapters. Estimated."""
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Rows of one sequence in one step whose logits are kept for prompt logprobs: each costs a row of the vocabulary."""
+LONG_PROMPT_SHARE = 2
+"""A prompt that is being computed gets no more than a step's rows divided by this while another tenant waits
+that was not served more: its short prompts would wait for the whole of a long one."""
 MAX_CLOSED_STEPS = 16
 """Steps after which those for whom there was no room are tried again though nobody left: whose turn it is changes."""
 
@@ -171,12 +174,26 @@ class Scheduler:
     def _schedule_each(self, sequences: Seq[Sequence], plan: StepPlan) -> None:
         """As far as a step's rows go; some may be preempted for others."""
         budget = self._max_num_batched_tokens
-        # Decodes first, so that a long prompt never stalls them.
-        for sequence in sorted(sequences, key=lambda s: s.num_uncomputed_tokens > 1):
+        has_seat = sum(map(_num_seats, sequences)) < self._max_num_seqs
+        in_turn = len(sequences) > budget
+        for sequence in sorted(sequences, key=lambda sequence: self._turn(sequence, in_turn=in_turn)):
             if budget == 0:
                 break
-            if sequence.status is Status.RUNNING:  # not preempted by an earlier one of this loop
-                budget -= self._schedule_running(sequence, budget, plan)
+            if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this loop
+                continue
+            most = budget
+            if has_seat and self.waiting.has_waiting_before(sequence.request.tenant):
+                most = min(budget, -(-self._max_num_batched_tokens // LONG_PROMPT_SHARE))
+            budget -= self._schedule_running(sequence, most, plan)
+
+    def _turn(self, sequence: Sequence, *, in_turn: bool) -> tuple[float, float]:
+        """Decodes first, so that a long prompt never stalls them, then prompts of tenants that were served less.
+
+        in_turn: there are not even rows for all decodes.
+        """
+        if sequence.num_uncomputed_tokens > 1:
+            return 1, self.waiting.served(sequence.request.tenant)
+        return 0, in_turn * sequence.num_output_tokens
 
     def _has_blocks(self, sequences: Seq[Sequence]) -> bool:
         """Whether all of them can be scheduled and nobody is preempted, even if each got as many rows as it can."""

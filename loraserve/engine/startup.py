@@ -123,7 +123,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
-    vocab_size = min(len(tokenizer), model.logits_size)
+    # Ids may have gaps, so that there are more of them than entries.
+    vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model.logits_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
     if accelerator is not None and gpu_memory is not None:

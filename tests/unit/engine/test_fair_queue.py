@@ -73,14 +73,28 @@ def test_a_preempted_sequence_is_the_next_of_its_tenant() -> None:
     assert names(queue) == ["1", "2", "3"]
 
 
-def test_a_tenant_that_returns_from_idle_starts_at_the_smallest_counter_of_the_active() -> None:
+def test_a_tenant_that_returns_from_idle_starts_at_the_smallest_counter_of_those_that_wait() -> None:
     queue = FairQueue()
     push(queue, "a")
     push(queue, "b")
     queue.charge("a", 100)
     queue.charge("b", 70)
-    queue.arrive("c")
+    queue.arrive("slow")  # runs, and is content with little
+    queue.charge("slow", 1)
+    push(queue, "c")
     assert queue.served("c") == 70
+
+
+def test_who_has_all_it_asked_for_earns_no_credit_by_others_getting_more() -> None:
+    queue = FairQueue()
+    for tenant, num_tokens in (("slow", 4_000), ("fast", 400_000)):
+        push(queue, tenant)
+        admit(queue, num_tokens)
+    push(queue, "slow")
+    assert queue.served("slow") == queue.served("fast")
+    queue.charge("fast", 10)
+    push(queue, "fast")
+    assert [sequence.request.tenant for sequence in queue] == ["slow", "fast"]
 
 
 def test_a_tenant_keeps_its_counter_while_it_has_live_sequences() -> None:
@@ -99,7 +113,7 @@ def test_finishing_all_its_work_does_not_pay_a_tenants_debt() -> None:
     queue.arrive("greedy")
     queue.charge("greedy", 50)
     queue.leave("greedy")
-    queue.arrive("greedy")
+    push(queue, "greedy")
     assert queue.served("greedy") == 50
 
 
@@ -171,9 +185,10 @@ class FairQueueMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(TENANTS))
     def arrive(self, name: str) -> None:
         tenant = self.tenants[name]
-        if not tenant.is_live:
-            active = [other.served for other in self.tenants.values() if other.is_live]
-            tenant.served = max(tenant.served, min(active)) if active else 0.0
+        if not tenant.waiting:
+            waiting = [other.served for other in self.tenants.values() if other.waiting]
+            live = [other.served for other in self.tenants.values() if other.is_live]
+            tenant.served = max(tenant.served, min(waiting) if waiting else max(live, default=0.0))
         tenant.waiting.append(push(self.queue, name))
 
     @precondition(lambda self: len(self.queue))

@@ -164,6 +164,34 @@ def test_a_prompt_never_stalls_the_decodes() -> None:
         assert rows(bench.step()) == {"long": 1, "short": 1, "longer": num_rows}
 
 
+def test_a_long_prompt_leaves_rows_to_a_tenant_that_was_not_served_more() -> None:
+    bench = Bench(num_blocks=200, budget=16, max_num_seqs=3)
+    bench.add(100, name="long", tenant="a")
+    bench.step()
+    bench.add(100, name="behind it", tenant="a")
+    assert rows(bench.step()) == {"long": 16}, "one tenant's prompts come one after another"
+    bench.add(12, name="short", tenant="b")
+    assert rows(bench.step()) == {"long": 8, "short": 8}
+    assert rows(bench.step()) == {"long": 16}, "both had as much"
+    assert rows(bench.step()) == {"long": 12, "short": 4}
+
+
+def test_a_long_prompt_leaves_no_rows_for_whom_there_is_no_seat() -> None:
+    bench = Bench(num_blocks=200, budget=16, max_num_seqs=1)
+    bench.add(40, name="long", tenant="a")
+    bench.step()
+    bench.add(4, name="short", tenant="b")
+    assert rows(bench.step()) == {"long": 16}
+
+
+def test_sequences_for_which_there_are_no_rows_come_in_turn() -> None:
+    bench = Bench(budget=2)
+    state = bench.add(2, n=5, max_tokens=9)
+    for _ in range(11):
+        bench.step()
+    assert {sequence.num_output_tokens for sequence in state.sequences} == {5}
+
+
 def test_fills_what_is_left_of_the_budget_with_the_next_prompt() -> None:
     bench = Bench(budget=16)
     for name in ("1", "2", "3"):

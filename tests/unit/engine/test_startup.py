@@ -159,3 +159,18 @@ def test_a_host_tier_is_refused_on_a_cpu_before_weights_are_loaded(
     monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
     with pytest.raises(EngineStartError, match="--adapter-host-memory-bytes 1 is for GPUs"):
         start_demo(tmp_path, {}, adapter_host_memory_bytes=1)
+
+
+def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
+    """The model's special tokens are its last ids, whatever ids before them no token has."""
+    whole = start_demo(tmp_path / "whole", {}).description.vocab_size
+    path = Path(demo.__file__).parent / "model" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab: dict[str, int] = tokenizer["model"]["vocab"]
+    special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    tokenizer["model"]["vocab"] = {token: token_id for token, token_id in vocab.items() if token_id != 7} | special
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_bytes(path.with_name("tokenizer_config.json").read_bytes())
+    assert start_demo(tmp_path / "gaps", {}, tokenizer=str(folder)).description.vocab_size == whole
