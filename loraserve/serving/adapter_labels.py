@@ -12,19 +12,33 @@ class AdapterLabels:
 
     def __init__(self, max_labels: int = MAX_LABELS) -> None:
         self._max_labels = max_labels
-        self._names: set[str] = set()
+        self._num_users: dict[str, int] = {}
+        self._gone: set[str] = set()
+        """Of adapters that are gone, while requests of theirs still count."""
 
-    def label(self, name: str) -> str:
-        if name in self._names:
-            return name
-        if len(self._names) >= self._max_labels:
-            return OTHER
-        self._names.add(name)
+    def acquire(self, name: str) -> str:
+        """For a request, until it calls `leave` with what it got."""
+        if name not in self._num_users:
+            if len(self._num_users) >= self._max_labels:
+                return OTHER
+            self._num_users[name] = 0
+        self._num_users[name] += 1
         return name
+
+    def leave(self, label: str) -> bool:
+        """True if its series are now to be removed."""
+        if label not in self._num_users:
+            return False
+        self._num_users[label] -= 1
+        return label in self._gone and self.release(label)
 
     def release(self, name: str) -> bool:
         """Free the label of an adapter that is gone. True if it had one, whose series are now to be removed."""
-        if name not in self._names:
+        if name not in self._num_users:
             return False
-        self._names.remove(name)
+        if self._num_users[name] > 0:
+            self._gone.add(name)
+            return False
+        del self._num_users[name]
+        self._gone.discard(name)
         return name != OTHER

@@ -154,10 +154,6 @@ class EngineLoop:
             self._engine.load_adapter(digest, packed_path)
         except AdapterError as error:
             self._channel.send(AdapterFailed(digest, error.message))
-        except EngineRequestError as error:
-            self._channel.send(AdapterFailed(digest, str(error)))
-        except OSError as error:
-            self._channel.send(AdapterFailed(digest, f"the packed adapter cannot be read: {error}"))
         else:
             self._channel.send(AdapterLoaded(digest))
 

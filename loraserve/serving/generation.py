@@ -201,6 +201,7 @@ class Generation:
             if not prompt.finished:
                 self._service.engine.abort(prompt.engine_request.request_id)
                 self._count_unfinished(prompt)
+        self._service.metrics.request_ended(self._label)
         self._service.lifecycle.exit(self._num_sequences)
 
     def _prompt_run(self, index: int, prompt: Prompt) -> PromptRun:

@@ -83,12 +83,20 @@ class ServingMetrics:
         return ours + generate_latest(self._vllm.registry) if self._compat_metrics else ours
 
     def adapter_label(self, adapter: str | None) -> str:
-        """adapter: its `BoundAdapter.label`; None = the base model."""
-        return self._base_name if adapter is None else self._labels.label(adapter)
+        """For a request, until `request_ended`. adapter: its `BoundAdapter.label`; None = the base model."""
+        return self._base_name if adapter is None else self._labels.acquire(adapter)
+
+    def request_ended(self, label: str) -> None:
+        """It counts nothing any more."""
+        if self._labels.leave(label):
+            self._remove(label)
 
     def forget_adapter(self, label: str) -> None:
-        if not self._labels.release(label):
-            return
+        """It was deleted: its series go, with the end of the last request that counts for it."""
+        if self._labels.release(label):
+            self._remove(label)
+
+    def _remove(self, label: str) -> None:
         for metric in (self._prompt_tokens, self._generation_tokens, self._ttft_s, self._e2e_s):
             metric.remove_by_labels({"adapter": label})
         self._requests.remove_by_labels({"adapter": label})

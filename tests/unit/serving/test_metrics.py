@@ -141,6 +141,13 @@ def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
         runtime.metrics.forget_adapter("a0")
         assert b'adapter="a0"' not in runtime.metrics.render()
         runtime.metrics.forget_adapter("never used")
+        runtime.metrics.forget_adapter("a1")
+        label = runtime.metrics.adapter_label("a2")
+        runtime.metrics.forget_adapter("a2")
+        assert b'adapter="a2"' in runtime.metrics.render()
+        runtime.metrics.request_started(label, 1, 1, 1)
+        runtime.metrics.request_ended(label)
+        assert b'adapter="a2"' not in runtime.metrics.render()
 
     asyncio.run(run())
 
