@@ -152,13 +152,19 @@ def _step_overhead(work: Work) -> Arm:
 
 
 def _start() -> Arm:
-    """From the command to its first answer, with the demo's adapters packed by an earlier start."""
-    figure = "start ms, demo"
-    command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "{port}", "--data-dir", str(OUT / "demo")]
+    """From the command to its first answer; an earlier start compiled kernels and packed the demo's adapters."""
+    figure, data = "start ms, demo", OUT / "demo"
+    command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "{port}", "--data-dir", str(data)]
 
     def run() -> dict[str, float]:
-        begin = time.perf_counter()
-        with running("start", Server(command)):
-            return {figure: (time.perf_counter() - begin) * 1000}
+        if not data.exists():
+            _seconds_to_start(command)
+        return {figure: _seconds_to_start(command) * 1000}
 
     return Arm("start", (figure,), run)
+
+
+def _seconds_to_start(command: list[str]) -> float:
+    begin = time.perf_counter()
+    with running("start", Server(command)):
+        return time.perf_counter() - begin
