@@ -5,7 +5,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 from loraserve.api.chunks import ChunkHead
-from loraserve.serving.messages import ModelInfo
+from loraserve.engine.model_description import ModelDescription
 
 
 @lru_cache(maxsize=1)
@@ -16,7 +16,7 @@ def server_version() -> str:
         return "0.0.0"
 
 
-def system_fingerprint(model: ModelInfo) -> str:
+def system_fingerprint(model: ModelDescription) -> str:
     """Stable for one version serving one base model."""
     return f"loraserve-{server_version()}-{model.layout.fingerprint[:8]}"
 

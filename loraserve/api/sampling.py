@@ -7,10 +7,10 @@ from typing import TypeVar
 from loraserve.api.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.request_id import HARMLESS_ID
 from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.messages import ModelInfo
 from loraserve.serving.settings import Limits
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class SamplingDefaults:
     max_new_tokens: int | None = None
 
     @classmethod
-    def of(cls, model: ModelInfo) -> "SamplingDefaults":
+    def of(cls, model: ModelDescription) -> "SamplingDefaults":
         given = model.default_sampling
         max_new_tokens = given.get("max_new_tokens")
         return cls(
@@ -63,7 +63,7 @@ class CheckedSampling:
 class SamplingChecker:
     """One per app."""
 
-    def __init__(self, model: ModelInfo, limits: Limits) -> None:
+    def __init__(self, model: ModelDescription, limits: Limits) -> None:
         self._vocab_size = model.vocab_size
         self._max_model_len = model.max_model_len
         self._eos_token_ids = frozenset(model.eos_token_ids)

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from loraserve.serving.messages import ModelInfo
+from loraserve.engine.model_description import ModelDescription
 
 MAX_ADAPTERS_SHOWN = 8
 DEMO_CHAT_PROMPT = "<|user|>{}<|end|><|assistant|>"
@@ -20,7 +20,7 @@ class Banner:
     login_token: str | None
     """For one login to the console."""
     model_name: str
-    model: ModelInfo
+    model: ModelDescription
     adapters: list[str]
     data_dir: Path
     is_demo: bool
@@ -79,7 +79,7 @@ class Banner:
         return command
 
 
-def _facts(model: ModelInfo) -> str:
+def _facts(model: ModelDescription) -> str:
     dtype = model.dtype if model.kv_cache_dtype == model.dtype else f"{model.dtype} (KV cache {model.kv_cache_dtype})"
     return f"{model.architecture}, {dtype}, {model.backend} backend, {model.max_model_len} tokens"
 

@@ -15,6 +15,7 @@ from loraserve.engine.endings import Endings
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
 from loraserve.engine.kv_blocks import BlockPool, root_hash
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import (
     EngineErrorCode,
@@ -28,7 +29,7 @@ from loraserve.engine.request_check import check_request
 from loraserve.engine.sampler import Sampler
 from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
 from loraserve.engine.sequence import RequestState, Sequence, Status
-from loraserve.engine.startup import EngineParts, ModelDescription, start
+from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.step_in_flight import StepInFlight
 from loraserve.engine.step_queue import StepQueue
 

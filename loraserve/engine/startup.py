@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.packed import ALIGNMENT_BYTES
 from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend, KernelTooLargeError
@@ -26,6 +25,7 @@ from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activat
 from loraserve.engine.host_tier import choose_host_tier_bytes, locked_bytes
 from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.work_lists import WorkLists
 from loraserve.models import loader
@@ -43,36 +43,6 @@ KERNEL_TOO_LARGE_ADVICE = (
 )
 DEFAULT_MODEL_MAX_LEN = 2048
 """For a config that names no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """What the API process needs to know of the model."""
-
-    name: str
-    architecture: str
-    dtype: str
-    kv_cache_dtype: str
-    device: str
-    backend: str
-    max_model_len: int
-    vocab_size: int
-    """Token ids at or above it do not exist for the tokenizer; their logits are masked."""
-    eos_token_ids: list[int]
-    tokenizer_json: str
-    chat_template: str | None
-    special_tokens: dict[str, str]
-    default_sampling: dict[str, float | int]
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_blocks: int
-    block_size: int
-    arena_size_bytes: int
-    host_tier_bytes: int
-    """Of page-locked memory for adapters beside the arena."""
-    layout: BaseLayout
-    notes: list[str]
-    """What was chosen or lowered, for the person who started the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
-from loraserve.serving.messages import ModelInfo
 
 
 class EngineDeadError(Exception):
@@ -19,7 +19,7 @@ class EngineClient(Protocol):
     """One engine. All methods are called on the event loop."""
 
     @property
-    def model(self) -> ModelInfo: ...
+    def model(self) -> ModelDescription: ...
 
     @property
     def stats(self) -> EngineStats:

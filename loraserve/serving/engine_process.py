@@ -24,7 +24,6 @@ from loraserve.serving.framing import FrameBuffer, encode_frame
 from loraserve.serving.messages import (
     EngineFailed,
     FromEngine,
-    ModelInfo,
     Ready,
     StartFailed,
     StartProgress,
@@ -111,7 +110,7 @@ def serve_model(channel: SocketChannel) -> int:
     except EngineStartError as error:
         channel.send(StartFailed(str(error)))
         return 1
-    channel.send(Ready(msgspec.convert(engine.describe(), ModelInfo, from_attributes=True)))
+    channel.send(Ready(engine.describe()))
     # What exists now lives as long as the process: keep the garbage collector from walking it during steps.
     gc.collect()
     gc.freeze()

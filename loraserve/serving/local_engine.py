@@ -1,6 +1,7 @@
 """An engine in a child process, spoken to over a socket pair that only the two of us hold."""
 
 import asyncio
+import dataclasses
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import msgspec
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.malloc import with_huge_pages
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.framing import FrameBuffer, encode_frame
@@ -26,7 +28,6 @@ from loraserve.serving.messages import (
     EngineFailed,
     FromEngine,
     LoadAdapter,
-    ModelInfo,
     Ready,
     Shutdown,
     StartFailed,
@@ -94,8 +95,8 @@ class LocalEngine:
         self._streams: dict[str, _RequestStream] = {}
         self._loads: dict[str, list[asyncio.Future[None]]] = {}
         self._unloads: dict[str, list[asyncio.Future[None]]] = {}
-        self._ready: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
-        self._model: ModelInfo | None = None
+        self._ready: asyncio.Future[ModelDescription] = asyncio.get_running_loop().create_future()
+        self._model: ModelDescription | None = None
         """Set when it differs from what the engine sent."""
         self._dead = asyncio.Event()
         self._reaper: asyncio.Task[None] | None = None
@@ -124,12 +125,12 @@ class LocalEngine:
         return engine
 
     @property
-    def model(self) -> ModelInfo:
+    def model(self) -> ModelDescription:
         return self._model or self._ready.result()
 
     def use_chat_template(self, source: str) -> None:
         """In place of the one the model came with."""
-        self._model = msgspec.structs.replace(self.model, chat_template=source)
+        self._model = dataclasses.replace(self.model, chat_template=source)
 
     @property
     def stats(self) -> EngineStats:

@@ -1,8 +1,8 @@
 """Messages between the API process and the engine process: msgpack frames over an inherited socket pair."""
 
 import msgspec
-from loraserve_adapters.base_layout import BaseLayout
 
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
 
 
@@ -42,39 +42,8 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 ToEngine = AddRequests | AbortRequests | LoadAdapter | UnloadAdapter | Shutdown
 
 
-class ModelInfo(msgspec.Struct, frozen=True):
-    """What the API process needs to know of the model; it loads neither torch nor transformers itself."""
-
-    name: str
-    """Model path or name as given."""
-    architecture: str
-    dtype: str
-    kv_cache_dtype: str
-    device: str
-    backend: str
-    max_model_len: int
-    vocab_size: int
-    """Token ids at or above this are refused; the logits beyond it are masked."""
-    eos_token_ids: list[int]
-    tokenizer_json: str
-    chat_template: str | None
-    special_tokens: dict[str, str]
-    """bos_token, eos_token, pad_token, unk_token: for the chat template."""
-    default_sampling: dict[str, float | int]
-    """From generation_config: temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens where given."""
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_blocks: int
-    block_size: int
-    arena_size_bytes: int
-    host_tier_bytes: int
-    layout: BaseLayout
-    notes: list[str] = []
-    """What was chosen or lowered at start-up, for the person who started the server."""
-
-
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    model: ModelInfo
+    model: ModelDescription
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag=True):

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from tokenizers import Tokenizer
 
+from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.chat_template import ChatMessage, ChatTemplate, no_chat_template
 from loraserve.serving.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
-from loraserve.serving.messages import ModelInfo
 from loraserve.serving.token_text import TokenText
 
 INLINE_SIZE = 2048
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class TextTokenizer:
     """One per model. The methods that may take long are coroutines."""
 
-    def __init__(self, model: ModelInfo) -> None:
+    def __init__(self, model: ModelDescription) -> None:
         self._tokenizer = Tokenizer.from_str(model.tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

@@ -16,10 +16,11 @@ from loraserve_adapters.errors import AdapterError
 
 from loraserve import demo
 from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.engine_process import SocketChannel, main
-from loraserve.serving.messages import ModelInfo, Ready, StartFailed, StartProgress
+from loraserve.serving.messages import Ready, StartFailed, StartProgress
 from tests.unit.adapters.folders import tiny_layout
 
 STEP_S = 0.002
@@ -61,8 +62,6 @@ class FakeEngine:
     def load_adapter(self, digest: str, packed_path: str) -> None:
         if "bad" in packed_path:
             raise AdapterError("shape_mismatch", f"{packed_path} does not fit")
-        if "missing" in packed_path:
-            raise FileNotFoundError(packed_path)
         self._loaded.append(digest)
 
     def unload_adapter(self, digest: str) -> None:
@@ -108,8 +107,8 @@ class FakeEngine:
         )
 
 
-def model_info(name: str) -> ModelInfo:
-    return ModelInfo(
+def model_info(name: str) -> ModelDescription:
+    return ModelDescription(
         name=name,
         architecture="Fake",
         dtype="float32",

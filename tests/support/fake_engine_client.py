@@ -1,15 +1,16 @@
 """An `EngineClient` without an engine: its tokens are a function of the request, so any mix-up changes the text."""
 
 import asyncio
+import dataclasses
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
-import msgspec
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
@@ -19,7 +20,6 @@ from loraserve.engine.request import (
     TokenLogprob,
 )
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
-from loraserve.serving.messages import ModelInfo
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. STOP here, said the user; hello world, hello adapters!",
@@ -51,10 +51,10 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelInfo:
+def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDescription:
     tokenizer = tokenizer or make_tokenizer()
     module = BaseModule("model.layers.0.self_attn.q_proj", 16, 16)
-    model = ModelInfo(
+    model = ModelDescription(
         name="tiny",
         architecture="LlamaForCausalLM",
         dtype="float32",
@@ -76,7 +76,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelIn
         host_tier_bytes=0,
         layout=BaseLayout("f" * 64, "float32", ((module,),), ()),
     )
-    return msgspec.structs.replace(model, **changes)
+    return dataclasses.replace(model, **changes)
 
 
 Reply = Callable[[EngineRequest, int], list[int]]
@@ -93,7 +93,7 @@ def hashed_reply(request: EngineRequest, index: int) -> list[int]:
 class FakeEngine:
     """Each choice gains `tokens_per_step` tokens per step; a step takes `step_s`."""
 
-    model: ModelInfo = field(default_factory=make_model)
+    model: ModelDescription = field(default_factory=make_model)
     reply: Reply = hashed_reply
     step_s: float = 0.0
     tokens_per_step: int = 1

@@ -8,7 +8,7 @@ from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.config import ConfigItem, ConfigView
 from loraserve.control.principal import Action
-from loraserve.serving.messages import ModelInfo
+from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.settings import SettingSource, SettingValue
 
 UNSET_VALUES = ("", "auto")
@@ -21,7 +21,7 @@ async def get_config(context: NamedDependency[AppContext]) -> ConfigView:
     return ConfigView([_item(value, derived) for value in context.runtime.settings.config])
 
 
-def derived_values(model: ModelInfo) -> dict[str, str]:
+def derived_values(model: ModelDescription) -> dict[str, str]:
     """What was chosen for settings that left it open."""
     return {
         "model": model.name,

@@ -1,13 +1,13 @@
+import dataclasses
 import shlex
 from pathlib import Path
 
-import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 
 from loraserve.cli.banner import Banner
-from loraserve.serving.messages import ModelInfo
+from loraserve.engine.model_description import ModelDescription
 
-MODEL = ModelInfo(
+MODEL = ModelDescription(
     name="m",
     architecture="LlamaForCausalLM",
     dtype="bfloat16",
@@ -39,7 +39,7 @@ def banner(
     needs_key: bool = False,
     is_demo: bool = False,
     login_token: str | None = None,
-    model: ModelInfo = MODEL,
+    model: ModelDescription = MODEL,
 ) -> str:
     return str(
         Banner(
@@ -82,7 +82,7 @@ def test_key_is_a_variable_and_socket_a_flag() -> None:
 
 def test_a_kv_cache_of_another_dtype_than_the_model_is_named() -> None:
     assert "LlamaForCausalLM, bfloat16, cpu backend" in banner(adapters=[])
-    small = msgspec.structs.replace(MODEL, kv_cache_dtype="float8_e4m3fn")
+    small = dataclasses.replace(MODEL, kv_cache_dtype="float8_e4m3fn")
     assert "bfloat16 (KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=small)
 
 

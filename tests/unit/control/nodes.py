@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import secrets
@@ -194,7 +195,7 @@ async def build_node(
     clock, steady = Clock(1_000_000.0), Clock(1000.0)
     engine = TrackingEngine()
     if layout is not None:
-        engine.model = msgspec.structs.replace(engine.model, layout=layout)
+        engine.model = dataclasses.replace(engine.model, layout=layout)
     documents, blobs = DocumentStore(data_dir), BlobStore(data_dir)
     # What is slow on a busy machine is no outage here; what is killed is noticed at once all the same.
     live = LiveStore(url, timeout_s=WAIT_S)

@@ -3,6 +3,7 @@ import pytest
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
     EngineRequest,
     EngineStats,
@@ -18,7 +19,6 @@ from loraserve.serving.messages import (
     AddRequests,
     FromEngine,
     LoadAdapter,
-    ModelInfo,
     Ready,
     StepOutputs,
     ToEngine,
@@ -27,7 +27,7 @@ from loraserve.serving.messages import (
 LAYOUT = BaseLayout(
     "f", "float32", ((BaseModule("a", 2, 3), BaseModule("b", 2, 4, "hash")),), ("norm",), ("model.layers",)
 )
-MODEL = ModelInfo(
+MODEL = ModelDescription(
     "m",
     "Llama",
     "float32",

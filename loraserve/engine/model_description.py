@@ -1,0 +1,38 @@
+"""What an engine says of its model once it has started. No torch here: the API process imports this module."""
+
+from dataclasses import dataclass, field
+
+from loraserve_adapters.base_layout import BaseLayout
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What the API process needs to know of the model; it loads neither torch nor transformers itself."""
+
+    name: str
+    """Model path or name as given."""
+    architecture: str
+    dtype: str
+    kv_cache_dtype: str
+    device: str
+    backend: str
+    max_model_len: int
+    vocab_size: int
+    """Token ids at or above it do not exist for the tokenizer: they are refused, and their logits masked."""
+    eos_token_ids: list[int]
+    tokenizer_json: str
+    chat_template: str | None
+    special_tokens: dict[str, str]
+    """bos_token, eos_token, pad_token, unk_token: for the chat template."""
+    default_sampling: dict[str, float | int]
+    """From generation_config: temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens where given."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    arena_size_bytes: int
+    host_tier_bytes: int
+    """Of page-locked memory for adapters beside the arena."""
+    layout: BaseLayout
+    notes: list[str] = field(default_factory=list)
+    """What was chosen or lowered, for the person who started the server."""
