@@ -111,7 +111,8 @@ class Admission:
             self._queues.check(principal, num_sequences)
             call = self._call(principal, target, request_id, reserve_tokens)
             try:
-                reply = await self._ask(call)
+                with self._running.entering(principal, num_sequences):
+                    reply = await self._ask(call)
             except asyncio.CancelledError:
                 self._undo(call)
                 raise

@@ -1,7 +1,8 @@
 """The requests that run in this process, so that they can be counted, listed and ended from outside."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -81,6 +82,8 @@ class RunningRequests:
 
     def __init__(self) -> None:
         self._requests: dict[str, RunningRequest] = {}
+        self._entering: list[tuple[Principal, int]] = []
+        """Whose admission is waited for, and of how many sequences."""
         self._ended: asyncio.Event | None = None
         """For whoever waits for some to end."""
 
@@ -104,17 +107,30 @@ class RunningRequests:
             self._ended.set()
             self._ended = None
 
+    @contextlib.contextmanager
+    def entering(self, principal: Principal, num_sequences: int) -> Generator[None]:
+        """Meanwhile these sequences count as queued, so that a burst is counted before the first of it is admitted."""
+        entry = (principal, num_sequences)
+        self._entering.append(entry)
+        try:
+            yield
+        finally:
+            self._entering.remove(entry)
+
     def num_sequences(self) -> int:
-        return sum(request.num_sequences for request in self._requests.values())
+        """With those that are `entering`."""
+        num_running = sum(request.num_sequences for request in self._requests.values())
+        return num_running + sum(num_entering for _, num_entering in self._entering)
 
     def num_queued(self, tenant: str | None = None, key_id: str | None = None) -> int:
-        """Sequences that have no token yet: of a tenant, of a key, or all."""
+        """Sequences that have no token yet, with those that are `entering`: of a tenant, of a key, or all."""
+        waiting = [
+            (request.principal, request.num_sequences) for request in self._requests.values() if not request.started
+        ]
         return sum(
-            request.num_sequences
-            for request in self._requests.values()
-            if not request.started
-            and (tenant is None or request.tenant == tenant)
-            and (key_id is None or request.principal.key_id == key_id)
+            num_sequences
+            for principal, num_sequences in (*waiting, *self._entering)
+            if (tenant is None or principal.acting_tenant == tenant) and (key_id is None or principal.key_id == key_id)
         )
 
     def num_of_tenant(self, tenant: str) -> int:

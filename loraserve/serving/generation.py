@@ -4,21 +4,18 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead, request_failed
-from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.errors import ServingError
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
 from loraserve.serving.metrics import ChoiceTimes, ServingMetrics
-from loraserve.serving.settings import Limits
 from loraserve.serving.tokenizer import TextTokenizer
-
-QUEUE_RETRY_AFTER_S = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +82,21 @@ class GenerationTimes:
 
 @dataclass(slots=True)
 class GenerationService:
-    """Admits jobs. One per app."""
+    """Starts jobs that were admitted. One per app."""
 
     engine: EngineClient
     tokenizer: TextTokenizer
     metrics: ServingMetrics
     lifecycle: Lifecycle
-    limits: Limits = field(default_factory=Limits)
 
     def start(self, job: GenerationJob) -> "Generation":
         """Take the job in; the engine gets it with the first iteration of `Generation.steps`.
 
         The caller must see to it that `Generation.close` is called. Raises `ServingError`.
         """
-        self._admit()
-        return Generation(self, job)
-
-    def _admit(self) -> None:
-        self.lifecycle.check_open()
         if self.engine.error is not None:
             raise engine_dead()
-        # The engine's own count lags by a step; what came in since shows in ours.
-        num_behind_batch = self.lifecycle.num_sequences - self.engine.model.max_num_seqs
-        num_waiting = max(self.engine.stats.num_waiting, num_behind_batch)
-        if num_waiting >= self.limits.max_queued:
-            message = f"{num_waiting} sequences are waiting, the limit is {self.limits.max_queued}. Retry later."
-            raise ServingError(ErrorCode.QUEUE_FULL, message, retry_after_s=QUEUE_RETRY_AFTER_S)
+        return Generation(self, job)
 
 
 class Generation:

@@ -29,5 +29,5 @@ def build_runtime(engine: EngineClient, settings: ServingSettings, adapters: Ada
     tokenizer = TextTokenizer(engine.model)
     base_name = settings.served_model_names[0]
     metrics = ServingMetrics(engine, adapters, lifecycle, base_name=base_name, compat_metrics=settings.compat_metrics)
-    generation = GenerationService(engine, tokenizer, metrics, lifecycle, settings.limits)
+    generation = GenerationService(engine, tokenizer, metrics, lifecycle)
     return Runtime(engine, tokenizer, generation, metrics, lifecycle, settings)

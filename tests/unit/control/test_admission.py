@@ -254,6 +254,40 @@ def test_a_tenants_queue_has_a_limit_of_its_own(valkey: Valkey, tmp_path: Path) 
     run(scenario)
 
 
+def test_a_burst_is_cut_at_its_tenants_queue_and_leaves_room_for_others(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        settings = AdmissionSettings(process="p", max_queued=20, max_queued_per_tenant=5)
+        async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
+            await with_tenants(node)
+            results = await asyncio.gather(*(node.admit(ACME) for _ in range(400)), return_exceptions=True)
+            refused = [result for result in results if isinstance(result, ServingError)]
+            admitted = [result for result in results if not isinstance(result, BaseException)]
+            assert (len(admitted), len(refused)) == (ENGINE_SEQUENCES + 5, 400 - ENGINE_SEQUENCES - 5)
+            assert all("Your tenant" in error.message for error in refused)
+            await node.admit(GLOBEX)
+            assert node.running.num_sequences() == node.running.num_queued() == ENGINE_SEQUENCES + 6
+
+    run(scenario)
+
+
+def test_what_is_refused_or_cancelled_does_not_stay_in_the_queue(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            leaving = asyncio.create_task(node.admit(ACME, num_sequences=3))
+            while node.running.num_queued(tenant="acme") == 0:
+                await asyncio.sleep(0)
+            assert (node.running.num_queued(tenant="acme"), node.running.num_queued(tenant="globex")) == (3, 0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await limited(node, Limits(requests_per_min=0))
+            with pytest.raises(ServingError):
+                await node.admit(ACME)
+            assert node.running.num_sequences() == 0
+
+    run(scenario)
+
+
 def test_the_flag_key_infers_for_the_default_tenant_only(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, flag_keys=("let-me-in",)) as node:

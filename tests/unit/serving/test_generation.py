@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.engine.request import EngineErrorCode, EngineStats, FinishReason, SamplingParams
+from loraserve.engine.request import EngineErrorCode, FinishReason, SamplingParams
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
-from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import make_settings
 from tests.support.named_adapters import NoAdapters
@@ -183,26 +182,10 @@ def test_engine_errors_and_death_are_told_and_free_everything(num_prompts: int) 
     asyncio.run(run(FakeEngine(die_after=2), ErrorCode.ENGINE_DEAD))
 
 
-def test_admission() -> None:
+def test_a_dead_engine_takes_nothing() -> None:
     async def run() -> None:
         engine = FakeEngine()
-        runtime = runtime_for(engine, limits=Limits(max_queued=3))
-        engine.stats = EngineStats(num_waiting=3)
-        with pytest.raises(ServingError, match="3 sequences are waiting") as caught:
-            runtime.generation.start(job())
-        assert caught.value.code is ErrorCode.QUEUE_FULL
-        assert caught.value.retry_after_s
-
-        engine.stats = EngineStats()  # The engine does not know yet of those that came in this instant.
-        running = [runtime.generation.start(job(n=1)) for _ in range(engine.model.max_num_seqs + 3)]
-        with pytest.raises(ServingError) as caught:
-            runtime.generation.start(job())
-        assert caught.value.code is ErrorCode.QUEUE_FULL
-        running[0].close()
-        running.append(runtime.generation.start(job()))
-        for generation in running:
-            generation.close()
-
+        runtime = runtime_for(engine)
         engine.error = "gone"
         with pytest.raises(ServingError) as caught:
             runtime.generation.start(job())
