@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from loraserve.control.admitted import Admitted, documents_of
 from loraserve.control.authenticator import Authenticator, check_not_suspended
@@ -20,10 +19,10 @@ from loraserve.control.request_endings import ended, never_begun, unused_tokens,
 from loraserve.control.request_totals import RequestTotals
 from loraserve.control.resolve import Resolver, Target
 from loraserve.control.running import RunningRequest, RunningRequests
+from loraserve.control.settlements import Settlements
 from loraserve.live.admission_records import (
     AdmitCall,
     AlreadyEnded,
-    FinishCall,
     Limited,
     Scope,
     Stale,
@@ -96,7 +95,8 @@ class Admission:
         self._local = LocalAdmission(outage, authenticator, running, local or LocalLimits())
         self._clock = clock
         self.totals = RequestTotals()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._settlements = Settlements(live.admission)
+        self._tasks: set[asyncio.Task[bool]] = set()
 
     async def admit(
         self, principal: Principal, target: Target, request_id: str, *, reserve_tokens: int, num_sequences: int = 1
@@ -138,9 +138,9 @@ class Admission:
         raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
 
     async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
-        """One usage line, leases and unused tokens back, the terminal state. Does not fail where Redis is gone.
+        """One usage line, leases and unused tokens back, the terminal state.
 
-        The line is written before anything is waited for.
+        The line is written before anything is waited for. Where Redis is gone the rest is left to `settle_again`.
         """
         if admitted.finished:
             return
@@ -153,11 +153,16 @@ class Admission:
         self.totals.count(admitted.lease.tenant, key, outcome, now)
         if admitted.is_local:
             self._local.give_back(admitted, unused_tokens(admitted, outcome))
-        await self._settle(ended(admitted, outcome, now))
+        await self._settlements.settle(ended(admitted, outcome, now))
+
+    async def settle_again(self) -> None:
+        """What ended while Redis was gone; to be called now and then."""
+        await self._settlements.retry()
 
     async def close(self) -> None:
-        """Nothing is left to be undone afterwards."""
+        """Nothing is left to be undone or settled afterwards, where Redis is there."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._settlements.retry()
 
     async def _ask(self, call: AdmitCall) -> LiveAdmitted | Limited | Stale | AlreadyEnded:
         """Raises `LiveUnavailableError`, also for a Redis that keeps being replaced."""
@@ -252,16 +257,6 @@ class Admission:
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; whether Redis let it in is not known."""
-        self._spawn(self._settle(never_begun(call, self._clock())))
-
-    async def _settle(self, call: FinishCall) -> None:
-        try:
-            await self._live.admission.finish(call)
-        except LiveUnavailableError as error:
-            # The lease lapses by itself.
-            logger.info("request %s could not be settled in Redis: %s", call.lease.request_id, error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(self._settlements.settle(never_begun(call, self._clock())))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

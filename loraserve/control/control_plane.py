@@ -44,6 +44,7 @@ from loraserve.store.uploads import SPOOL, UploadStore
 from loraserve.store.usage_log import UsageLog
 
 SYNC_USAGE_EVERY_S = 1.0
+SETTLE_EVERY_S = 2.0
 EXPIRE_UPLOADS_EVERY_S = 60.0
 SWEEP_EVERY_S = 600.0
 STALE_OUTPUT_S = 3600.0
@@ -95,6 +96,7 @@ class ControlPlane:
         if self.certifier is not None:
             background.run("certifying adapters", self.certifier.run)
         self.observer.start(background)
+        background.every("settling requests", SETTLE_EVERY_S, self.admission.settle_again)
         background.every("syncing the usage log", SYNC_USAGE_EVERY_S, self._sync_usage)
         background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
         background.every("sweeping contents", SWEEP_EVERY_S, self._sweep)

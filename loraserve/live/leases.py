@@ -83,19 +83,27 @@ class LiveLeases:
     async def lapsed(self, limit: int = 100) -> list[Lease]:
         """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis came (back).
 
-        Raises LiveUnavailableError.
+        At most `limit`, oldest first; what a living process has not settled yet is passed over. Raises
+        LiveUnavailableError.
         """
         settled_s = (LEASE_MS + LAPSED_AFTER_MS) / 1000
         if self._connection.up_since is None or time.monotonic() - self._connection.up_since < settled_s:
             return []
         before_ms = await self._connection.server_time_ms() - LAPSED_AFTER_MS
-        found = await self._connection.call(
-            "ZRANGEBYSCORE", self._names.all_leases(), "-inf", before_ms, "LIMIT", 0, limit
-        )
-        leases = [parse_member(member) for member in found]
         alive: dict[str, bool] = {}
-        for lease in leases:
-            if lease.process not in alive:
-                snapshot = self._names.snapshot(SnapshotKind.PROCESS, lease.process)
-                alive[lease.process] = bool(await self._connection.call("EXISTS", snapshot))
-        return [lease for lease in leases if not alive[lease.process]]
+        lapsed: list[Lease] = []
+        num_seen = 0
+        while len(lapsed) < limit:
+            members = await self._connection.call(
+                "ZRANGEBYSCORE", self._names.all_leases(), "-inf", before_ms, "LIMIT", num_seen, limit
+            )
+            num_seen += len(members)
+            for lease in map(parse_member, members):
+                if lease.process not in alive:
+                    snapshot = self._names.snapshot(SnapshotKind.PROCESS, lease.process)
+                    alive[lease.process] = bool(await self._connection.call("EXISTS", snapshot))
+                if not alive[lease.process]:
+                    lapsed.append(lease)
+            if len(members) < limit:
+                break
+        return lapsed[:limit]

@@ -100,6 +100,22 @@ def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCh
     on_any_server(check)
 
 
+def test_what_a_living_process_has_not_settled_hides_nothing(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        snapshot = Snapshot(owner="p1", epoch="1", at=time.time(), body=msgspec.Raw(b"{}"))
+        await store.snapshots.put(SnapshotKind.PROCESS, snapshot)
+        for number in range(5):
+            await expire(store, lease(f"unsettled{number}"), LAPSED_AFTER_MS + 2000)
+        lost = [lease(f"lost{number}", process="p2") for number in range(3)]
+        for held in lost:
+            await expire(store, held, LAPSED_AFTER_MS + 1)
+        store.connection.up_since = time.monotonic() - LONG_AGO_S
+        assert [await store.leases.lapsed(limit) for limit in (2, 3, 100)] == [lost[:2], lost, lost]
+
+    on_any_server(check)
+
+
 def test_a_lease_that_ended_a_moment_ago_is_not_lost_yet(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)

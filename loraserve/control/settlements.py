@@ -1,0 +1,41 @@
+"""Tells Redis how requests ended, and again what it was not there to hear."""
+
+import logging
+
+from loraserve.live.admission import LiveAdmission
+from loraserve.live.admission_records import FinishCall
+from loraserve.live.errors import LiveUnavailableError
+
+MAX_UNSETTLED = 10_000
+"""Some 10 MB. Of more, the oldest count as lost once this process has ended, though they were billed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Settlements:
+    """Called on the event loop."""
+
+    def __init__(self, live: LiveAdmission) -> None:
+        self._live = live
+        self._unsettled: dict[str, FinishCall] = {}
+        """By request id, oldest first."""
+
+    async def settle(self, call: FinishCall) -> bool:
+        """False: Redis is gone; `retry` will tell it. It does no harm to tell it twice."""
+        request_id = call.lease.request_id
+        try:
+            await self._live.finish(call)
+        except LiveUnavailableError as error:
+            logger.info("request %s could not be settled in Redis yet: %s", request_id, error)
+            self._unsettled[request_id] = call
+            if len(self._unsettled) > MAX_UNSETTLED:
+                del self._unsettled[next(iter(self._unsettled))]
+            return False
+        self._unsettled.pop(request_id, None)
+        return True
+
+    async def retry(self) -> None:
+        """For as long as Redis answers."""
+        for call in [*self._unsettled.values()]:
+            if not await self.settle(call):
+                return
