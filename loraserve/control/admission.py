@@ -15,7 +15,7 @@ from loraserve.control.outcome import Outcome
 from loraserve.control.principal import Action, Principal
 from loraserve.control.queue_limits import QueueLimits
 from loraserve.control.rate_headers import budget_headers, limit_error
-from loraserve.control.request_endings import ended, never_begun, unused_tokens, usage_line
+from loraserve.control.request_endings import ended, never_begun, usage_line, used_tokens
 from loraserve.control.request_totals import RequestTotals
 from loraserve.control.resolve import Resolver, Target
 from loraserve.control.running import RunningRequest, RunningRequests
@@ -152,7 +152,7 @@ class Admission:
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
         if admitted.is_local:
-            self._local.give_back(admitted, unused_tokens(admitted, outcome))
+            self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
         await self._settlements.settle(ended(admitted, outcome, now))
 
     async def settle_again(self) -> None:

@@ -13,7 +13,7 @@ from loraserve.store.records import DocumentKind, Limits
 
 
 class LocalAdmission:
-    """Called on the event loop. What was counted in one outage is forgotten in the next."""
+    """Called on the event loop."""
 
     def __init__(
         self, outage: Outage, authenticator: Authenticator, running: RunningRequests, limits: LocalLimits
@@ -22,15 +22,11 @@ class LocalAdmission:
         self._authenticator = authenticator
         self._running = running
         self._limits = limits
-        self._counting_since_s: float | None = None
 
     def admit(self, principal: Principal, target: Target, call: AdmitCall) -> Principal:
         """Takes what the call asks for; returns the principal as it is now. Raises `ServingError`."""
         if not self._outage.allows(documents_of(principal, target)):
             raise live_unavailable()
-        if self._counting_since_s != self._outage.began_s:
-            self._counting_since_s = self._outage.began_s
-            self._limits.clear()
         # As they are now: what the disk says during the outage holds too.
         principal = self._authenticator.current(principal)
         tenant = (DocumentKind.TENANT, principal.acting_tenant)

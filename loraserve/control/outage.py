@@ -90,9 +90,6 @@ class LocalLimits:
         self._clock = clock
         self._buckets: dict[tuple[DocumentRef, str], _Bucket] = {}
 
-    def clear(self) -> None:
-        self._buckets.clear()
-
     def try_take(self, scopes: list[tuple[DocumentRef, Limits, int]], tokens: int) -> LocalRefusal | None:
         """scopes: with their limits and their requests in flight. Takes from all of them, or from none and says why."""
         now_s = self._clock()

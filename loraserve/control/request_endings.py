@@ -30,12 +30,14 @@ def usage_line(admitted: Admitted, outcome: Outcome, now: float) -> UsageLine:
     )
 
 
-def unused_tokens(admitted: Admitted, outcome: Outcome) -> int:
-    """Of what was reserved; negative where that was too little."""
-    return admitted.reserved_tokens - outcome.num_prompt_tokens - outcome.num_output_tokens
+def used_tokens(outcome: Outcome) -> int:
+    """As token limits count them."""
+    return outcome.num_prompt_tokens + outcome.num_output_tokens
 
 
 def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
+    # A local admission took nothing from the buckets in Redis, so all that was used is still to be taken.
+    reserved_there = 0 if admitted.is_local else admitted.reserved_tokens
     return FinishCall(
         lease=admitted.lease,
         request=EndedRequest(
@@ -45,7 +47,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
             at=now,
             summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
         ),
-        unused_tokens=unused_tokens(admitted, outcome),
+        unused_tokens=reserved_there - used_tokens(outcome),
         was_admitted=not admitted.is_local,
         tenant_limits=admitted.limits_of(DocumentKind.TENANT),
         key_limits=admitted.limits_of(DocumentKind.KEY),

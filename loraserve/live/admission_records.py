@@ -91,7 +91,8 @@ class FinishCall(msgspec.Struct, frozen=True, kw_only=True):
     unused_tokens: int = 0
     """Reserved less used; negative if more was used than reserved."""
     was_admitted: bool = True
-    """False: no answer to `admit` was seen, so settle only if it did take effect."""
+    """False: no answer to `admit` was seen, so settle only where the lease is there: it did take effect, or the lease
+    was renewed since."""
     tenant_limits: Limits = Limits()
     key_limits: Limits = Limits()
 
