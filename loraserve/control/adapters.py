@@ -13,6 +13,7 @@ from loraserve.control.adapter_names import live_version
 from loraserve.control.adapter_queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, sort_key
 from loraserve.control.draining import Draining
 from loraserve.control.paging import Page, page_of
+from loraserve.control.pins import Pins
 from loraserve.control.principal import Principal
 from loraserve.control.quota import Quota
 from loraserve.control.request_totals import AdapterKey
@@ -59,6 +60,7 @@ class AdapterService:
         quota: Quota,
         residency: Residency,
         draining: Draining,
+        pins: Pins,
         base: BaseRecord,
         *,
         clock: Callable[[], float] = time.time,
@@ -67,6 +69,7 @@ class AdapterService:
         self._quota = quota
         self._residency = residency
         self._draining = draining
+        self._pins = pins
         self._base = base
         self._clock = clock
 
@@ -175,26 +178,26 @@ class AdapterService:
         *,
         expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
-        """Load what the bare name means now, and keep it in memory for `ttl_s` on every engine."""
+        """Load what the bare name means now, and keep it in memory for `ttl_s` on every engine.
+
+        409 where this engine's adapter memory has no room for it on the device.
+        """
         if tier is Tier.DISK:
             raise invalid_value("tier", f"is 'disk'; it must be '{Tier.HOST}' or '{Tier.DEVICE}'.")
         if not 0 < ttl_s <= MAX_PIN_S:
             raise invalid_value("ttl_s", f"is {ttl_s:g}; it must be more than 0 and at most {MAX_PIN_S:g}.")
 
         def change(doc: AdapterDoc) -> AdapterDoc:
-            if live_version(doc) is None:
-                message = f"The adapter '{name}' has no version to load. Upload one first."
-                raise ServingError(ErrorCode.CONFLICT, message)
-            self._check_fits(doc)
-            return replace(doc, pin=Pin(tier=tier, until=self._clock() + ttl_s))
+            self._version_to_load(doc)
+            pinned = replace(doc, pin=Pin(tier=tier, until=self._clock() + ttl_s))
+            self._pins.check_room(pinned)
+            return pinned
 
-        document = await self._access.edit(
-            principal, request_id, name, "residency.pin", change, expected_rev=expected_rev
-        )
-        live = live_version(document.doc)
-        assert live is not None
-        await self._residency.load(live.digest)
-        return document
+        found = await self._access.read(principal, name)
+        if found.doc.tenant == principal.acting_tenant:
+            # First, as what it takes is known only then.
+            await self._residency.load(self._version_to_load(found.doc).digest)
+        return await self._access.edit(principal, request_id, name, "residency.pin", change, expected_rev=expected_rev)
 
     async def unpin(
         self, principal: Principal, request_id: str, name: str, *, expected_rev: int | None = None
@@ -208,6 +211,14 @@ class AdapterService:
             lambda doc: replace(doc, pin=None),
             expected_rev=expected_rev,
         )
+
+    def _version_to_load(self, doc: AdapterDoc) -> VersionRecord:
+        live = live_version(doc)
+        if live is None:
+            message = f"The adapter '{doc.name}' has no version to load. Upload one first."
+            raise ServingError(ErrorCode.CONFLICT, message)
+        check_fits(doc, live, self._base)
+        return live
 
     def _check_fits(self, doc: AdapterDoc) -> None:
         live = live_version(doc)

@@ -156,6 +156,7 @@ def build_control(
     residency = Residency(engine, loader, catalog)
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
     draining = Draining(running, residency, OtherServers(declared.live, process))
+    pins = Pins(catalog, residency, engine, base)
     observer = build_observer(declared, admission, running, residency, process)
     return ControlPlane(
         process=process,
@@ -167,7 +168,7 @@ def build_control(
         admission=admission,
         ingest=ingest,
         residency=residency,
-        adapters=AdapterService(declared.access, declared.quota, residency, draining, base),
+        adapters=AdapterService(declared.access, declared.quota, residency, draining, pins, base),
         versions=versions,
         aliases=AliasService(declared.access, base),
         tenants=declared.tenants,
@@ -188,7 +189,7 @@ def build_control(
         background=Background(),
         usage_log=usage_log,
         revocation=Revocation(catalog, declared.authenticator, running),
-        pins=Pins(catalog, residency, engine, base),
+        pins=pins,
         certifier=certifier,
         observer=observer,
         declared=declared,

@@ -4,15 +4,16 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from loraserve.control.adapter_edits import find_version
 from loraserve.control.catalog import Catalog
 from loraserve.control.residency import Residency
-from loraserve.control.served_base import fits
+from loraserve.control.served_base import NO_RETRY, fits
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
-from loraserve.serving.errors import ServingError
+from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Tier
 
 CHECK_EVERY_S = 5.0
@@ -24,7 +25,8 @@ class Pins:
     """Called on the event loop; `run` as a task.
 
     `host`: loaded, and never given up for others. `device`: also brought into the engine's arena again, by one token of
-    generation, whenever others drove it out.
+    generation, whenever others drove it out; of more than the arena holds, the rest stays as if pinned to `host`, as
+    they would drive out each other for ever.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Pins:
         self._engine = engine
         self._base = base
         self._clock = clock
+        self._left_out: set[str] = set()
+        """Digests for which there was no room in the arena."""
         self._changed = asyncio.Event()
         catalog.subscribe(self._on_change)
 
@@ -59,14 +63,55 @@ class Pins:
         """Load and warm what is pinned now. What cannot be is logged and tried again the next time."""
         wanted = self._wanted()
         self._residency.pin(frozenset(wanted))
-        for digest, tier in wanted.items():
-            try:
-                if tier is Tier.DEVICE and not self._residency.is_on_device(digest):
-                    await self._warm(digest)
-                elif not self._residency.is_loaded(digest):
-                    await self._residency.load(digest)
-            except (ServingError, EngineDeadError) as error:
-                logger.warning("the pinned adapter content %s cannot be kept in memory: %s", digest[:12], error)
+        loaded = [digest for digest in wanted if await self._try(digest, self._residency.load(digest))]
+        for digest in self._fitting([digest for digest in loaded if wanted[digest] is Tier.DEVICE]):
+            if not self._residency.is_on_device(digest):
+                await self._try(digest, self._warm(digest))
+
+    def check_room(self, doc: AdapterDoc) -> None:
+        """Whether the arena holds what `doc` pins to the device, beside what is pinned there already.
+
+        doc: with the pin that it is to get. A content that was never loaded here counts as nothing. Raises
+        `ServingError` (409).
+        """
+        if doc.pin is None or doc.pin.tier is not Tier.DEVICE:
+            return
+        pinned = {digest for digest, tier in self._wanted().items() if tier is Tier.DEVICE}
+        size_bytes = sum(map(self._size_bytes, _live_digests(doc, self._base) - pinned))
+        limit_bytes = self._engine.model.arena_size_bytes
+        if 0 < size_bytes > limit_bytes - sum(map(self._size_bytes, pinned)):
+            message = (
+                f"The adapter '{doc.name}' takes {size_bytes} bytes, and of the {limit_bytes} bytes of adapter memory "
+                f"the pinned adapters leave less. Unpin others, or pin it to '{Tier.HOST}'."
+            )
+            raise ServingError(ErrorCode.CONFLICT, message, headers=NO_RETRY)
+
+    def _fitting(self, digests: list[str]) -> list[str]:
+        """Those that the arena holds beside each other, taken in order. They must be loaded."""
+        fitting: list[str] = []
+        room_bytes = self._engine.model.arena_size_bytes
+        for digest in digests:
+            size_bytes = self._size_bytes(digest)
+            if size_bytes <= room_bytes and len(fitting) < MAX_RESIDENT_ADAPTERS:
+                room_bytes -= size_bytes
+                fitting.append(digest)
+        left_out = {*digests} - {*fitting}
+        for digest in left_out - self._left_out:
+            logger.warning("the adapter memory has no room for the pinned adapter content %s", digest[:12])
+        self._left_out = left_out
+        return fitting
+
+    def _size_bytes(self, digest: str) -> int:
+        """Of its packed file, which is hardly more than what it takes in the arena."""
+        return self._residency.of(digest).packed_bytes or 0
+
+    async def _try(self, digest: str, work: Coroutine[None, None, None]) -> bool:
+        try:
+            await work
+        except (ServingError, EngineDeadError) as error:
+            logger.warning("the pinned adapter content %s cannot be kept in memory: %s", digest[:12], error)
+            return False
+        return True
 
     def _wanted(self) -> dict[str, Tier]:
         now = self._clock()

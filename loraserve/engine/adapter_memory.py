@@ -26,6 +26,7 @@ from loraserve.engine.adapter_files import AdapterFile, AdapterFiles
 from loraserve.engine.adapter_rows import AdapterRows
 from loraserve.engine.adapter_transit import AdapterTransit, FoundAdapter
 from loraserve.engine.adapter_upload import Read
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 
 UPLOAD_WAIT_S = 0.005
 """Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
@@ -45,7 +46,7 @@ class AdapterMemory:
         size_bytes: int,
         dtype: torch.dtype,
         device: torch.device,
-        max_resident: int = 1024,
+        max_resident: int = MAX_RESIDENT_ADAPTERS,
         accelerator: Accelerator | None = None,
         host_tier_bytes: int = 0,
     ) -> None:

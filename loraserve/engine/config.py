@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+MAX_RESIDENT_ADAPTERS = 1024
+"""In the arena at once, however small they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:

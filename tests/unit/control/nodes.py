@@ -230,6 +230,8 @@ async def build_node(
         local=LocalLimits(clock=steady),
         clock=clock,
     )
+    draining = Draining(running, residency, others)
+    pins = Pins(catalog, residency, engine, base, clock=clock)
     return Node(
         documents=documents,
         blobs=blobs,
@@ -242,7 +244,7 @@ async def build_node(
         keys=KeyService(catalog, declarations, clock=clock),
         versions=VersionService(access, declarations, quota, base=base, base_names=[base_name], clock=clock),
         aliases=AliasService(access, base, clock=clock),
-        adapters=AdapterService(access, quota, residency, Draining(running, residency, others), base, clock=clock),
+        adapters=AdapterService(access, quota, residency, draining, pins, base, clock=clock),
         running=running,
         residency=residency,
         snapshots=snapshots,
@@ -250,7 +252,7 @@ async def build_node(
         resolver=resolver,
         admission=admission,
         revocation=Revocation(catalog, authenticator, running, clock=clock),
-        pins=Pins(catalog, residency, engine, base, clock=clock),
+        pins=pins,
         usage_log=usage_log,
         engine=engine,
         packer=packer,
