@@ -18,7 +18,9 @@ from loraserve.store.records import ANY_TENANT
 
 SCANNED_AT_ONCE = 250
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-CURSOR = re.compile(r"(?P<list>run|end):(?P<position>[0-9.]+(?:-[0-9]+)?):(?P<tie>.{1,128})")
+RUNNING_CURSOR = re.compile(r"run:(?P<at>[0-9]{1,19}(?:\.[0-9]{1,19})?):(?P<id>.{1,128})")
+ENDED_CURSOR = re.compile(r"end:(?P<position>[0-9]{1,19}-[0-9]{1,19}):(?P<tenant>.{1,128})")
+"""19 digits: Redis takes numbers below 2^64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +183,12 @@ def _may_see(principal: Principal, record: RequestRecord) -> bool:
 
 
 def _place_of(cursor: str) -> _Place:
-    found = CURSOR.fullmatch(decode_cursor(cursor))
-    if found is None:
-        raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
-    if found["list"] == "run":
-        return _Place((float(found["position"]), found["tie"]), None)
-    if "-" not in found["position"]:
-        raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
-    return _Place(None, (found["position"], found["tie"]))
+    text = decode_cursor(cursor)
+    if found := RUNNING_CURSOR.fullmatch(text):
+        return _Place((float(found["at"]), found["id"]), None)
+    if found := ENDED_CURSOR.fullmatch(text):
+        return _Place(None, (found["position"], found["tenant"]))
+    raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
 
 
 def _newest_first(recent: RecentRequest) -> tuple[int, int]:

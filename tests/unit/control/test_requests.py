@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.paging import encode_cursor
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.requests import RequestQuery, RequestService
 from loraserve.control.snapshot_records import RequestRecord, RequestState
@@ -163,7 +164,10 @@ def test_an_operator_ends_a_request_and_a_viewer_may_not(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-@pytest.mark.parametrize("cursor", ["!", "cnVu", "ZW5kOjEyOng", "ZW5kOjE6eA"])
+MADE_UP = ("run", "run:1.2.3:x", "run:1-2:x", "end:12:x", "end:1.2-3:x", f"end:{10**20}-1:x")
+
+
+@pytest.mark.parametrize("cursor", ["!", *map(encode_cursor, MADE_UP)])
 def test_a_made_up_cursor_is_refused(valkey: Valkey, tmp_path: Path, cursor: str) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
