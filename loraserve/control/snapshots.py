@@ -178,7 +178,7 @@ class Snapshots:
 
     async def _put(self, kind: SnapshotKind, owner: str, body: msgspec.Struct) -> None:
         raw = msgspec.Raw(msgspec.json.encode(body))
-        snapshot = Snapshot(owner=owner, epoch=self._process, at=self._clock(), body=raw)
+        snapshot = Snapshot(owner=owner, at=self._clock(), body=raw)
         await self._live.snapshots.put(kind, snapshot)
 
     def _tokens_per_s(self) -> float:

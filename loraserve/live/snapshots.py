@@ -29,8 +29,6 @@ KEPT_MS = {
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """Engine or process id."""
-    epoch: str
-    """Of the owner's start; a restarted engine has another."""
     at: float
     """Unix time."""
     body: msgspec.Raw

@@ -94,7 +94,7 @@ def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCh
         store.connection.up_since = time.monotonic() - LONG_AGO_S
         assert await store.leases.lapsed() == [lease()]
         body = msgspec.Raw(b"{}")
-        await store.snapshots.put(SnapshotKind.PROCESS, Snapshot(owner="p1", epoch="1", at=time.time(), body=body))
+        await store.snapshots.put(SnapshotKind.PROCESS, Snapshot(owner="p1", at=time.time(), body=body))
         assert await store.leases.lapsed() == []
 
     on_any_server(check)
@@ -103,7 +103,7 @@ def test_requests_of_a_process_that_is_gone_are_found_whole(on_any_server: RunCh
 def test_what_a_living_process_has_not_settled_hides_nothing(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
-        snapshot = Snapshot(owner="p1", epoch="1", at=time.time(), body=msgspec.Raw(b"{}"))
+        snapshot = Snapshot(owner="p1", at=time.time(), body=msgspec.Raw(b"{}"))
         await store.snapshots.put(SnapshotKind.PROCESS, snapshot)
         for number in range(5):
             await expire(store, lease(f"unsettled{number}"), LAPSED_AFTER_MS + 2000)

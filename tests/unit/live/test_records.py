@@ -27,17 +27,17 @@ __all__ = ["valkey"]
 BODY = msgspec.Raw(b'{"running":3}')
 
 
-def snapshot(owner: str, epoch: str = "1") -> Snapshot:
-    return Snapshot(owner=owner, epoch=epoch, at=1.0, body=BODY)
+def snapshot(owner: str, at: float = 1.0) -> Snapshot:
+    return Snapshot(owner=owner, at=at, body=BODY)
 
 
 def test_snapshots_are_replaced_whole_and_listed_by_kind(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
-        for owner, epoch in (("b", "1"), ("a", "1"), ("a", "2")):
-            await store.snapshots.put(SnapshotKind.ENGINE, snapshot(owner, epoch))
+        for owner, at in (("b", 1.0), ("a", 1.0), ("a", 2.0)):
+            await store.snapshots.put(SnapshotKind.ENGINE, snapshot(owner, at))
         await store.snapshots.put(SnapshotKind.PROCESS, snapshot("p"))
         found = await store.snapshots.all(SnapshotKind.ENGINE)
-        assert [(each.owner, each.epoch) for each in found] == [("a", "2"), ("b", "1")]
+        assert [(each.owner, each.at) for each in found] == [("a", 2.0), ("b", 1.0)]
         assert bytes(found[0].body) == bytes(BODY)
         await store.snapshots.remove(SnapshotKind.ENGINE, "a")
         assert [each.owner for each in await store.snapshots.all(SnapshotKind.ENGINE)] == ["b"]
