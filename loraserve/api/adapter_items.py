@@ -1,5 +1,7 @@
 """From documents to what /v1/adapters shows."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +13,7 @@ from loraserve.control.adapter_edits import versions_of
 from loraserve.control.adapter_names import live_version
 from loraserve.control.adapters import AdapterService
 from loraserve.control.digest_residency import DigestResidency
+from loraserve.control.pins import live_numbers, pin_at
 from loraserve.control.principal import Principal
 from loraserve.control.residency import Residency
 from loraserve.control.usage_traffic import AdapterTraffic
@@ -21,6 +24,7 @@ from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tie
 class AdapterItems:
     adapters: AdapterService
     residency: Residency
+    clock: Callable[[], float] = time.time
 
     def item(
         self, viewer: Principal, document: Document[AdapterDoc], traffic: AdapterTraffic | None = None
@@ -30,7 +34,7 @@ class AdapterItems:
         alias = adapter.aliases.get(LIVE_ALIAS)
         live = live_version(adapter)
         canary = None if alias is None else alias.canary
-        pin = adapter.pin
+        pin = pin_at(adapter, self.clock())
         return AdapterItem(
             name=adapter.name,
             tenant=adapter.tenant,
@@ -89,9 +93,10 @@ class AdapterItems:
 
     def _resident(self, viewer: Principal, adapter: AdapterDoc, version: VersionRecord) -> DigestResidency:
         """NOTE: another tenant may have the same content, and a tenant must not see that by its being in use."""
-        if viewer.is_any_tenant or adapter.pin is not None:
+        if viewer.is_any_tenant:
             return self.residency.of(version.digest)
-        return self.residency.seen_by(viewer.acting_tenant, version.digest)
+        is_pinned = pin_at(adapter, self.clock()) is not None and version.n in live_numbers(adapter)
+        return self.residency.seen_by(viewer.acting_tenant, version.digest, is_pinned=is_pinned)
 
 
 def alias_items(adapter: AdapterDoc) -> list[AliasItem]:

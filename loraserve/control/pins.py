@@ -14,7 +14,7 @@ from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Tier
+from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Pin, Tier
 
 CHECK_EVERY_S = 5.0
 
@@ -77,7 +77,7 @@ class Pins:
         if doc.pin is None or doc.pin.tier is not Tier.DEVICE:
             return
         pinned = {digest for digest, tier in self._wanted().items() if tier is Tier.DEVICE}
-        size_bytes = sum(map(self._size_bytes, _live_digests(doc, self._base) - pinned))
+        size_bytes = sum(map(self._size_bytes, self._live_digests(doc) - pinned))
         limit_bytes = self._engine.model.arena_size_bytes
         if 0 < size_bytes > limit_bytes - sum(map(self._size_bytes, pinned)):
             message = (
@@ -117,12 +117,17 @@ class Pins:
         now = self._clock()
         wanted: dict[str, Tier] = {}
         for document in self._catalog.all_adapters():
-            doc = document.doc
-            if doc.pin is None or doc.pin.until <= now or doc.deleted_at is not None:
+            pin = pin_at(document.doc, now)
+            if pin is None:
                 continue
-            for digest in _live_digests(doc, self._base):
-                wanted[digest] = Tier.DEVICE if Tier.DEVICE in (doc.pin.tier, wanted.get(digest)) else doc.pin.tier
+            for digest in self._live_digests(document.doc):
+                wanted[digest] = Tier.DEVICE if Tier.DEVICE in (pin.tier, wanted.get(digest)) else pin.tier
         return wanted
+
+    def _live_digests(self, doc: AdapterDoc) -> set[str]:
+        """Without what was made for other bases."""
+        found = (find_version(doc, number) for number in live_numbers(doc))
+        return {version.digest for version in found if version is not None and fits(version, self._base)}
 
     async def _warm(self, digest: str) -> None:
         request = EngineRequest(
@@ -141,11 +146,16 @@ class Pins:
             self._changed.set()
 
 
-def _live_digests(doc: AdapterDoc, base: BaseRecord) -> set[str]:
-    """What the bare name means, a canary included; without what was made for other bases."""
+def pin_at(doc: AdapterDoc, now: float) -> Pin | None:
+    """None once it has ended, which the document does not say by itself, or the adapter is deleted."""
+    if doc.pin is None or doc.pin.until <= now or doc.deleted_at is not None:
+        return None
+    return doc.pin
+
+
+def live_numbers(doc: AdapterDoc) -> set[int]:
+    """Of the versions that the bare name means, a canary included: what a pin keeps."""
     alias = doc.aliases.get(LIVE_ALIAS)
     if alias is None:
         return set()
-    numbers = [alias.version] if alias.canary is None else [alias.version, alias.canary.version]
-    found = (find_version(doc, number) for number in numbers)
-    return {version.digest for version in found if version is not None and fits(version, base)}
+    return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}

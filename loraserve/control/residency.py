@@ -120,13 +120,13 @@ class Residency:
             entry.num_references,
         )
 
-    def seen_by(self, tenant: str, digest: str) -> DigestResidency:
+    def seen_by(self, tenant: str, digest: str, *, is_pinned: bool = False) -> DigestResidency:
         """As `of`, but of uses only the tenant's own: who else has the same content, and uses it, is not its business.
 
-        Content that the tenant has not used here is on disk for it.
+        Content that the tenant has not used here is on disk for it, unless a pin that it sees keeps it.
         """
         use = self._uses.of(tenant, digest)
-        if use.num_hits == 0:
+        if use.num_hits == 0 and not is_pinned:
             return DigestResidency(digest, Tier.DISK, None, None, 0, None, 0)
         return replace(self.of(digest), num_hits=use.num_hits, last_used_at=use.last_used_at)
 
