@@ -1,5 +1,6 @@
 """Answers what was used, from the counters that the logs were added up to."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,13 +14,11 @@ from loraserve.control.usage_metrics import Metric, ttft_bucket
 from loraserve.control.usage_shipping import NO_KEY, UsageShipping, adapter_of_counter
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
-from loraserve.live.usage import DAY_S, HOUR_S, UsageSum
+from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_goes_at, hour_goes_at
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.latency_histogram import percentile_ms
 from loraserve.store.records import SHARED_TENANT
 
-MAX_HOURS = 8 * 24
-MAX_DAYS = 400
 LATEST = 1e11
 """In the year 5138."""
 
@@ -113,8 +112,11 @@ class UsageReports:
             raise live_unavailable() from error
 
     async def _read(self, tenant: str, question: UsageQuestion) -> list[UsageSum]:
+        """A total is of hours where all of them are kept, else of days, which begin before and end after it."""
         by_hour = question.interval is Interval.HOUR or (
-            question.interval is Interval.TOTAL and question.end - question.start <= MAX_HOURS * HOUR_S
+            question.interval is Interval.TOTAL
+            and question.end - question.start <= HOURS_KEPT_S
+            and hour_goes_at(question.start) > time.time()
         )
         read = self._live.usage.hours if by_hour else self._live.usage.days
         try:
@@ -178,8 +180,9 @@ def _check_span(question: UsageQuestion) -> None:
     span_s = question.end - question.start
     if span_s <= 0:
         raise invalid_value("to", "is not after 'from'.")
-    most_s = MAX_HOURS * HOUR_S if question.interval is Interval.HOUR else MAX_DAYS * DAY_S
-    if span_s > most_s:
-        days = most_s // DAY_S
-        message = f"is {span_s / DAY_S:.1f} days after 'from'; by {question.interval.value} at most {days} are kept."
-        raise invalid_value("to", message)
+    by_hour, now = question.interval is Interval.HOUR, time.time()
+    kept = f"hours are kept for {HOURS_KEPT_S // DAY_S} days, days for {DAYS_KEPT_S // DAY_S}."
+    if (hour_goes_at if by_hour else day_goes_at)(question.start) <= now:
+        raise invalid_value("from", f"is {(now - question.start) / DAY_S:.1f} days ago; {kept}")
+    if span_s > (HOURS_KEPT_S if by_hour else DAYS_KEPT_S):
+        raise invalid_value("to", f"is {span_s / DAY_S:.1f} days after 'from'; {kept}")

@@ -127,11 +127,10 @@ class LiveUsage:
         sums: dict[_Bucket, dict[str, int]] = {}
         now = time.time()
         for delta in deltas:
-            hour, day = int(delta.at // HOUR_S) * HOUR_S, int(delta.at // DAY_S) * DAY_S
             field = usage_field(delta.key_id, delta.adapter, delta.version, delta.metric)
             for bucket in (
-                _Bucket(self._names.usage_hour(delta.tenant, _hour(hour)), hour + HOUR_S + HOURS_KEPT_S),
-                _Bucket(self._names.usage_day(delta.tenant, _day(day)), day + DAY_S + DAYS_KEPT_S),
+                _Bucket(self._names.usage_hour(delta.tenant, _hour(delta.at)), hour_goes_at(delta.at)),
+                _Bucket(self._names.usage_day(delta.tenant, _day(delta.at)), day_goes_at(delta.at)),
             ):
                 if bucket.goes_at > now:
                     fields = sums.setdefault(bucket, {})
@@ -143,6 +142,16 @@ class LiveUsage:
 class _Bucket:
     name: str
     goes_at: int
+
+
+def hour_goes_at(at: float) -> int:
+    """When the counters of the hour of that time stop being kept; of every later hour, not before."""
+    return (int(at // HOUR_S) + 1) * HOUR_S + HOURS_KEPT_S
+
+
+def day_goes_at(at: float) -> int:
+    """The same of its day (UTC)."""
+    return (int(at // DAY_S) + 1) * DAY_S + DAYS_KEPT_S
 
 
 def _starts(start: float, end: float, length_s: int) -> list[int]:

@@ -211,7 +211,7 @@ class TestUsage:
             ({"from": "1e300"}, "from"),
             ({"group_by": "adapter,x"}, "group_by"),
             ({"interval": "week"}, "interval"),
-            ({"interval": "hour", "from": "0"}, "to"),
+            ({"interval": "hour", "from": "0"}, "from"),
         ],
     )
     def test_what_cannot_be_answered_is_refused_by_name(

@@ -1279,9 +1279,10 @@ export interface paths {
          * GetUsage
          * @description What was delivered, by hour (kept 8 days) or day (400 days) of UTC that `from` to `to` touches, or in total.
          *
-         *     `from` and `to` are Unix seconds; by default the last 24 hours. `group_by`: any of tenant, key, adapter, version,
-         *     separated by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are
-         *     "shared/<name>" where rows name them; `adapter` also takes the bare name, and nothing for the base model.
+         *     `from` and `to` are Unix seconds; by default the last 24 hours. A `from` before what is kept is refused; a total is
+         *     of whole hours where they are kept, else of whole days. `group_by`: any of tenant, key, adapter, version, separated
+         *     by commas; by tenant = over all of them, with a key for all tenants (`*`). Shared adapters are "shared/<name>" where
+         *     rows name them; `adapter` also takes the bare name, and nothing for the base model.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */

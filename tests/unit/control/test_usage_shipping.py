@@ -143,6 +143,25 @@ def test_rows_are_grouped_and_filtered(valkey: Valkey, tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_a_total_that_began_before_hours_are_kept_is_of_days(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            append(node, *(line(days, at=NOW - days * 86_400) for days in (0, 5, 9, 35)))
+            usage = reports(node)
+
+            async def num_requests(first: int, last: int) -> int:
+                """From so many days ago, to so many."""
+                found = await usage.answer(ACME, UsageQuestion(NOW - first * 86_400, NOW - last * 86_400 + 60))
+                return sum(row.count(Metric.REQUESTS) for row in found)
+
+            assert await num_requests(40, 33) == 1
+            assert await num_requests(10, 3) == 2
+            assert await num_requests(7, 0) == 2
+
+    run(scenario)
+
+
 def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -172,10 +191,16 @@ def test_a_tenant_is_told_of_its_own_requests_only(valkey: Valkey, tmp_path: Pat
         (NOW, float("inf"), Interval.TOTAL, "to"),
         (-1.0, NOW, Interval.DAY, "from"),
         (NOW, NOW, Interval.TOTAL, "to"),
-        (NOW - 9 * 86_400, NOW, Interval.HOUR, "to"),
-        (NOW - 401 * 86_400, NOW, Interval.DAY, "to"),
+        (NOW - 9 * 86_400, NOW - 8 * 86_400, Interval.HOUR, "from"),
+        (NOW, NOW + 9 * 86_400, Interval.HOUR, "to"),
+        (NOW - 402 * 86_400, NOW, Interval.DAY, "from"),
+        (NOW - 402 * 86_400, NOW - 401 * 86_400, Interval.TOTAL, "from"),
+        (NOW, NOW + 401 * 86_400, Interval.TOTAL, "to"),
     ],
-    ids=["no number", "infinite", "before 1970", "nothing", "too many hours", "too many days"],
+    ids=[
+        *("no number", "infinite", "before 1970", "nothing", "hours that are gone", "too many hours"),
+        *("days that are gone", "a total of days that are gone", "too many days"),
+    ],
 )
 def test_times_that_cannot_be_answered_are_refused(
     valkey: Valkey, tmp_path: Path, start: float, end: float, interval: Interval, param: str
