@@ -71,11 +71,22 @@ def replace_file(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def remove_folder(path: Path) -> None:
+    """With all in it, also while another process removes the same."""
+    while path.exists():
+        # Up to Python 3.12, `rmtree` stops at the first file that somebody else has removed.
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
 def discard_folder(path: Path, trash: Path) -> None:
-    """Gone from its name at once and as a whole, its bytes right after. `trash`: a folder of the same file system."""
+    """Gone from its name at once and as a whole, its bytes right after. `trash`: a folder of the same file system.
+
+    Raises `FileNotFoundError` where another process was faster.
+    """
     doomed = trash / f"{_DISCARDED}{secrets.token_hex(8)}"
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    remove_folder(doomed)
 
 
 def empty_trash(trash: Path) -> None:

@@ -210,7 +210,8 @@ class UploadStore:
 
     def remove(self, upload_id: str) -> None:
         """Record and bytes; nothing happens when it is not there."""
-        with suppress(UploadNotFoundError), self._locked(upload_id):
+        # Who waits for the lock may get it once the folder is in the trash.
+        with suppress(UploadNotFoundError, FileNotFoundError), self._locked(upload_id):
             discard_folder(self._path(upload_id), self._trash)
 
     def _names(self) -> list[str]:

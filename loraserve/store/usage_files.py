@@ -2,13 +2,12 @@
 
 import os
 import re
-import shutil
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
-from loraserve.store.durable import data_folder
+from loraserve.store.durable import data_folder, remove_folder
 from loraserve.store.usage_log import LOG_SUFFIX, PROCESS_NAME, UsageLine
 
 KEEP_DAYS = 400
@@ -81,7 +80,7 @@ def remove_old_logs(data_dir: Path, today: str, keep_days: int = KEEP_DAYS) -> l
     first = datetime.strptime(today, "%Y%m%d") - timedelta(days=keep_days - 1)
     doomed = [day for day in _days(folder) if day < first.strftime("%Y%m%d")]
     for day in doomed:
-        shutil.rmtree(folder / day)
+        remove_folder(folder / day)
     return doomed
 
 

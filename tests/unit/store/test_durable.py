@@ -52,6 +52,35 @@ def test_a_discarded_folder_is_gone_and_the_trash_can_be_emptied(tmp_path: Path)
     assert os.listdir(trash) == []
 
 
+def test_a_folder_that_others_remove_at_the_same_time_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trash, doomed = data_folder(tmp_path, "trash"), data_folder(tmp_path, "doomed")
+    for name in ("one", "two"):
+        (doomed / name).write_bytes(b"1")
+    unlink = os.unlink
+
+    def overtaken(path: str, *, dir_fd: int | None = None) -> None:
+        unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", overtaken)
+    discard_folder(doomed, trash)
+    assert os.listdir(trash) == []
+
+
+def test_a_folder_that_cannot_be_removed_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trash, doomed = data_folder(tmp_path, "trash"), data_folder(tmp_path, "doomed")
+    (doomed / "file").write_bytes(b"1")
+
+    def fail(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "unlink", fail)
+    with pytest.raises(PermissionError):
+        discard_folder(doomed, trash)
+
+
 def test_only_old_folders_of_the_pattern_are_removed(tmp_path: Path) -> None:
     for name in (".old-1", ".young-1", "old"):
         (tmp_path / name).mkdir()

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -348,6 +349,24 @@ def test_records_of_finished_uploads_go_after_a_week(store: UploadStore) -> None
     with pytest.raises(UploadNotFoundError):
         store.load(session.id)
     store.remove(session.id)
+
+
+def test_a_record_that_another_server_removes_first_is_no_error(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborted = store.update(create(store).id, become(UploadState.ABORTED))
+    flock = fcntl.flock
+
+    def overtaken(descriptor: int, operation: int) -> None:
+        """Held up until the other has let go, whose folder this was."""
+        monkeypatch.setattr(fcntl, "flock", flock)
+        UploadStore(tmp_path / "data").remove(aborted.id)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    assert store.expire(aborted.updated_at + KEEP_FINAL_S + 1) == []
+    assert os.listdir(tmp_path / "data" / "uploads") == ["trash"]
+    assert os.listdir(tmp_path / "data" / "uploads" / "trash") == []
 
 
 def test_everything_is_private_to_the_user(store: UploadStore, tmp_path: Path) -> None:
