@@ -14,7 +14,6 @@ from loraserve.store.records import Document, KeyDoc, Limits, Role, Status
 
 MAX_NAME_CHARACTERS = 200
 MAX_ALLOWED_ADAPTERS = 1000
-MAX_GRACE_S = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

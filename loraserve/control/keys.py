@@ -9,7 +9,6 @@ from loraserve.control.api_keys import generate_key
 from loraserve.control.catalog import Catalog
 from loraserve.control.declarations import Declarations
 from loraserve.control.key_documents import (
-    MAX_GRACE_S,
     IssuedKey,
     KeyPatch,
     key_not_found,
@@ -20,7 +19,7 @@ from loraserve.control.key_documents import (
 from loraserve.control.limit_checks import NO_LIMITS
 from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
 from loraserve.control.principal import Action, Principal
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
 
 
@@ -117,8 +116,6 @@ class KeyService:
         self, principal: Principal, request_id: str, key_id: str, *, grace_s: float, expected_rev: int | None = None
     ) -> IssuedKey:
         """A new secret under the same id; the one before works for another `grace_s`."""
-        if not 0 <= grace_s <= MAX_GRACE_S:
-            raise invalid_value("grace_s", f"is {grace_s:g}; it must be 0 to {MAX_GRACE_S:g}.")
         new = generate_key(key_id)
 
         def change(doc: KeyDoc) -> KeyDoc:

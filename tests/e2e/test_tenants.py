@@ -370,6 +370,8 @@ class TestKeys:
     def test_a_rotated_key_works_beside_the_old_one_until_its_time_is_over(self, keyed: Keyed) -> None:
         created = keyed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme"}).json()
         rotated = keyed.admin.post(f"/v1/keys/{created['id']}/rotate", json={"grace_s": 600}).json()
+        too_long = keyed.admin.post(f"/v1/keys/{created['id']}/rotate", json={"grace_s": 10**400})
+        assert (too_long.status_code, too_long.json()["error"]["param"]) == (400, "grace_s")
         at_once = keyed.admin.post(f"/v1/keys/{created['id']}/rotate", json={"grace_s": 0}).json()
         statuses = [
             httpx.get(f"{keyed.server.url}/v1/models", headers={"x-api-key": key["secret"]}).status_code
