@@ -38,8 +38,8 @@ class BlobStore:
         path = self._path(digest)
         return path if path.is_dir() else None
 
-    def publish(self, prepared: Path, digest: str) -> bool:
-        """Moves a folder of exactly `BLOB_FILES`, on the same file system, to its name. True = it was not there yet.
+    def publish(self, prepared: Path, digest: str) -> None:
+        """Moves a folder of exactly `BLOB_FILES`, on the same file system, to its name.
 
         When this returns, the content survives a crash and is safe from `sweep` for an hour, in which a document must
         come to name it. Content that is there already, such as an orphan of a crash, is kept and `prepared` removed.
@@ -49,13 +49,12 @@ class BlobStore:
         target = self._path(digest)
         with locked(self._lock, shared=True):
             make_folder(target.parent)
-            created = not target.is_dir() and _try_rename(prepared, target)
+            is_moved = not target.is_dir() and _try_rename(prepared, target)
             os.utime(target)
             sync_folder(target)
             sync_folder(target.parent)
-        if not created:
+        if not is_moved:
             shutil.rmtree(prepared)
-        return created
 
     def sweep(self, live: AbstractSet[str], older_than_s: float = SWEEP_AFTER_S, now: float | None = None) -> list[str]:
         """Removes what is neither live nor was published within `older_than_s`; returns the digests.

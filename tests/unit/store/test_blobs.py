@@ -32,8 +32,8 @@ def content_of(folder: Path | None) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def publish(blobs: BlobStore, tmp_path: Path, digest: str) -> bool:
-    return blobs.publish(prepared_folder(tmp_path), digest)
+def publish(blobs: BlobStore, tmp_path: Path, digest: str) -> None:
+    blobs.publish(prepared_folder(tmp_path), digest)
 
 
 def make_old(blobs: BlobStore, digest: str) -> None:
@@ -44,7 +44,7 @@ def make_old(blobs: BlobStore, digest: str) -> None:
 
 def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: Path) -> None:
     assert blobs.folder(DIGEST) is None
-    assert publish(blobs, tmp_path, DIGEST)
+    publish(blobs, tmp_path, DIGEST)
     assert content_of(BlobStore(tmp_path / "data").folder(DIGEST)) == {name: f"{name} content" for name in BLOB_FILES}
     assert list(blobs.digests()) == [DIGEST]
     assert not (tmp_path / "prepared").exists()
@@ -52,7 +52,7 @@ def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: P
 
 def test_content_that_is_there_already_is_adopted(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
-    assert not blobs.publish(prepared_folder(tmp_path, content="the same in another form"), DIGEST)
+    blobs.publish(prepared_folder(tmp_path, content="the same in another form"), DIGEST)
     assert content_of(blobs.folder(DIGEST)) == {name: f"{name} content" for name in BLOB_FILES}
     assert not (tmp_path / "prepared").exists()
 
@@ -69,7 +69,7 @@ def test_a_publisher_overtaken_at_the_last_moment_adopts(
         return rename(source, target)
 
     monkeypatch.setattr(Path, "rename", overtaken)
-    assert not publish(blobs, tmp_path, DIGEST)
+    publish(blobs, tmp_path, DIGEST)
     assert content_of(blobs.folder(DIGEST)) == {"manifest.json": "first"}
 
 
@@ -177,7 +177,7 @@ def test_nobody_publishes_while_a_sweep_removes_nor_the_other_way_round(
 def test_an_adopted_orphan_is_safe_for_another_hour(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
     make_old(blobs, DIGEST)
-    assert not publish(blobs, tmp_path, DIGEST)
+    publish(blobs, tmp_path, DIGEST)
     assert blobs.sweep(set()) == []
 
 
@@ -203,7 +203,7 @@ def test_a_crash_while_publishing_leaves_all_or_nothing_and_can_be_repeated(tmp_
         assert (folder / "prepared").exists() != seen[-1]
         if seen[-1]:
             prepared_folder(folder)
-        assert blobs.publish(folder / "prepared", DIGEST) != seen[-1]
+        blobs.publish(folder / "prepared", DIGEST)
         assert len(content_of(blobs.folder(DIGEST))) == 3
     assert set(seen) == {False, True}
 
