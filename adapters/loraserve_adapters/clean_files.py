@@ -1,18 +1,21 @@
 """The two files of an adapter reduced to what its digest covers, so that equal content is equal whoever sent it.
 
-Author, paths, training settings and metadata are left out: content is kept once for all tenants, and what one of them
-wrote beside it must not be shown to another.
+Author, paths, training settings and metadata are left out, tensors are in one order: content is kept once for all
+tenants, and what one of them wrote beside it, or how, must not be shown to another.
 """
 
 import json
 import os
+from collections.abc import Iterable
 
 from loraserve_adapters.config import AdapterConfig
-from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, TensorEntry, header_end
+from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, TensorEntry
 
 _COPY_BYTES = 4 * 1024 * 1024
 _METADATA = {"format": "pt"}
 """What PEFT writes."""
+_DTYPES = ("F32", "BF16", "F16")
+"""In the order in which safetensors writes tensors of several."""
 
 
 def clean_config(config: AdapterConfig) -> bytes:
@@ -36,33 +39,39 @@ def clean_config(config: AdapterConfig) -> bytes:
     return json.dumps(fields, indent=2).encode() + b"\n"
 
 
-def has_own_metadata(first_bytes: bytes, file_size: int) -> bool:
-    """Whether the header, which must have been judged, says more than where the tensors are."""
-    header = json.loads(first_bytes[LENGTH_BYTES : header_end(first_bytes, file_size)])
-    return header.get("__metadata__", {}) not in ({}, _METADATA)
+def has_clean_weights(first_bytes: bytes, tensors: Iterable[TensorEntry]) -> bool:
+    """Whether a file is what `write_clean_weights` makes of it, as PEFT's are. first_bytes: up to the header's end."""
+    return first_bytes == _header(_ordered(tensors))
 
 
-def write_clean_weights(source: int, target: int, tensors: tuple[TensorEntry, ...]) -> None:
-    """Copies a weights file with a new header. source, target: descriptors; tensors: all of the source, by position."""
-    data_start = tensors[0].start if tensors else 0
-    header: dict[str, object] = {"__metadata__": _METADATA}
+def write_clean_weights(source: int, target: int, tensors: Iterable[TensorEntry]) -> None:
+    """Copies a weights file as safetensors writes it. source, target: descriptors; tensors: all of the source."""
+    ordered = _ordered(tensors)
+    _write(target, _header(ordered))
+    for entry in ordered:
+        position, end = entry.start, entry.start + entry.size_bytes
+        while position < end:
+            block = os.pread(source, min(_COPY_BYTES, end - position), position)
+            if not block:
+                raise OSError(f"{WEIGHTS_NAME} became shorter while it was copied")
+            _write(target, block)
+            position += len(block)
+
+
+def _ordered(tensors: Iterable[TensorEntry]) -> list[TensorEntry]:
+    return sorted(tensors, key=lambda entry: (_DTYPES.index(entry.dtype), entry.name))
+
+
+def _header(tensors: list[TensorEntry]) -> bytes:
+    fields: dict[str, object] = {"__metadata__": _METADATA}
+    position = 0
     for entry in tensors:
-        start = entry.start - data_start
-        header[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": entry.shape,
-            "data_offsets": [start, start + entry.size_bytes],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
+        offsets = [position, position + entry.size_bytes]
+        fields[entry.name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": offsets}
+        position += entry.size_bytes
+    text = json.dumps(fields, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    _write(target, len(text).to_bytes(LENGTH_BYTES, "little") + text)
-    position, end = data_start, data_start + sum(entry.size_bytes for entry in tensors)
-    while position < end:
-        block = os.pread(source, min(_COPY_BYTES, end - position), position)
-        if not block:
-            raise OSError(f"{WEIGHTS_NAME} became shorter while it was copied")
-        _write(target, block)
-        position += len(block)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
 def _write(descriptor: int, data: bytes) -> None:

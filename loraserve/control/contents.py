@@ -1,7 +1,7 @@
 """The stored content of versions: their config and weights as they were kept, and what validation found.
 
-The config is written anew from what was understood of it; so are the weights where their header had words of the
-author's own. What either means, and so the digest, is what was uploaded.
+The config is written anew from what was understood of it; so are the weights unless they are as safetensors writes
+them. What either means, and so the digest, is what was uploaded.
 """
 
 import asyncio

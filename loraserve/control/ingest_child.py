@@ -21,7 +21,7 @@ from typing import NoReturn
 
 import msgspec
 from loraserve_adapters.checks import Checks
-from loraserve_adapters.clean_files import clean_config, has_own_metadata, write_clean_weights
+from loraserve_adapters.clean_files import clean_config, has_clean_weights, write_clean_weights
 from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.content import read_content
 from loraserve_adapters.digest import HashedTensor, adapter_digest, canonical_config
@@ -50,7 +50,8 @@ from loraserve.store.blobs import MANIFEST_FILE
 NICENESS = 10
 CPU_GRACE_S = 5
 """Between the signal that ends the matching of patterns with a refusal and the one that ends the process."""
-BASE_MODEL_CHECK = "config.base_model"
+OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.base_model"})
+"""Checks that tell equal contents apart: by how their files were written, and what the author called the base model."""
 
 
 def main() -> int:
@@ -164,7 +165,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
     if files.manifest is not None and files.clean_config is not None and files.clean_weights is not None:
         _write_synced(files.manifest, msgspec.json.encode(_content_only(manifest)))
         _write_synced(files.clean_config, clean_config(adapter.config))
-        if has_own_metadata(first_bytes, size):
+        if not has_clean_weights(first_bytes, tensors):
             write_clean_weights(descriptor, files.clean_weights, tensors)
             os.fsync(files.clean_weights)
     return manifest
@@ -207,8 +208,8 @@ def _manifest(
 
 
 def _content_only(manifest: Manifest) -> Manifest:
-    """As it is stored with content that others may share: without what the author called the base model."""
-    checks = [check for check in manifest.report.checks if check.name != BASE_MODEL_CHECK]
+    """As it is stored with content that others may share: the same whoever sent it first."""
+    checks = [check for check in manifest.report.checks if check.name not in OF_THE_FILES]
     return msgspec.structs.replace(manifest, report=Report(checks=checks))
 
 

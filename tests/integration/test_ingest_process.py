@@ -1,6 +1,7 @@
 """The process that reads tenants' files: what it may use, and what is left when it dies."""
 
 import asyncio
+import hashlib
 import json
 import os
 import random
@@ -373,6 +374,33 @@ def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp
     plain = asyncio.run(UploadBench(tmp_path / "other").send({**files(), WEIGHTS: safetensors_bytes(good_tensors())}))
     assert plain.result is not None
     assert plain.result.digest == session.result.digest
+
+
+def test_what_is_kept_is_the_same_whoever_sends_it_first(tmp_path: Path) -> None:
+    tensors = good_tensors()
+    config = json.loads(files()[CONFIG])
+    plain = {CONFIG: json.dumps(config).encode(), WEIGHTS: safetensors_bytes(tensors, {"format": "pt"})}
+    other = {
+        CONFIG: json.dumps(config | {"base_model_name_or_path": "org/tiny", "lora_dropout": 0.1}, indent=4).encode(),
+        WEIGHTS: safetensors_bytes(dict(reversed(tensors.items()))),
+    }
+
+    async def kept(content: dict[str, bytes], data_dir: Path, *, with_sha256: bool) -> dict[str, bytes]:
+        bench = UploadBench(data_dir)
+        sha256 = {name: hashlib.sha256(data).hexdigest() if with_sha256 else None for name, data in content.items()}
+        announcement = [msgspec.structs.replace(file, sha256=sha256[file.name]) for file in announced(content)]
+        session = await bench.service.open(ALICE, "sql", announcement)
+        for name, data in content.items():
+            await bench.service.put_chunk(ALICE, session.id, name, 0, body(data))
+        await bench.service.commit(ALICE, "request", session.id)
+        done = await bench.service.get(ALICE, session.id, wait_s=60)
+        assert done.result is not None, done
+        folder = bench.blobs.folder(done.result.digest)
+        assert folder is not None
+        return {f"{folder.name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
+
+    first = asyncio.run(kept(plain, tmp_path / "first", with_sha256=False))
+    assert asyncio.run(kept(other, tmp_path / "second", with_sha256=True)) == first
 
 
 def test_chunks_of_any_size_give_the_same_content(tmp_path: Path) -> None:

@@ -6,12 +6,23 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key
+from loraserve.control.ingest_child import OF_THE_FILES
+from tests.support.management import (
+    ADAPTER_FILES,
+    add_adapter,
+    client,
+    complete,
+    fake_adapter,
+    new_key,
+    offline_admin_key,
+)
 from tests.support.server_process import ServerProcess, serve_fake, stop, wait_until
 from tests.support.valkey import running_valkey
 
@@ -94,6 +105,22 @@ class TestTenants:
             assert "globex" not in told
             (digest,) = {item["live"]["digest"] for item in data(observed.globex, "/v1/adapters", q="of-globex")}
             assert digest not in told
+
+    def test_a_versions_files_and_report_do_not_say_who_sent_them_first(
+        self, observed: Observed, tmp_path: Path
+    ) -> None:
+        """The same content as `of-globex`."""
+        add_adapter(observed.acme, "copy", fake_adapter(tmp_path / "copy", seed=TENANTS.index("globex")))
+        path = "/v1/adapters/copy/versions/1"
+        version = observed.acme.get(path).json()
+        assert version["digest"] == observed.globex.get("/v1/adapters/of-globex").json()["live"]["digest"]
+        for name in ADAPTER_FILES:
+            headers = observed.acme.get(f"{path}/files/{name}").headers
+            assert headers["etag"] == f'"{version["digest"]}"'
+            assert parsedate_to_datetime(headers["last-modified"]).timestamp() == int(version["created_at"])
+        report = observed.acme.get(f"{path}/report").json()
+        assert not {check["name"] for check in report["checks"]} & OF_THE_FILES
+        assert observed.acme.delete("/v1/adapters/copy").status_code < 300
 
     def test_each_tenants_requests_are_its_own(self, observed: Observed) -> None:
         for http, name in ((observed.acme, "of-acme"), (observed.globex, "of-globex")):

@@ -27,7 +27,7 @@ def variant(
     change_config(config)
     change_tensors(tensors)
     config_file.write_text(json.dumps(config))
-    save_file(tensors, tensors_file)
+    save_file(tensors, tensors_file, metadata={"format": "pt"})  # as PEFT does
     return folder
 
 

@@ -655,7 +655,7 @@ export interface paths {
         };
         /**
          * GetFile
-         * @description As it was published.
+         * @description The same whoever sent this content first; last modified when the version was made.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -677,7 +677,7 @@ export interface paths {
         };
         /**
          * GetReport
-         * @description What its validation looked at, and how it compares with PEFT.
+         * @description What validation found of its content, whoever sent that first, and how it compares with PEFT.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */

@@ -1,8 +1,10 @@
 """/v1/adapters/{name}/versions."""
 
 import asyncio
+from email.utils import formatdate
 
 from litestar import Request, Response, delete, get
+from litestar.datastructures import ETag
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 from litestar.response import File
@@ -68,7 +70,7 @@ async def get_version(
 async def get_report(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> VersionReport:
-    """What its validation looked at, and how it compares with PEFT."""
+    """What validation found of its content, whoever sent that first, and how it compares with PEFT."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     manifest = await context.control.contents.manifest(record.digest)
     certifier = context.control.certifier
@@ -93,13 +95,19 @@ async def get_file(
     version: FromPath[int],
     file: FromPath[str],
 ) -> File:
-    """As it was published."""
+    """The same whoever sent this content first; last modified when the version was made."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     if file not in FILES:
         known = " and ".join(f"'{known}'" for known in FILES)
         raise ServingError(ErrorCode.NOT_FOUND, f"A version has the files {known}.")
     path = context.control.contents.file(record.digest, file)
-    return File(path, filename=f"{name}-v{version}-{file}", media_type=MEDIA_TYPE)
+    return File(
+        path,
+        filename=f"{name}-v{version}-{file}",
+        media_type=MEDIA_TYPE,
+        etag=ETag(value=record.digest),
+        headers={"last-modified": formatdate(record.created_at, usegmt=True)},
+    )
 
 
 @delete(

@@ -6,7 +6,7 @@ import { usePolled } from "../../state/polled";
 import { tenantHeaders } from "../../state/session";
 import { adapterPath } from "./adapter-api";
 
-/** The report of the upload that became this version. */
+/** What validation found of this version's content. */
 export function Checks({ adapter, version }: { adapter: AdapterDetail; version: number }) {
   const path = adapterPath(adapter.name, `/versions/${version}/report`);
   const report = usePolled(
