@@ -119,6 +119,7 @@ class TestTenants:
             assert headers["etag"] == f'"{version["digest"]}"'
             assert parsedate_to_datetime(headers["last-modified"]).timestamp() == int(version["created_at"])
         report = observed.acme.get(f"{path}/report").json()
+        assert report.keys() == {"checks", "object"}, "a certificate's time is that of whoever sent it first"
         assert not {check["name"] for check in report["checks"]} & OF_THE_FILES
         assert observed.acme.delete("/v1/adapters/copy").status_code < 300
 

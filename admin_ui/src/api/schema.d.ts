@@ -677,7 +677,7 @@ export interface paths {
         };
         /**
          * GetReport
-         * @description What validation found of its content, whoever sent that first, and how it compares with PEFT.
+         * @description What validation found of its content, whoever sent that first.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1615,33 +1615,10 @@ export interface components {
             weight_bp: number;
         };
         /**
-         * CertificateItem
-         * @description How far the served model's answers with the adapter are from PEFT's.
-         */
-        CertificateItem: {
-            status: components["schemas"]["CertificateStatus"];
-            /** @description When it was skipped. */
-            reason: string | null;
-            /** @description Between two log-probabilities of any token, over all positions. */
-            largest_difference: number | null;
-            /** @description The same as a share of the largest logit; what is compared with `tolerance`. */
-            relative_difference: number | null;
-            tolerance: number | null;
-            num_positions: number;
-            peft_version: string | null;
-            /** @description Unix seconds. */
-            measured_at: number;
-        };
-        /**
          * CertificateState
          * @enum {string}
          */
         CertificateState: "pending" | "done" | "failed" | "skipped";
-        /**
-         * CertificateStatus
-         * @enum {string}
-         */
-        CertificateStatus: "agrees" | "differs" | "skipped";
         /**
          * CertificateView
          * @description How far the served model's answers with a version are from PEFT's own, measured once beside the server.
@@ -2719,15 +2696,6 @@ export interface components {
             next_cursor: string | null;
             /** @default list */
             object: string;
-        };
-        /** VersionReport */
-        VersionReport: {
-            /** @description Failures first, then warnings, then what passed. */
-            checks: components["schemas"]["CheckItem"][];
-            /** @default adapter.report */
-            object: string;
-            /** @description Null until it is made: in the background, once the adapter is ready. */
-            certificate: components["schemas"]["CertificateItem"] | null;
         };
         /**
          * Window
@@ -7603,7 +7571,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["VersionReport"];
+                    "application/json": components["schemas"]["ReportItem"];
                 };
             };
             /** @description The request is refused; `param` names the field. */

@@ -1,6 +1,5 @@
 """/v1/adapters/{name}/versions."""
 
-import asyncio
 from email.utils import formatdate
 
 from litestar import Request, Response, delete, get
@@ -18,8 +17,8 @@ from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.report_items import report_item
 from loraserve.api.request_id import request_id_of
-from loraserve.api.schemas.versions import CertificateItem, VersionItem, VersionList, VersionReport
-from loraserve.control.certificate import Certificate
+from loraserve.api.schemas.reports import ReportItem
+from loraserve.api.schemas.versions import VersionItem, VersionList
 from loraserve.control.paging import DEFAULT_PAGE, page_of
 from loraserve.control.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -69,16 +68,11 @@ async def get_version(
 )
 async def get_report(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
-) -> VersionReport:
-    """What validation found of its content, whoever sent that first, and how it compares with PEFT."""
+) -> ReportItem:
+    """What validation found of its content, whoever sent that first."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     manifest = await context.control.contents.manifest(record.digest)
-    certifier = context.control.certifier
-    certificate = None if certifier is None else await asyncio.to_thread(certifier.of, record.digest)
-    return VersionReport(
-        report_item(manifest.report).checks,
-        certificate=None if certificate is None else _certificate(certificate),
-    )
+    return report_item(manifest.report)
 
 
 @get(
@@ -122,17 +116,4 @@ async def delete_version(
     """Refused (409) while an alias leads to it."""
     await context.control.versions.delete(
         principal_of(request), request_id_of(request.scope), name, version, expected_rev=expected_rev(request)
-    )
-
-
-def _certificate(certificate: Certificate) -> CertificateItem:
-    return CertificateItem(
-        status=certificate.status,
-        reason=certificate.reason,
-        largest_difference=certificate.largest_difference,
-        relative_difference=certificate.relative_difference,
-        tolerance=certificate.tolerance,
-        num_positions=certificate.num_positions,
-        peft_version=certificate.peft_version,
-        measured_at=certificate.measured_at,
     )

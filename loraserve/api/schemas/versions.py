@@ -2,8 +2,6 @@
 
 import msgspec
 
-from loraserve.api.schemas.reports import ReportItem
-from loraserve.control.certificate import CertificateStatus
 from loraserve.store.records import Tier
 
 
@@ -39,28 +37,6 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float | None
     """What its last load into the engine took."""
     object: str = "adapter.version"
-
-
-class CertificateItem(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the served model's answers with the adapter are from PEFT's."""
-
-    status: CertificateStatus
-    reason: str | None
-    """When it was skipped."""
-    largest_difference: float | None
-    """Between two log-probabilities of any token, over all positions."""
-    relative_difference: float | None
-    """The same as a share of the largest logit; what is compared with `tolerance`."""
-    tolerance: float | None
-    num_positions: int
-    peft_version: str | None
-    measured_at: float
-    """Unix seconds."""
-
-
-class VersionReport(ReportItem, frozen=True, kw_only=True):
-    certificate: CertificateItem | None
-    """Null until it is made: in the background, once the adapter is ready."""
 
 
 class VersionList(msgspec.Struct, frozen=True):
