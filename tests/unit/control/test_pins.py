@@ -1,6 +1,6 @@
+import dataclasses
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from loraserve.engine.request import EngineStats
@@ -13,7 +13,7 @@ __all__ = ["valkey"]
 
 
 def with_arena_bytes(node: Node, size_bytes: int) -> None:
-    node.engine.model = msgspec.structs.replace(node.engine.model, arena_size_bytes=size_bytes)
+    node.engine.model = dataclasses.replace(node.engine.model, arena_size_bytes=size_bytes)
 
 
 async def publish_three(node: Node) -> dict[str, str]:
