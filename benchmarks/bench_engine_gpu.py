@@ -36,7 +36,7 @@ from gpu.first_token import (
 from gpu.floor import machine_records
 from gpu.llama import adapter_bytes, llama_8b
 from gpu.part import argument_parser
-from gpu.record import Arm, LeftOut, Record, keep
+from gpu.record import TIME_OVER, Arm, LeftOut, Record, keep
 from gpu.timing import require_cuda
 from gpu.work import AdapterKind, Work
 from transformers import LlamaConfig
@@ -44,7 +44,6 @@ from transformers import LlamaConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.errors import EngineStartError
 
-TIME_OVER = "the time was over"
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems without a disk."""
 

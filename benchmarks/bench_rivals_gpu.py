@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from gpu.llama import DTYPE, llama_8b, lora_config
 from gpu.part import argument_parser
-from gpu.record import Arm, Figure, Record, keep
+from gpu.record import TIME_OVER, Arm, Figure, LeftOut, Record, keep
 from gpu.timing import require_cuda
 from gpu.work import AdapterKind, Work
 from peft import PeftModel, get_peft_model
@@ -27,6 +27,14 @@ class Point:
     num_adapters: int
     """0 = transformers alone."""
     output_tokens: int
+
+    @property
+    def arm(self) -> Arm:
+        return Arm.PEFT if self.num_adapters else Arm.TRANSFORMERS
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm} B{self.batch_size} D{self.num_adapters}"
 
 
 POINTS = (
@@ -41,7 +49,9 @@ POINTS = (
 """The most telling first, but PEFT's last: its adapters stay in the model."""
 
 
-def measure(config: LlamaConfig, points: Sequence[Point], work: Work, device: str, end: float) -> Iterator[Record]:
+def measure(
+    config: LlamaConfig, points: Sequence[Point], work: Work, device: str, end: float
+) -> Iterator[Record | LeftOut]:
     """Starts no point once `end` (of `time.monotonic`) is past."""
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=DTYPE).eval()
@@ -49,7 +59,8 @@ def measure(config: LlamaConfig, points: Sequence[Point], work: Work, device: st
     adapters = Adapters(model, work.kind, device)
     for point in points:
         if time.monotonic() > end:
-            return
+            yield LeftOut(point.name, TIME_OVER)
+            continue
         generate = Generate(adapters.model_with(point.num_adapters), config.vocab_size, work.num_tokens, point, device)
         yield from generate.measure()
 
@@ -101,11 +112,10 @@ class Generate:
         point, prompt_tokens = self._point, self._input_ids.shape[1]
         self._seconds(2)
         first, all_tokens = self._seconds(1), self._seconds(point.output_tokens)
-        arm = Arm.PEFT if point.num_adapters else Arm.TRANSFORMERS
         about = (point.batch_size, point.num_adapters, prompt_tokens, point.output_tokens)
         return [
-            Record(arm, Figure.DECODE_STEP, *about, (all_tokens - first) * 1e3 / (point.output_tokens - 1)),
-            Record(arm, Figure.OUTPUT, *about, point.batch_size * point.output_tokens / all_tokens),
+            Record(point.arm, Figure.DECODE_STEP, *about, (all_tokens - first) * 1e3 / (point.output_tokens - 1)),
+            Record(point.arm, Figure.OUTPUT, *about, point.batch_size * point.output_tokens / all_tokens),
         ]
 
     def _seconds(self, num_tokens: int) -> float:

@@ -9,6 +9,9 @@ from pathlib import Path
 from gpu.part import write_json
 from gpu.work import RANK_16
 
+TIME_OVER = "the time was over"
+"""The `why` of what a longer run would measure."""
+
 
 class Arm(StrEnum):
     NO_LORA = "no lora"
@@ -91,17 +94,21 @@ def spread(arm: Arm, figure: Figure, about: tuple[int, int, int, int], values: S
 
 
 def keep(records: Iterable[Record | LeftOut], path: Path | None, seed: int | None = None) -> None:
-    """Print each, and write all after each, so that a run that is cut short keeps what it measured."""
-    kept, left_out = [], []
+    """Print each, and write all after each, so that a run that is cut short keeps what it measured.
+
+    What was left out as the time was over is `not_run` in the file too, which makes the suite's run incomplete.
+    """
+    kept, left_out, not_run = [], [], []
     for record in records:
         if isinstance(record, LeftOut):
             left_out.append(asdict(record))
+            not_run += [record.what] if record.why == TIME_OVER else []
             print(f"left out: {record.what}: {record.why}", flush=True)
         else:
             kept.append(asdict(record))
             _print(record)
         if path:
-            write_json(path, {"seed": seed, "results": kept, "left_out": left_out})
+            write_json(path, {"seed": seed, "results": kept, "left_out": left_out, "not_run": not_run})
 
 
 def _print(record: Record) -> None:

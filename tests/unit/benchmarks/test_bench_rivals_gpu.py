@@ -6,7 +6,7 @@ import pytest
 import torch
 from bench_rivals_gpu import Adapters, Point, measure
 from gpu.llama import DTYPE
-from gpu.record import Arm, Figure, Record
+from gpu.record import TIME_OVER, Arm, Figure, LeftOut, Record
 from gpu.work import AdapterKind, Work
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -32,18 +32,22 @@ def about(record: Record) -> tuple[Arm, Figure, int, int, int, int]:
 
 def test_transformers_and_peft_are_measured_at_every_point() -> None:
     points = (Point(2, 0, 4), Point(3, 2, 5))
-    records = list(measure(CONFIG, points, WORK, "cpu", time.monotonic() + 600))
+    found = list(measure(CONFIG, points, WORK, "cpu", time.monotonic() + 600))
+    records = [each for each in found if isinstance(each, Record)]
     assert [about(record) for record in records] == [
         (Arm.TRANSFORMERS, Figure.DECODE_STEP, 2, 0, 6, 4),
         (Arm.TRANSFORMERS, Figure.OUTPUT, 2, 0, 6, 4),
         (Arm.PEFT, Figure.DECODE_STEP, 3, 2, 6, 5),
         (Arm.PEFT, Figure.OUTPUT, 3, 2, 6, 5),
     ]
+    assert len(records) == len(found)
     assert all(record.value > 0 for record in records if record.figure is Figure.OUTPUT)
 
 
-def test_points_that_no_time_is_left_for_are_left_out() -> None:
-    assert list(measure(CONFIG, (Point(1, 0, 2),), WORK, "cpu", time.monotonic() - 1)) == []
+def test_points_that_no_time_is_left_for_are_named() -> None:
+    points = (Point(1, 0, 2), Point(4, 2, 2))
+    left_out = [LeftOut("transformers B1 D0", TIME_OVER), LeftOut("peft B4 D2", TIME_OVER)]
+    assert list(measure(CONFIG, points, WORK, "cpu", time.monotonic() - 1)) == left_out
 
 
 def test_adapters_are_distinct_random_and_of_the_models_dtype() -> None:

@@ -3,8 +3,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu.record import Arm, Figure, LeftOut, Record, keep, spread
+from gpu.record import TIME_OVER, Arm, Figure, LeftOut, Record, keep, spread
 from gpu.results import NotMeasured, Results
+from gpu_suite import INCOMPLETE, Outcome, exit_code
 
 STEP = Record(Arm.LORA, Figure.DECODE_STEP, 64, 8, 128, 128, 4.5)
 PREFILL = Record(Arm.LORA, Figure.PREFILL, 1, 1, 2048, 1, 40.0)
@@ -39,6 +40,14 @@ def test_what_was_left_out_and_the_seed_stand_beside_the_results(tmp_path: Path)
     assert content["seed"] == 3
     assert content["left_out"] == [{"what": "r64", "why": "no memory"}]
     assert len(content["results"]) == 1
+
+
+def test_only_what_a_longer_run_would_measure_makes_a_run_incomplete(tmp_path: Path) -> None:
+    keep([LeftOut("r64", "no memory"), STEP, LeftOut("decode of 64", TIME_OVER)], tmp_path / "results.json")
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [each["what"] for each in content["left_out"]] == ["r64", "decode of 64"]
+    assert content["not_run"] == ["decode of 64"]
+    assert exit_code({"engine": Outcome("engine", 0, 1.0, "", content)}, []) == INCOMPLETE
 
 
 def test_repeats_are_told_by_their_median_and_deciles() -> None:
