@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,6 @@ def _measurements(
     num_cold = work.num_cold_adapters
     digests = list(add_adapters(engine, config, work.kind, folder / "adapters", num_cold + work.max_adapters))
     on_host, used = digests[:num_cold], digests[num_cold:]
-    in_file = add_adapters(engine, config, work.kind, disk / "on-disk", 2 * num_cold, first=len(digests))
     use_once(engine, work, digests)
     yield Measurement("adapters on the host", partial(cold_start, engine, work, FROM_HOST, used[-1], on_host))
     for batch_size in work.batch_sizes:
@@ -95,9 +94,8 @@ def _measurements(
         sides = [base, Side(engine, Arm.LORA, used)]
         yield Measurement(f"{prompts.batch_size} prompts", partial(prefills, sides, work, prompts))
     # From here on others are displaced from the host's memory.
-    yield from _from_files(engine, work, used[0], in_file)
+    yield from _from_files(engine, config, work, used[0], disk / "on-disk", len(digests))
     remove_adapters(engine, digests, folder / "adapters")
-    remove_adapters(engine, in_file, disk / "on-disk")
     for kind in work.other_kinds:
         if kind.num_adapters * adapter_bytes(config, kind) > arena_bytes(config, work):
             yield _too_large(config, work, kind, kind.num_adapters)
@@ -121,9 +119,15 @@ def _decode(
         yield _too_large(config, work, work.kind, batch_size)
 
 
-def _from_files(engine: Engine, work: Work, used: str, in_file: Mapping[str, Path]) -> Iterator[Measurement | LeftOut]:
-    digests, path = list(in_file), next(iter(in_file.values()))
-    in_cache, on_disk = digests[: len(digests) // 2], digests[len(digests) // 2 :]
+def _from_files(
+    engine: Engine, config: LlamaConfig, work: Work, used: str, folder: Path, first: int
+) -> Iterator[Measurement | LeftOut]:
+    """The files are made by the first measurement, if there is time for it. first: of `add_adapters`."""
+    in_file: dict[str, Path] = {}
+
+    def make_and_read() -> list[Record]:
+        in_file.update(add_adapters(engine, config, work.kind, folder, 2 * work.num_cold_adapters, first))
+        return file_reads(work, next(iter(in_file.values())))
 
     def read(digest: str) -> None:
         read_pages(in_file[digest])
@@ -131,12 +135,15 @@ def _from_files(engine: Engine, work: Work, used: str, in_file: Mapping[str, Pat
     def drop(digest: str) -> None:
         drop_pages(in_file[digest])
 
-    yield Measurement("a file's reads", partial(file_reads, work, path))
+    yield Measurement("a file's reads", make_and_read)
+    digests, num_cold = list(in_file), work.num_cold_adapters
+    in_cache, on_disk = digests[:num_cold], digests[num_cold:]
     yield Measurement("adapters in the page cache", partial(cold_start, engine, work, FROM_FILE, used, in_cache, read))
-    if file_system(path) in IN_MEMORY:
-        yield LeftOut("adapters on disk", f"{path.parent} is on no disk")
+    if file_system(folder) in IN_MEMORY:
+        yield LeftOut("adapters on disk", f"{folder} is on no disk")
     else:
         yield Measurement("adapters on disk", partial(cold_start, engine, work, FROM_DISK, used, on_disk, drop))
+    remove_adapters(engine, in_file, folder)
 
 
 def _too_large(config: LlamaConfig, work: Work, kind: AdapterKind, count: int) -> LeftOut:

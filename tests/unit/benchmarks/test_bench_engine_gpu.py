@@ -127,6 +127,17 @@ def test_once_the_time_is_over_no_engine_is_started(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_are_made_only_when_they_are_measured(tmp_path: Path) -> None:
+    found = measure(CONFIG, WORK, tmp_path / "memory", "cpu", time.monotonic() + 600, tmp_path / "disk")
+    for each in found:
+        if isinstance(each, Record) and each.figure is Figure.PREFILL:
+            assert not (tmp_path / "disk").exists()
+        if isinstance(each, Record) and each.figure is Figure.DISK_READ:
+            break
+    num_made = len(list((tmp_path / "disk").rglob("*.packed")))
+    assert num_made == 2 * WORK.num_cold_adapters + 1, "with the one that all are made from"
+
+
 def test_what_the_adapters_memory_cannot_hold_is_named(found: list[Record | LeftOut]) -> None:
     left_out = [each.what for each in found if isinstance(each, LeftOut)]
     assert left_out[:2] == ["decode with 5 adapters r16", "decode with 2 adapters large"]
