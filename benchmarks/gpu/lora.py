@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.lora_add import LoraInputs
-from loraserve_kernels.lora_tiles import fill_tiles, tile_capacity
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, fill_tiles, tile_capacity
 from loraserve_kernels.step_batch import Segments
 from torch import Tensor
 
@@ -58,6 +58,11 @@ class Workload:
         shares = [len(part) for part in np.array_split(np.arange(self.num_rows - first), self.num_adapters)]
         return [shares[0] + first, *shares[1:]]
 
+    @property
+    def num_tiles(self) -> int:
+        """Of the engine's work list: a graph of decode steps has one for each row, larger batches run eagerly."""
+        return tile_capacity(self.num_rows, self.num_rows if self.num_rows <= DECODE_MAX_ROWS else self.num_adapters)
+
     def hidden_elements(self) -> int:
         num_members = len(self.group.out_features)
         pairs = zip(self.segment_rows, self.rank_of_adapters, strict=True)
@@ -88,7 +93,7 @@ class Workload:
         group, rows = self.group, self.segment_rows
         start = np.cumsum([0, *rows]).astype(np.int32)
         slots = np.arange(self.num_adapters, dtype=np.int32)
-        tiles = np.empty((tile_capacity(self.num_rows, self.num_rows), 3), np.int32)
+        tiles = np.empty((self.num_tiles, 3), np.int32)
         fill_tiles(tiles, start, slots, self.num_rows)
         segments = Segments(*(_on_gpu(array) for array in (start, slots)), has_adapter=True, tiles=_on_gpu(tiles))
         x = torch.randn(self.num_rows, group.in_features, device="cuda", dtype=DTYPE)
