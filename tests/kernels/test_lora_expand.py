@@ -105,6 +105,19 @@ def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch)
     assert_close(inputs.run(), inputs.expected)
 
 
+def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, monkeypatch):
+    """A graph has a tile for each row: with 512 rows of one adapter, 480 of 512 are unused."""
+    from loraserve_kernels.triton_ops import lora_expand
+
+    monkeypatch.setattr(lora_expand, "DECODE_PROGRAMS", 1)
+    inputs = make_inputs(make_lora_inputs([3, 2, 4], [0, 1, 2], [(2,)] * 3, 8, (20,), device=triton_device), 1)
+    inputs.tiles[1] = torch.tensor([-1, 0, 0])
+    before = inputs.lora.y.clone()
+    found = inputs.run()
+    assert_close(found[:3], inputs.expected[:3])
+    assert torch.equal(found[3:], before[3:]), "a tile behind an unused one was read"
+
+
 @pytest.mark.parametrize("num_rows", [1, 64, 257, 320, 512])
 def test_a_graphs_launch_starts_few_programs_however_many_tiles_it_has_room_for(triton_device, monkeypatch, num_rows):
     from loraserve_kernels.triton_ops import lora_expand

@@ -16,7 +16,8 @@ from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPL
 
 DECODE_PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of an H100 or H200. A decode batch has as many tiles as rows where each row
-has its own adapter and few where all share one, but one grid for both: a program takes one tile after the other.
+has its own adapter and few where all share one, but one grid for both: a program takes one tile after the other, up to
+the first that is unused.
 """
 
 
@@ -129,37 +130,41 @@ def _lora_expand_kernel(
         member_column = tl.where(is_after, num_columns, member_column)
         member_block = tl.where(is_after, num_blocks, member_block)
 
-    for tile in range(tl.program_id(1), num_tiles, tl.num_programs(1)):
+    # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
+    tile = tl.program_id(1)
+    adapter_slot = tl.load(tiles_ptr + tile * 3)
+    while adapter_slot >= 0:
         tile_ptr = tiles_ptr + tile * 3
-        adapter_slot = tl.load(tile_ptr).to(tl.int64)
-        if adapter_slot >= 0:
-            index = adapter_slot * num_table_members + member_start
-            lora_rank = tl.load(lora_rank_ptr + index + member)
-            offset_bias = tl.full((), -1, tl.int64)
-            if HAS_BIASES:
-                offset_bias = tl.load(offset_bias_ptr + index + member)
-            if (lora_rank > 0) | (offset_bias >= 0):
-                _expand_tile(
-                    y_ptr + member_column,
-                    hidden_ptr + member * MEMBER_COLUMNS,
-                    arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index + member), OFFSET_ALIGNMENT),
-                    arena_ptr + offset_bias,
-                    offset_bias >= 0,
-                    tl.load(tile_ptr + 1),
-                    tl.load(tile_ptr + 2),
-                    lora_rank,
-                    (block - member_block) * BLOCK_N,
-                    out_features,
-                    tl.load(scaling_ptr + index + member),
-                    y_stride,
-                    num_planes,
-                    plane_stride,
-                    hidden_stride,
-                    MAX_PLANES,
-                    BLOCK_M,
-                    BLOCK_N,
-                    BLOCK_R,
-                )
+        tile += tl.num_programs(1)
+        next_slot = tl.load(tiles_ptr + tile * 3, mask=tile < num_tiles, other=-1)
+        index = adapter_slot.to(tl.int64) * num_table_members + member_start
+        lora_rank = tl.load(lora_rank_ptr + index + member)
+        offset_bias = tl.full((), -1, tl.int64)
+        if HAS_BIASES:
+            offset_bias = tl.load(offset_bias_ptr + index + member)
+        if (lora_rank > 0) | (offset_bias >= 0):
+            _expand_tile(
+                y_ptr + member_column,
+                hidden_ptr + member * MEMBER_COLUMNS,
+                arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index + member), OFFSET_ALIGNMENT),
+                arena_ptr + offset_bias,
+                offset_bias >= 0,
+                tl.load(tile_ptr + 1),
+                tl.load(tile_ptr + 2),
+                lora_rank,
+                (block - member_block) * BLOCK_N,
+                out_features,
+                tl.load(scaling_ptr + index + member),
+                y_stride,
+                num_planes,
+                plane_stride,
+                hidden_stride,
+                MAX_PLANES,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_R,
+            )
+        adapter_slot = next_slot
 
 
 def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
