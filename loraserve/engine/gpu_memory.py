@@ -1,9 +1,12 @@
 """How much of a GPU's memory is left for KV cache and adapters, by running the largest step there can be."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.attention_work import APPEND_ROWS
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.logit_edits import RowEdits, pack_edits
 from loraserve_kernels.sampling import SamplesOnDevice, pack_draws
@@ -67,17 +70,16 @@ def activation_bytes(
     num_sampled = min(config.max_num_seqs, num_rows)
     runner = ModelRunner(model, 1, config.block_size, table, accelerator.device, kv_dtype)
 
-    def batch(num_rows: int, num_sampled: int) -> StepBatch:
+    def batch(num_rows: Sequence[int], num_sampled: int) -> StepBatch:
         return _profile_batch(num_rows, num_sampled, config.block_size, table is not None, accelerator.device)
 
     sizes = [size for size in COMPILED_ROWS if size < num_rows]
-    for index, size in enumerate(sizes):
-        runner.forward(batch(size, size))  # with prompt logprobs every row is sampled
-        progress(index + 1, len(sizes) + 1)
-    largest = batch(num_rows, num_sampled)
-    runner.forward(largest)
-    progress(len(sizes) + 1, len(sizes) + 1)
-    measured = accelerator.peak_bytes(lambda: _drop(runner.forward(largest)))
+    compiled = [batch([size], size) for size in sizes]  # with prompt logprobs every row is sampled
+    largest = [batch(rows, num_sampled) for rows in ([num_rows], _with_few_rows(num_rows, config.max_num_seqs))]
+    for index, each in enumerate([*compiled, *largest]):
+        runner.forward(each)
+        progress(index + 1, len(compiled) + len(largest))
+    measured = max(accelerator.peak_bytes(partial(_run, runner, each)) for each in largest)
     row_bytes = model.logits_size * model.dtype.itemsize
     prompt_logits = (num_rows - num_sampled) * row_bytes
     # Prompt logprobs are computed when of a step's own memory only its logits are not free again.
@@ -105,29 +107,44 @@ def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> N
         backend.count_tokens(edits, *backend.sample(logits, vocab_size, choice, edits))
 
 
-def _drop(_: object) -> None:
-    """A result that nobody wants."""
+def _run(runner: ModelRunner, batch: StepBatch) -> None:
+    runner.forward(batch)
+
+
+def _with_few_rows(num_rows: int, max_num_seqs: int) -> list[int]:
+    """Rows of each sequence: as many sequences of few rows as there can be, beside one with all other rows.
+
+    Attention keeps partial results of the few: 16 rows of float32 for each head and part.
+    """
+    few = min(max(num_rows // max_num_seqs, 2), APPEND_ROWS)
+    num_few = min(max_num_seqs - 1, (num_rows - 1) // few)
+    return [few] * num_few + [num_rows - num_few * few]
 
 
 def _profile_batch(
-    num_rows: int, num_sampled: int, block_size: int, has_adapter: bool, device: torch.device
+    num_rows: Sequence[int], num_sampled: int, block_size: int, has_adapter: bool, device: torch.device
 ) -> StepBatch:
-    """One sequence whose every block is the only one there is, and whose K and V are written nowhere but there."""
+    """num_rows: of each sequence; in every context there are as many keys as there are rows in all.
+
+    Every block of a sequence is the only one there is, and K and V are written nowhere but there.
+    """
+    total = sum(num_rows)
+    starts = [0, *accumulate(num_rows)][:-1]
 
     def int32(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    rows = torch.arange(num_rows, device=device)
+    rows = torch.arange(total, device=device)
     slot = 0 if has_adapter else -1
     return StepBatch(
         token_ids=torch.zeros_like(rows),
         positions=torch.zeros_like(rows),
         slot_mapping=rows % block_size,
-        block_table=torch.zeros((1, -(-num_rows // block_size)), dtype=torch.int32, device=device),
-        context_lens=int32(num_rows),
-        row_start=int32(0),
-        num_rows=int32(num_rows),
-        segments=Segments(int32(0, num_rows), int32(slot), has_adapter),
-        sampled_rows=rows[num_rows - num_sampled :],
+        block_table=torch.zeros((len(num_rows), -(-total // block_size)), dtype=torch.int32, device=device),
+        context_lens=int32(*[total] * len(num_rows)),
+        row_start=int32(*starts),
+        num_rows=int32(*num_rows),
+        segments=Segments(int32(0, total), int32(slot), has_adapter),
+        sampled_rows=rows[total - num_sampled :],
         sampled_segments=Segments(int32(0, num_sampled), int32(slot), has_adapter),
     )

@@ -1,7 +1,9 @@
+from collections.abc import Callable
 from typing import cast
 
 import pytest
 import torch
+from loraserve_kernels.attention_work import APPEND_ROWS, append_capacity, make_attention_work
 from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.config import EngineConfig
@@ -72,26 +74,26 @@ def test_every_sequence_has_room_for_its_counts_and_its_edited_logits(num_rows: 
 
 
 class Model:
-    """Notes how many rows of how many are sampled."""
+    """Notes its batches."""
 
     dtype = torch.bfloat16
     logits_size = 100
     kv_specs = ()
 
     def __init__(self) -> None:
-        self.sampled: list[tuple[int, int]] = []
+        self.batches: list[StepBatch] = []
 
     def bind(self, *_: object) -> None:
         pass
 
     def forward(self, batch: StepBatch, _: object) -> torch.Tensor:
-        self.sampled.append((len(batch.sampled_rows), len(batch.token_ids)))
+        self.batches.append(batch)
         return torch.empty(0)
 
 
-def measured(max_num_batched_tokens: int, peak: int = 1_000_000) -> tuple[Model, int]:
+def measured(max_num_batched_tokens: int, peak: int = 1_000_000, max_num_seqs: int = 4) -> tuple[Model, int]:
     model = Model()
-    config = EngineConfig("model", max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens)
+    config = EngineConfig("model", max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     accelerator = HostAccelerator(peak=peak)
     found = activation_bytes(accelerator, cast(CausalModel, model), None, config, torch.bfloat16, lambda *_: None)
     return model, found
@@ -111,4 +113,58 @@ def test_scoring_a_prompts_rows_may_take_more_than_the_step_before_it() -> None:
 
 def test_kernels_are_compiled_for_one_row_and_for_prompts_of_which_all_or_some_rows_are_sampled() -> None:
     model, _ = measured(40)
-    assert {(1, 1), (17, 17), (4, 40)} <= set(model.sampled)
+    assert {(1, 1), (17, 17), (4, 40)} <= {(len(batch.sampled_rows), len(batch.token_ids)) for batch in model.batches}
+
+
+@pytest.mark.parametrize("max_num_seqs", [64, 128, 256])
+def test_one_of_the_steps_whose_peak_is_measured_has_the_longest_list_of_few_rows(max_num_seqs: int) -> None:
+    """Each of its entries keeps partial results."""
+    num_rows, num_splits = 2048, 66
+    model, _ = measured(num_rows, max_num_seqs=max_num_seqs)
+    largest = model.batches[-1]
+    assert len(largest.token_ids) == int(largest.num_rows.sum()) == num_rows
+    work = make_attention_work(largest.context_lens, largest.num_rows, num_splits)
+    few = min(num_rows, max_num_seqs * APPEND_ROWS)
+    longest = append_capacity(few, max_num_seqs, 8192, num_splits)
+    assert longest - 2 <= len(work.append_splits) <= longest
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "max_num_seqs", "rows"),
+    [
+        (2048, 1, [2048]),
+        (2048, 3, [16, 16, 2016]),
+        (40, 4, [10, 10, 10, 10]),
+        (10, 8, [2, 2, 2, 2, 2]),
+        (3, 8, [2, 1]),
+        (1, 4, [1]),
+    ],
+)
+def test_all_rows_are_shared_out_to_no_more_sequences_than_there_can_be(
+    num_rows: int, max_num_seqs: int, rows: list[int]
+) -> None:
+    model, _ = measured(num_rows, max_num_seqs=max_num_seqs)
+    largest = model.batches[-1]
+    assert largest.num_rows.tolist() == rows
+    assert largest.row_start.tolist() == [sum(rows[:index]) for index in range(len(rows))]
+    assert largest.block_table.shape[0] == len(rows)
+    assert set(largest.context_lens.tolist()) == {num_rows}
+
+
+class Measuring(HostAccelerator):
+    """The peak is a million bytes for each sequence of the model's last batch."""
+
+    model = Model()
+
+    def peak_bytes(self, call: Callable[[], None]) -> int:
+        call()
+        return 1_000_000 * len(self.model.batches[-1].num_rows)
+
+
+def test_of_a_prompt_alone_and_one_beside_sequences_of_few_rows_the_larger_peak_counts() -> None:
+    accelerator = Measuring()
+    model = cast(CausalModel, accelerator.model)
+    config = EngineConfig("model", max_num_seqs=4, max_num_batched_tokens=40)
+    found = activation_bytes(accelerator, model, None, config, torch.bfloat16, lambda *_: None)
+    assert [batch.num_rows.tolist() for batch in accelerator.model.batches[-2:]] == [[40], [10] * 4]
+    assert found == measured(40, 4_000_000)[1]
