@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def make_engine(model: Path, **overrides: object) -> Engine:
-    """A small float32 engine that checks its invariants after every step."""
+    """A small float32 engine that checks its invariants after every step; on a GPU it page-locks 8 MiB, not 4 GiB."""
     if overrides.get("backend") == "triton":
         assert "device" in overrides, "name it: auto is the CPU, which compiled kernels refuse where there is a GPU"
     settings: dict[str, object] = {
@@ -27,6 +27,8 @@ def make_engine(model: Path, **overrides: object) -> Engine:
         "num_threads": 1,
         "check_invariants": True,
     }
+    if str(overrides.get("device")).startswith("cuda"):
+        settings["adapter_host_memory_bytes"] = 8 * MIB
     return Engine(EngineConfig(model=str(model), **settings | overrides), lambda *_: None)  # type: ignore[arg-type]
 
 

@@ -60,8 +60,6 @@ class Oracle:
         if dtype == "bfloat16":
             tolerance = TIMES_THE_ROUNDING_OF_PEFT * rounding_of_peft(self)
         settings: dict[str, object] = {"device": device, "dtype": dtype}
-        if device != "cpu":
-            settings["adapter_host_memory_bytes"] = 8 * MIB
         return replace(self, tolerance=tolerance, settings=settings, packed=f"packed-{device}-{dtype}")
 
     def largest_packed_bytes(self) -> int:
