@@ -91,6 +91,20 @@ class ComposedDecoderLayer:
         table: AdapterTable | None,
     ) -> Tensor:
         """See `DecoderLayer`."""
+        x, added = self.compute(x, None, rotary, k_cache, v_cache, batch, table)
+        return x + added
+
+    def compute(
+        self,
+        x: Tensor,
+        added: Tensor | None,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of x + added, where there is that, the output as two terms that are still to be added, bit for bit."""
         parts, backend = self._parts, self._backend
 
         def linear(index: int, layer: Linear, rows: Tensor) -> Tensor:
@@ -102,8 +116,12 @@ class ComposedDecoderLayer:
         def norm(rows: Tensor, of: Norm) -> Tensor:
             return backend.rms_norm(rows, of.weight, of.eps)
 
+        if added is None:
+            normed = norm(x, parts.input_norm)
+        else:
+            x, normed = backend.add_rms_norm(x, added, parts.input_norm.weight, parts.input_norm.eps)
         heads = [parts.num_heads, parts.num_kv_heads, parts.num_kv_heads]
-        qkv = linear(0, parts.qkv, norm(x, parts.input_norm)).unflatten(-1, (sum(heads), parts.head_dim))
+        qkv = linear(0, parts.qkv, normed).unflatten(-1, (sum(heads), parts.head_dim))
         q, k, v = qkv.split(heads, dim=1)
         q = q if parts.q_norm is None else norm(q, parts.q_norm)
         k = k if parts.k_norm is None else norm(k, parts.k_norm)
@@ -124,4 +142,27 @@ class ComposedDecoderLayer:
         attended = linear(1, parts.output, attended.flatten(1))
         x, normed = backend.add_rms_norm(x, attended, parts.mlp_norm.weight, parts.mlp_norm.eps)
         gate, up = linear(2, parts.gate_up, normed).split(parts.intermediate_size, dim=1)
-        return x + linear(3, parts.down, backend.silu_mul(gate, up))
+        return x, linear(3, parts.down, backend.silu_mul(gate, up))
+
+
+class ComposedDecoderLayers:
+    """Layers of one backend, each of whose last addition is one op with the norm of the next; at least one."""
+
+    def __init__(self, layers: Sequence[ComposedDecoderLayer]) -> None:
+        self._layers = list(layers)
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor] | None,
+        k_caches: Sequence[Tensor],
+        v_caches: Sequence[Tensor],
+        batch: StepBatch,
+        table: AdapterTable | None,
+    ) -> Tensor:
+        """See `DecoderLayers`."""
+        added = None
+        for layer, k_cache, v_cache in zip(self._layers, k_caches, v_caches, strict=True):
+            x, added = layer.compute(x, added, rotary, k_cache, v_cache, batch, table)
+        assert added is not None
+        return x + added

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Linear
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_layer import (
+    ComposedDecoderLayer,
+    ComposedDecoderLayers,
+    DecoderLayer,
+    DecoderLayerParts,
+    DecoderLayers,
+)
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
@@ -60,8 +66,11 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.decoder_layer`."""
         return ComposedDecoderLayer(parts, self)
 
-    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> None:
-        """See `Backend.decoder_layers`. A captured step has no calls to save."""
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers:
+        """See `Backend.decoder_layers`. Saves a launch between two layers."""
+        composed = [layer for layer in layers if isinstance(layer, ComposedDecoderLayer)]
+        assert len(composed) == len(layers), "layers of another backend"
+        return ComposedDecoderLayers(composed)
 
     def decoder_model(self, parts: DecoderModelParts) -> None:
         """See `Backend.decoder_model`."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers, DecoderLayer, DecoderLayerParts
 
 from tests.support.decoder_cases import CASES, INTERMEDIATE, make_case, make_parts
 
@@ -69,6 +69,27 @@ def test_layers_as_one_op_give_the_bits_of_one_after_the_other(cpu, dtype, name,
     for found, expected in zip(at_once, one_by_one, strict=True):
         for cache, expected_cache in zip(found, expected, strict=True):
             assert torch.equal(cache.nan_to_num(), expected_cache.nan_to_num())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_composed_layers_give_the_bits_of_one_after_the_other_with_an_addition_less(cpu, dtype, name, monkeypatch):
+    parts = [make_parts(cpu, dtype), make_parts(cpu, dtype, head_norms=True, bias=True), make_parts(cpu, dtype)]
+    layers = [ComposedDecoderLayer(each, cpu) for each in parts]
+    case = make_case(name, dtype)
+    caches = [(case.k_cache.clone(), case.v_cache.clone()) for _ in layers]
+    rows = case.x
+    for layer, (k_cache, v_cache) in zip(layers, caches, strict=True):
+        rows = layer(rows, case.rotary, k_cache, v_cache, case.batch, case.table)
+
+    calls, add_rms_norm = [], cpu.add_rms_norm
+    monkeypatch.setattr(cpu, "add_rms_norm", lambda *args: calls.append(args) or add_rms_norm(*args))
+    k_caches, v_caches = zip(*[(case.k_cache.clone(), case.v_cache.clone()) for _ in layers], strict=True)
+    together = ComposedDecoderLayers(layers)
+    assert torch.equal(together(case.x, case.rotary, k_caches, v_caches, case.batch, case.table), rows)
+    assert len(calls) == 2 * len(layers) - 1
+    for k_cache, v_cache, expected in zip(k_caches, v_caches, caches, strict=True):
+        assert torch.equal(k_cache.nan_to_num(), expected[0].nan_to_num())
+        assert torch.equal(v_cache.nan_to_num(), expected[1].nan_to_num())
 
 
 def test_no_layer_of_several_changes_anything_when_an_index_is_out_of_range(cpu, dtype):
