@@ -3,8 +3,8 @@
 T1: B requests at once, 128 tokens in and out, with D distinct adapters of rank 16 on all linears; D = 0 in turns with
 an engine that has no LoRA; also other ranks, attention's linears alone, and small ranks with an adapter for each of
 many requests. T3: what an adapter on the host, in the page cache or on disk adds to the first token, beside what its
-bytes alone take. T5: where the time of a decode step goes. Also prompts with and without adapters, and the floors of
-all decode steps.
+bytes alone take, and to the time between others' tokens. T5: where the time of a decode step goes. Also prompts with
+and without adapters, and the floors of all decode steps.
 
 Run: PYTHONPATH=.:kernels:adapters python benchmarks/bench_engine_gpu.py
 """
@@ -38,6 +38,7 @@ from gpu.llama import adapter_bytes, llama_8b
 from gpu.part import argument_parser
 from gpu.record import TIME_OVER, Arm, LeftOut, Record, keep
 from gpu.timing import require_cuda
+from gpu.token_gaps import while_adapters_load
 from gpu.work import AdapterKind, Work
 from transformers import LlamaConfig
 
@@ -88,6 +89,7 @@ def _measurements(
     on_host, used = digests[:num_cold], digests[num_cold:]
     use_once(engine, work, digests)
     yield Measurement("adapters on the host", partial(cold_start, engine, work, FROM_HOST, used[-1], on_host))
+    yield Measurement("decodes while adapters load", partial(while_adapters_load, engine, work, digests[::-1]))
     for batch_size in work.batch_sizes:
         yield from _decode(base, engine, config, work, batch_size, used)
     for prompts in work.prefills:

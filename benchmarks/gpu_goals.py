@@ -76,6 +76,7 @@ def goals(work: Work) -> list[Goal]:
         *(_host_time(work, size, *limits) for size, limits in HOST_TIME_LIMITS.items() if size in work.batch_sizes),
         *(_idle(work, size) for size in work.batch_sizes if size > 1),
         *(_cold(num_prompt) for num_prompt in work.cold_prompts if num_prompt >= MIN_HIDING_PROMPT),
+        *(_loading(work, num_prompt) for num_prompt in work.loading_prompts),
     ]
 
 
@@ -151,6 +152,22 @@ def _cold(num_prompt: int) -> Goal:
 
     where = f"prompt of {num_prompt}"
     return Goal("cold adapter adds / its copy alone", where, 0.5, 0.15, measure, smaller_is_better=True)
+
+
+def _loading(work: Work, num_prompt: int) -> Goal:
+    """What others notice of a request whose adapter loads, to what they notice of its prompt alone."""
+    size = work.loading_batch_size
+    count = work.num_used_while_loading
+
+    def measure(results: Results) -> float:
+        loading, loaded = (
+            results.value(Arm.LORA, figure, size, count, num_prompt)
+            for figure in (Figure.GAP_LOADING, Figure.GAP_LOADED)
+        )
+        return loading / loaded
+
+    where = f"B {size}, D {count}, p99, prompt of {num_prompt}"
+    return Goal("others' tokens while an adapter loads / loaded", where, 1.10, 1.03, measure, smaller_is_better=True)
 
 
 def goals_table(results: Results, work: Work) -> str:

@@ -70,6 +70,12 @@ class Work:
     cold_prompts: tuple[int, ...] = (16, 512, 2048)
     cold_repeats: int = 5
     """Each with one adapter of its own on the host, one in the page cache and one on disk."""
+    loading_prompts: tuple[int, ...] = (16, 512)
+    """Of requests that arrive beside decodes, whose adapters are loaded meanwhile."""
+    loading_batch_size: int = 16
+    """Of those decodes."""
+    loading_steps: int = 16
+    """After each arrival, in which the decodes are watched."""
     warm_tokens: int = 8
     profiled_steps: int = 24
     probe_bytes: int = 1 << 30
@@ -86,6 +92,11 @@ class Work:
     @property
     def num_cold_adapters(self) -> int:
         return len(self.cold_prompts) * self.cold_repeats
+
+    @property
+    def num_used_while_loading(self) -> int:
+        """Distinct adapters of the decodes, beside which the device has room for another one."""
+        return min(self.loading_batch_size, max(self.max_adapters // 2, 1))
 
     @property
     def mean_context(self) -> float:

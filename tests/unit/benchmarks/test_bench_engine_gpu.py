@@ -39,6 +39,9 @@ WORK = Work(
     prefill_repeats=1,
     cold_prompts=(8, 512),
     cold_repeats=2,
+    loading_prompts=(8, 100),
+    loading_batch_size=4,
+    loading_steps=3,
     profiled_steps=3,
     probe_bytes=1 << 20,
     warm_tokens=2,
@@ -92,6 +95,13 @@ def test_adapters_are_measured_in_their_file_and_after_others_took_their_place(r
     assert {each.repeats for each in warm} == {2}
     reads = [each for each in records if each.figure in (Figure.DISK_READ, Figure.FILE_READ, Figure.ADAPTER_BYTES)]
     assert len(reads) == 3
+
+
+def test_decodes_are_watched_while_adapters_load_and_once_they_are_there(records: list[Record]) -> None:
+    gaps = [each for each in records if each.figure in (Figure.GAP_LOADING, Figure.GAP_LOADED)]
+    assert [each.prompt_tokens for each in gaps] == [8, 8, 100, 100]
+    assert {(each.batch_size, each.num_adapters) for each in gaps} == {(4, 2)}
+    assert {each.repeats for each in gaps} == {2 * 3}
 
 
 def test_times_and_rates_are_positive(records: list[Record]) -> None:

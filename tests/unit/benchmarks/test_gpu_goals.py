@@ -7,7 +7,7 @@ from gpu.results import Results
 from gpu.work import Prefill, Work
 from gpu_goals import ATTENTION_CASES, NOT_MEASURED, Goal, goals, goals_table, report, rivals_table
 
-WORK = Work(batch_sizes=(1, 64), prefills=(Prefill(1, 2048, 1),), cold_prompts=(16, 512))
+WORK = Work(batch_sizes=(1, 64), prefills=(Prefill(1, 2048, 1),), cold_prompts=(16, 512), loading_prompts=(16,))
 TOKENS = WORK.num_tokens
 
 
@@ -38,6 +38,8 @@ ENGINE = [
     Record(Arm.LORA, Figure.GPU_WAITS_P50, 64, 64, TOKENS, 32, 0.040),
     Record(Arm.LORA, Figure.FROM_HOST_ADDS, 1, 1, 16, 1, 2.0),
     Record(Arm.LORA, Figure.FROM_HOST_ADDS, 1, 1, 512, 1, 1.5),
+    Record(Arm.LORA, Figure.GAP_LOADING, 16, 16, 16, 1, 6.3),
+    Record(Arm.LORA, Figure.GAP_LOADED, 16, 16, 16, 1, 6.0),
 ]
 RIVALS = [
     replace(step(Arm.TRANSFORMERS, 64, 0, 25.0), output_tokens=16),
@@ -99,6 +101,7 @@ def test_every_goal_is_worked_out_of_what_was_measured() -> None:
         ("host time of a step", "B 64, D 64, profiled", "**0.125 ms**", "stretch"),
         ("GPU waits for the host in a step", "B 64, D 64, profiled, p50", "**40 µs**", "yes"),
         ("cold adapter adds / its copy alone", "prompt of 512", "**0.75**", "no"),
+        ("others' tokens while an adapter loads / loaded", "B 16, D 16, p99, prompt of 16", "**1.05**", "yes"),
     ]
 
 
@@ -117,6 +120,7 @@ def test_limits_are_those_of_the_goals_and_shown_in_their_units() -> None:
         ("host time of a step", "≤ 0.5 ms", "≤ 0.2 ms"),
         ("GPU waits for the host in a step", "≤ 60 µs", "≤ 20 µs"),
         ("cold adapter adds / its copy alone", "≤ 0.5", "≤ 0.15"),
+        ("others' tokens while an adapter loads / loaded", "≤ 1.1", "≤ 1.03"),
     }
 
 
@@ -127,8 +131,8 @@ def test_a_goal_without_one_of_its_figures_is_not_measured(missing: Record) -> N
     complete = [row[:5] for row in rows(goals_table(results(ENGINE), WORK))]
     changed = [row for row, before in zip(table, complete, strict=True) if row != before]
     assert [row[4] for row in changed] == [NOT_MEASURED] * len(changed)
-    # Only prompts behind whose computation the copy can hide have a goal.
-    assert bool(changed) == (missing.prompt_tokens != 16)
+    # Only prompts behind whose computation the copy can hide have a goal of their own first token.
+    assert bool(changed) == ((missing.figure, missing.prompt_tokens) != (Figure.FROM_HOST_ADDS, 16))
 
 
 def test_large_batches_have_a_goal_for_the_hosts_time_alone() -> None:
