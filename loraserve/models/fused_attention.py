@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer, layer_of
 from loraserve.models.forward_names import uses_only
+from loraserve.models.rope import WholeRotary, gives_halves
 from loraserve.models.structure import AttentionSpec
 
 _CHILDREN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"})
@@ -19,7 +20,7 @@ _LAYOUT = frozenset({"shape", "size", "view", "reshape", "transpose", "contiguou
 _CHOICES = frozenset({"apply_rotary_pos_emb", "use_rope", "force_rope", "is_sliding", "use_qk_norm"})
 _CACHE = frozenset({"update", "layer_idx"})
 _INTERFACE = frozenset({"ALL_ATTENTION_FUNCTIONS", "get_interface", "_attn_implementation", "eager_attention_forward"})
-_ARGUMENTS = frozenset({"config", "getattr", "scaling", "sliding_window", "attn_logit_softcapping"})
+_ARGUMENTS = frozenset({"config", "getattr", "scaling", "sliding_window", "attn_logit_softcapping", "sinks"})
 _TRAINING = frozenset({"training", "attention_dropout", "residual_dropout", "dropout", "functional", "nn"})
 _NAMES = _CHILDREN | _SIZES | _LAYOUT | _CHOICES | _CACHE | _INTERFACE | _ARGUMENTS | _TRAINING
 """In the forwards of transformers 5.17 to 5.24 that compute what `FusedAttention` does, which a probe can confirm."""
@@ -75,6 +76,7 @@ class FusedAttention(nn.Module):
             scaling=spec.scaling,
             sliding_window=spec.sliding_window,
             softcap=spec.softcap,
+            sinks=spec.sinks,
         )
         return self.parts.output(output.flatten(1)[None]), None
 
@@ -96,17 +98,23 @@ class FusedAttention(nn.Module):
 
 
 def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> dict[str, nn.Module]:
-    """Replace every attention module; returns the originals by name, or nothing if any of them is of another kind."""
+    """Replace every attention module; returns the originals by name, or nothing if any of them is of another kind.
+
+    Also what computes their rotary factors, where that gives other ones than the backend's op takes.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     originals: dict[str, nn.Module] = {}
     fused: dict[str, nn.Module] = {}
     for spec in attention:
         parts = _parts(spec)
-        if parts is None or spec.has_sinks:
+        if parts is None:
             return {}
         name = names[id(spec.module)]
         originals[name] = spec.module
         fused[name] = FusedAttention(spec, parts, layer_of(spec.module))
+    for name, module in model.named_modules():
+        if gives_halves(module):
+            originals[name], fused[name] = module, WholeRotary(module)
     put_modules(model, fused)
     return originals
 

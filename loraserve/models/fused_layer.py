@@ -109,6 +109,8 @@ def _fused(module: nn.Module) -> FusedDecoderLayer | None:
     input_norm, mlp_norm = _norm(children["input_layernorm"]), _norm(children["post_attention_layernorm"])
     if not isinstance(attention, FusedAttention) or input_norm is None or mlp_norm is None:
         return None
+    if attention.spec.sinks is not None:
+        return None
     modules = attention.parts
     q_norm, k_norm = _norm(modules.q_norm), _norm(modules.k_norm)
     if modules.q_norm is not None and (q_norm is None or k_norm is None or not modules.norms_heads):

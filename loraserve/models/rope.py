@@ -23,34 +23,65 @@ class RotaryTable(nn.Module):
     Computing them took 190 µs of a decode step of 16 rows, half of it in torch's `cos`, which starts threads for it.
     """
 
-    def __init__(self, cos: Tensor, sin: Tensor, config: object) -> None:
-        """cos, sin: [max_model_len, rotary_dim]. config: the original's, which Granite's models with windows read."""
+    def __init__(self, cos: Tensor, sin: Tensor, original: nn.Module) -> None:
+        """cos, sin: [max_model_len, rotary_dim], or as many as the original gives."""
         super().__init__()
         self.cos = cos
         self.sin = sin
-        self.config = config
+        self.gives_halves = gives_halves(original)
+        self.config = getattr(original, "config", None)  # Granite's models with windows read it
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         positions = position_ids[0]
         return self.cos.index_select(0, positions)[None], self.sin.index_select(0, positions)[None]
 
 
+class WholeRotary(nn.Module):
+    """(cos, sin) of an embedding that gives one factor for the two features of a pair (GPT-OSS): one for each."""
+
+    def __init__(self, halves: nn.Module) -> None:
+        super().__init__()
+        self.halves = halves
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self.halves(x, position_ids)
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+
+def gives_halves(module: nn.Module) -> bool:
+    """Whether it is a rotary embedding that gives as many factors as there are pairs of features."""
+    if isinstance(module, RotaryTable):
+        return module.gives_halves
+    return _knows_only_positions(module) and _num_factors(module) == module.get_buffer("inv_freq").shape[-1]
+
+
 def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> None:
     """Replace every rotary embedding that knows nothing but positions, if its table is not too large."""
     for name, module in list(model.named_modules()):
-        if not isinstance(getattr(module, "inv_freq", None), Tensor):
-            continue
-        if list(inspect.signature(module.forward).parameters) != ["x", "position_ids"]:
+        if not _knows_only_positions(module):
             continue
         device = module.get_buffer("inv_freq").device
-        x = torch.empty(1, 1, 1, dtype=dtype, device=device)
-        rotary_dim = module(x, torch.zeros(1, 1, dtype=torch.int64, device=device))[0].shape[-1]
         max_bytes = MAX_TABLE_BYTES if device.type == "cpu" else MAX_GPU_TABLE_BYTES
-        if 2 * max_model_len * rotary_dim * dtype.itemsize <= max_bytes:
+        if 2 * max_model_len * _num_factors(module) * dtype.itemsize <= max_bytes:
+            x = torch.empty(1, 1, 1, dtype=dtype, device=device)
             cos, sin = module(x, torch.arange(max_model_len, device=device)[None])
-            table = RotaryTable(cos[0].contiguous(), sin[0].contiguous(), getattr(module, "config", None))
+            table = RotaryTable(cos[0].contiguous(), sin[0].contiguous(), module)
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, table)
+
+
+def _knows_only_positions(module: nn.Module) -> bool:
+    """Whether it is a rotary embedding of one kind of layer, whatever the layer."""
+    if not isinstance(getattr(module, "inv_freq", None), Tensor):
+        return False
+    return list(inspect.signature(module.forward).parameters) == ["x", "position_ids"]
+
+
+def _num_factors(module: nn.Module) -> int:
+    """Of a position."""
+    device = module.get_buffer("inv_freq").device
+    position_ids = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return module(torch.empty(1, 1, 1, device=device), position_ids)[0].shape[-1]
 
 
 def is_batch_dependent(rope_type: object) -> bool:

@@ -31,7 +31,8 @@ class AttentionSpec:
     scaling: float
     sliding_window: int | None
     softcap: float | None
-    has_sinks: bool
+    sinks: Tensor | None
+    """[num_heads], the model's own."""
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ def _attention_spec(
         scaling=query.shape[3] ** -0.5 if scaling is None else scaling,
         sliding_window=sliding_window,
         softcap=softcap,
-        has_sinks=s_aux is not None,
+        sinks=s_aux,
     )
 
 

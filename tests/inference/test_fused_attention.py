@@ -1,15 +1,20 @@
 """Attention is fused where the fused module computes all that the family's does, also what no probe would notice."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from loraserve_kernels.reference_backend import ReferenceBackend
-from transformers import Ministral3Config, OlmoConfig, OlmoeConfig, PreTrainedConfig
+from torch import nn
+from transformers import Ministral3Config, OlmoConfig, OlmoeConfig, PreTrainedConfig, PreTrainedModel
 
-from loraserve.models import fused_attention
+from loraserve.models import fused_attention, rope
+from loraserve.models.attention import AttentionLayer
 from loraserve.models.causal_model import CausalModel
-from loraserve.models.fused_attention import FusedAttention
+from loraserve.models.fused_attention import AttentionParts, FusedAttention
+from loraserve.models.rope import RotaryTable, WholeRotary
+from loraserve.models.structure import AttentionSpec
 from tests.support.tiny_models import COMMON, CONFIGS, EXPERTS, random_model
 
 ORIGINAL_LENGTH = 64
@@ -40,10 +45,18 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def num_fused(config: PreTrainedConfig, max_model_len: int = ORIGINAL_LENGTH) -> int:
+def prepared(config: PreTrainedConfig, max_model_len: int = ORIGINAL_LENGTH) -> PreTrainedModel:
     model = random_model(config)
     CausalModel(model, ReferenceBackend()).prepare(max_model_len, COMMON["vocab_size"], lambda *_: None)
-    return sum(isinstance(module, FusedAttention) for module in model.modules())
+    return model
+
+
+def num_of(kind: type[nn.Module], model: nn.Module) -> int:
+    return sum(isinstance(module, kind) for module in model.modules())
+
+
+def num_fused(config: PreTrainedConfig, max_model_len: int = ORIGINAL_LENGTH) -> int:
+    return num_of(FusedAttention, prepared(config, max_model_len))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -62,3 +75,25 @@ def test_what_is_wrong_at_the_last_positions_only_is_noticed(monkeypatch: pytest
     config = OTHERS["queries scaled by their positions"]()
     assert num_fused(config, ORIGINAL_LENGTH) == config.num_hidden_layers, "there is nothing to scale"
     assert num_fused(config, 2 * ORIGINAL_LENGTH) == 0
+
+
+@pytest.mark.parametrize("max_table_bytes", [0, 1 << 20])
+def test_factors_of_pairs_are_given_to_both_features_with_and_without_a_table(
+    max_table_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rope, "MAX_TABLE_BYTES", max_table_bytes)
+    model = prepared(EXPERTS["gpt_oss"]())
+    assert num_of(FusedAttention, model) == model.config.num_hidden_layers
+    assert num_of(WholeRotary, model) == 1
+    assert num_of(RotaryTable, model) == (max_table_bytes > 0)
+    assert num_of(WholeRotary, prepared(CONFIGS["llama"]())) == 0
+
+
+def test_attention_without_the_sinks_is_noticed_and_all_modules_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_sinks(spec: AttentionSpec, parts: AttentionParts, layer: AttentionLayer) -> FusedAttention:
+        assert spec.sinks is not None
+        return FusedAttention(replace(spec, sinks=None), parts, layer)
+
+    monkeypatch.setattr(fused_attention, "FusedAttention", without_sinks)
+    model = prepared(EXPERTS["gpt_oss"]())
+    assert num_of(FusedAttention, model) == num_of(WholeRotary, model) == 0

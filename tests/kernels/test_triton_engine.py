@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
+from loraserve.models.fused_attention import FusedAttention
 from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
 from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import save_tiny_model, tiny_model
 
 NUM_TOKENS = 4
 VOCAB_SIZE = 259
@@ -55,3 +57,13 @@ def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_p
     again = run(engine, requests("hit", ["patterns64"]))["hit-patterns64", 0]
     assert again.num_cached_tokens == 16
     assert wrong_token(references["patterns64"], again) is None
+
+
+@pytest.mark.usefixtures("unchecked_sums")
+def test_fused_attention_with_sinks_gives_the_models_own_logits(triton_device: str) -> None:
+    """GPT-OSS, whose rotary factors are one for two features; else the modules that it came with would be back."""
+    from loraserve_kernels.triton_backend import TritonBackend
+
+    model = tiny_model("gpt_oss").to(triton_device)
+    CausalModel(model, TritonBackend()).prepare(48, VOCAB_SIZE, lambda *_: None)
+    assert sum(isinstance(module, FusedAttention) for module in model.modules()) == model.config.num_hidden_layers

@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -94,6 +95,14 @@ EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=48,
         mlp_only_layers=[0],
+    ),
+    "gpt_oss": lambda: GptOssConfig(
+        **COMMON,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
 }
 """Mixtures of experts. For float32 only: rounding to bfloat16 may send a row to other experts."""
