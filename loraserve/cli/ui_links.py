@@ -43,7 +43,7 @@ async def _make(store_url: str, prefix: str, key: Document[KeyDoc], fallback_url
             for snapshot in await live.snapshots.all(SnapshotKind.PROCESS)
         ]
         now = time.time()
-        token, link = new_link(key.id, now)
+        token, link = new_link(key.id, key.doc.sha256, now)
         await live.sessions.put_link(link)
         entry = AuditEntry(at=now, actor=ACTOR, action="session.link", tenant=key.doc.tenant, kind="session", id=key.id)
         await live.audit.append(entry)

@@ -70,16 +70,25 @@ class Authenticator:
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
 
-    async def of_key(self, key_id: str, acting_tenant: str | None = None) -> Principal:
-        """For a session that was opened with this key. Raises `ServingError`."""
+    async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
+        """For who uses this key without sending it. Raises `ServingError`.
+
+        sha256: of the secret that a session or link was made with, which has to work still; None = the newest.
+        """
         document = self._catalog.key(key_id)
-        if document is None or not self._is_active(document.doc):
+        if document is None or not self._is_good(document.doc, sha256):
             document = await self._newest_key(key_id)
-        if document is None or not self._is_active(document.doc):
-            raise _refused("The API key of this session does not work any more.")
-        principal = self._principal(document, is_old_secret=False)
+        if document is None or not self._is_good(document.doc, sha256):
+            raise _refused("The API key of this session was rotated or does not work any more. Log in again.")
+        principal = self._principal(document, is_old_secret=sha256 not in (None, document.doc.sha256))
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
+
+    def newest_sha256(self, key_id: str) -> str:
+        """Of the secret of a key that is known."""
+        document = self._catalog.key(key_id)
+        assert document is not None
+        return document.doc.sha256
 
     def current(self, principal: Principal) -> Principal:
         """The same principal by the newest documents. Raises `ServingError` where it lost what it had."""
@@ -145,6 +154,11 @@ class Authenticator:
 
     def _is_active(self, doc: KeyDoc) -> bool:
         return doc.status is Status.ACTIVE and (doc.expires_at is None or self._clock() < doc.expires_at)
+
+    def _is_good(self, doc: KeyDoc, sha256: str | None) -> bool:
+        """Whether the key works, and with the secret of this hash; None = the newest."""
+        is_old = sha256 == doc.previous_sha256 and self._is_old_secret_good(doc)
+        return self._is_active(doc) and (sha256 in (None, doc.sha256) or is_old)
 
     def _is_old_secret_good(self, doc: KeyDoc) -> bool:
         return doc.previous_until is not None and self._clock() < doc.previous_until

@@ -1,4 +1,4 @@
-"""The console's sessions: a cookie in place of a key, worth what its key is worth, until either of them ends."""
+"""The console's sessions: a cookie in place of a key, worth what its key is worth, until it or the secret ends."""
 
 import hashlib
 import hmac
@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from loraserve.control.api_keys import hash_key
 from loraserve.control.authenticator import Authenticator
 from loraserve.control.principal import Action, Principal
 from loraserve.control.refusals import UNKNOWN_ACTOR
@@ -61,7 +62,7 @@ class SessionService:
         if principal.is_open:
             message = "This server requires no key, so there is no login."
             raise ServingError(ErrorCode.INVALID_REQUEST, message)
-        return await self._begin(principal, request_id)
+        return await self._begin(principal, hash_key(key), request_id)
 
     async def log_in_with_token(self, token: str, request_id: str) -> NewSession:
         try:
@@ -71,7 +72,8 @@ class SessionService:
         if link is None:
             message = "This login link was used already or has expired. `loraserve ui login` makes another."
             raise ServingError(ErrorCode.INVALID_API_KEY, message)
-        return await self._begin(await self._authenticator.of_key(link.key_id), request_id)
+        principal = await self._authenticator.of_key(link.key_id, sha256=link.key_sha256)
+        return await self._begin(principal, link.key_sha256, request_id)
 
     @property
     def is_open(self) -> bool:
@@ -92,8 +94,8 @@ class SessionService:
         return session
 
     async def principal(self, session: Session, acting_tenant: str | None) -> Principal:
-        """What the session's key is worth now."""
-        return await self._authenticator.of_key(session.key_id, acting_tenant)
+        """What the session's key is worth now; nothing once the secret that opened the session stopped working."""
+        return await self._authenticator.of_key(session.key_id, acting_tenant, sha256=session.key_sha256)
 
     async def log_out(self, token: str, request_id: str) -> None:
         """On every server at once; nothing happens to a session that is over."""
@@ -108,10 +110,10 @@ class SessionService:
             await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id, "")
 
     async def make_link(self, key_id: str, actor: str, request_id: str) -> NewLink:
-        """For one login with the rights of this key."""
+        """For one login with the rights of this key, as long as it has the secret that it has now."""
         principal = await self._authenticator.of_key(key_id)
         _check_may_log_in(principal)
-        token, link = new_link(key_id, self._clock())
+        token, link = new_link(key_id, self._authenticator.newest_sha256(key_id), self._clock())
         try:
             await self._live.sessions.put_link(link)
         except LiveUnavailableError as error:
@@ -123,13 +125,14 @@ class SessionService:
         """Into the audit trail; a Redis that is gone loses it."""
         await self._note(UNKNOWN_ACTOR, "session.refused", ANY_TENANT, request_id, f"{address}: {reason}")
 
-    async def _begin(self, principal: Principal, request_id: str) -> NewSession:
+    async def _begin(self, principal: Principal, key_sha256: str, request_id: str) -> NewSession:
         _check_may_log_in(principal)
         assert principal.key_id is not None
         token = secrets.token_urlsafe(TOKEN_BYTES)
         session = Session(
             token_sha256=_hash(token),
             key_id=principal.key_id,
+            key_sha256=key_sha256,
             csrf=secrets.token_urlsafe(TOKEN_BYTES),
             created_at=self._clock(),
         )
@@ -183,10 +186,10 @@ def _check_may_log_in(principal: Principal) -> None:
         raise ServingError(ErrorCode.FORBIDDEN, message)
 
 
-def new_link(key_id: str, now: float) -> tuple[str, LoginLink]:
-    """The token for the person, and what is kept of it."""
+def new_link(key_id: str, key_sha256: str, now: float) -> tuple[str, LoginLink]:
+    """The token for the person, and what is kept of it. key_sha256: of the key's secret."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    return token, LoginLink(token_sha256=_hash(token), key_id=key_id, created_at=now)
+    return token, LoginLink(token_sha256=_hash(token), key_id=key_id, key_sha256=key_sha256, created_at=now)
 
 
 def is_csrf_token(session: Session, given: str | None) -> bool:

@@ -19,6 +19,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Hex; only the hash of the cookie is kept."""
     key_id: str
     """It may do what this key may, as long as the key may."""
+    key_sha256: str = ""
+    """Of the secret that opened it, with which it ends; empty = made by a release that did not say: it has ended."""
     csrf: str
     created_at: float
 
@@ -26,6 +28,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 class LoginLink(msgspec.Struct, frozen=True, kw_only=True):
     token_sha256: str
     key_id: str
+    key_sha256: str = ""
+    """Of the secret that the key had then, with which it ends; empty as of a session."""
     created_at: float
 
 

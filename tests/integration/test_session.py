@@ -96,6 +96,23 @@ def test_a_session_ends_with_its_key(keyed: Keyed, browser: httpx.Client) -> Non
     assert browser.get("/v1/live").status_code == 401
 
 
+def test_a_session_ends_with_the_secret_that_opened_it(keyed: Keyed, browser: httpx.Client) -> None:
+    key = new_key(keyed.admin, "default", "viewer")
+    log_in(browser, key=key["secret"])
+    command = ("ui", "login", "--data-dir", str(keyed.data_dir), "--print", "--key-id", key["id"])
+    before = LINK.fullmatch(run_command(*command).stdout.strip())
+    assert before is not None
+    rotated = keyed.admin.post(f"/v1/keys/{key['id']}/rotate", json={"grace_s": 0}).json()
+    assert browser.get("/v1/live").status_code == 401
+    assert browser.post("/v1/session", json={"token": before[2]}).status_code == 401
+    log_in(browser, key=rotated["secret"])
+    assert browser.get("/v1/live").status_code == 200
+    after = LINK.fullmatch(run_command(*command).stdout.strip())
+    assert after is not None
+    log_in(browser, token=after[2])
+    assert browser.get("/v1/live").status_code == 200
+
+
 def test_a_link_from_the_data_directory_logs_in_once(keyed: Keyed, browser: httpx.Client) -> None:
     refused = run_command("ui", "login", "--data-dir", str(keyed.data_dir))
     assert refused.returncode == 1

@@ -1,3 +1,5 @@
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,81 @@ def test_a_link_of_a_key_that_was_revoked_meanwhile_is_worth_nothing(valkey: Val
             with pytest.raises(ServingError) as refused:
                 await sessions.log_in_with_token(link.token, "r")
             assert refused.value.code is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 600.0])
+def test_a_session_and_a_link_end_with_the_secret_they_were_made_with(
+    valkey: Valkey, tmp_path: Path, grace_s: float
+) -> None:
+    async def scenario() -> None:
+        # The other one hears of the rotation only when it looks.
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
+            issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
+            key_id = issued.document.id
+            await two.catalog.catch_up()
+            here, there = service(one), service(two)
+            before = (await here.log_in_with_key(issued.text, "r")).session
+            used_within, used_after = [await here.make_link(key_id, "somebody", "r") for _ in range(2)]
+            rotated = await one.keys.rotate(ACME, "r", key_id, grace_s=grace_s)
+            assert (await there.log_in_with_key(rotated.text, "r")).principal.is_old_secret is False
+            old = [before]
+            if grace_s:
+                old += [(await here.log_in_with_key(issued.text, "r")).session]
+                old += [(await here.log_in_with_token(used_within.token, "r")).session]
+                for session in old:
+                    assert (await there.principal(session, None)).is_old_secret
+                one.clock.now += grace_s
+                two.clock.now += grace_s
+            for session in old:
+                with pytest.raises(ServingError) as refused:
+                    await there.principal(session, None)
+                assert refused.value.code is ErrorCode.INVALID_API_KEY
+            with pytest.raises(ServingError) as refused:
+                await here.log_in_with_token(used_after.token, "r")
+            assert refused.value.code is ErrorCode.INVALID_API_KEY
+            new = [(await here.log_in_with_key(rotated.text, "r")).session]
+            link = await here.make_link(key_id, "somebody", "r")
+            new += [(await here.log_in_with_token(link.token, "r")).session]
+            for session in new:
+                assert (await there.principal(session, None)).key_id == key_id
+
+    run(scenario)
+
+
+def test_a_session_opened_on_a_server_that_knew_of_a_rotation_first_is_good_on_the_others(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
+            issued = await one.keys.create(ACME, "r", role=Role.VIEWER)
+            await two.catalog.catch_up()
+            rotated = await one.keys.rotate(ACME, "r", issued.document.id, grace_s=0)
+            session = (await service(one).log_in_with_key(rotated.text, "r")).session
+            assert (await service(two).principal(session, None)).key_id == issued.document.id
+
+    run(scenario)
+
+
+def test_a_session_and_a_link_that_name_no_secret_have_ended(valkey: Valkey, tmp_path: Path) -> None:
+    """As releases made them that did not keep it."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.ADMIN)
+            sessions = service(node)
+            token, digest = "of-before", hashlib.sha256(b"of-before").hexdigest()
+            record = {"token_sha256": digest, "key_id": issued.document.id, "created_at": node.clock.now}
+            valkey.command("SET", f"{{ls}}:s:{digest}", json.dumps({**record, "csrf": "c"}))
+            valkey.command("SET", f"{{ls}}:o:{digest}", json.dumps(record))
+            session = await sessions.find(token)
+            assert session is not None
+            for call in (sessions.principal(session, None), sessions.log_in_with_token(token, "r")):
+                with pytest.raises(ServingError) as refused:
+                    await call
+                assert refused.value.code is ErrorCode.INVALID_API_KEY
 
     run(scenario)
 
