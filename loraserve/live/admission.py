@@ -22,7 +22,7 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.leases import LEASE_MS, LiveLeases
-from loraserve.live.requests import RECENT_REQUESTS, REQUEST_S, EndedRequest
+from loraserve.live.requests import RECENT_REQUESTS, RECENT_S, REQUEST_S, EndedRequest
 from loraserve.live.script_loader import load_script
 from loraserve.live.server_link import Arg
 from loraserve.live.view import LiveView
@@ -76,7 +76,7 @@ class LiveAdmission:
             keys += [names.key_leases(lease.key_id), names.key_bucket(lease.key_id)]
             token_limits.append(_number(call.key_limits.tokens_per_min))
         args: list[Arg] = [lease.request_id, lease.member(), msgspec.json.encode(call.request)]
-        args += [REQUEST_S, RECENT_REQUESTS, call.unused_tokens, int(not call.was_admitted)]
+        args += [REQUEST_S, RECENT_REQUESTS, RECENT_S, call.unused_tokens, int(not call.was_admitted)]
         args += [len(token_limits), *token_limits]
         reply = await self._connection.run_script(self._finish, keys, args)
         outcome, request = _checked(reply, lease.request_id)

@@ -67,7 +67,7 @@ class KeyNames:
         return self._name("rq", request_id)
 
     def recent_requests(self, tenant: str) -> str:
-        """Stream: ended requests."""
+        """Stream: ended requests. It goes with a tenant that asks for nothing any more."""
         return self._name("r", tenant)
 
     def snapshot(self, kind: str, owner: str) -> str:

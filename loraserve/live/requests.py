@@ -10,6 +10,8 @@ from loraserve.live.key_names import KeyNames
 REQUEST_S = 3600
 RECENT_REQUESTS = 5000
 """Of a tenant, about."""
+RECENT_S = 7 * 86_400
+"""How long they are kept after the tenant's last one."""
 
 
 class RequestState(StrEnum):

@@ -11,7 +11,7 @@ from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import RequestState
+from loraserve.live.requests import RECENT_S, RequestState
 from loraserve.live.series import NUM_SAMPLES, Interval, Sample
 from loraserve.live.sessions import IDEMPOTENCY_S, UNFINISHED_S, IdempotencyRecord, LoginLink, Session
 from loraserve.live.snapshots import Snapshot, SnapshotKind
@@ -161,6 +161,19 @@ def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -
         assert found.state is RequestState.FAILED
         assert await store.requests.ended("zeta", "r1") is None
         assert await store.requests.ended("acme", "r2") is None
+
+    on_any_server(check)
+
+
+def test_recent_requests_go_with_a_tenant_that_asks_for_nothing_any_more(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        for index in range(2):
+            call = admit_call(f"r{index}")
+            await store.admission.admit(call)
+            await store.admission.finish(finish_call(call))
+            assert RECENT_S - 60 < await store.connection.call("TTL", KeyNames().recent_requests("acme")) <= RECENT_S
+            await store.connection.call("EXPIRE", KeyNames().recent_requests("acme"), 60)
 
     on_any_server(check)
 
