@@ -53,9 +53,7 @@ async def once(
     except BaseException:
         await _forget(context, record)
         raise
-    await sessions.end_idempotent(
-        msgspec.structs.replace(record, response=msgspec.Raw(msgspec.json.encode(kept(result))))
-    )
+    await _keep(context, msgspec.structs.replace(record, response=msgspec.Raw(msgspec.json.encode(kept(result)))))
     return result
 
 
@@ -67,6 +65,13 @@ def _replayed(known: IdempotencyRecord, record: IdempotencyRecord, answer: type[
         message = "The first request with this Idempotency-Key is still being worked on. Retry."
         raise ServingError(ErrorCode.IDEMPOTENCY_CONFLICT, message, retry_after_s=RETRY_AFTER_S)
     return msgspec.json.decode(known.response, type=answer)
+
+
+async def _keep(context: AppContext, record: IdempotencyRecord) -> None:
+    try:
+        await context.control.live.sessions.end_idempotent(record)
+    except LiveUnavailableError:
+        return  # It is done, and its answer may hold what is shown only once. A repetition is as one after a crash.
 
 
 async def _forget(context: AppContext, record: IdempotencyRecord) -> None:

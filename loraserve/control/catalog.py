@@ -33,6 +33,8 @@ class Catalog(DocumentIndex):
         self._outage = outage
         self._marks: dict[DocumentKind, ScanMark] = {}
         self._commits_seen_ns = 0
+        self._untold: dict[tuple[DocumentKind, str], AnyDocument] = {}
+        """What Redis may not have, though it is level otherwise: put each second, until it takes them."""
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
         self._was_told_of_keys = False
@@ -72,6 +74,13 @@ class Catalog(DocumentIndex):
             return await self.refresh(kind, document_id)
         return self.get(kind, document_id)
 
+    def tell_later(self, document: AnyDocument) -> None:
+        """One that is known here is put into Redis within a second, or as soon as it takes it.
+
+        Other servers find it on disk meanwhile: a key within two seconds, the rest within a minute.
+        """
+        self._untold[document.kind, document.id] = document
+
     async def synchronise(self) -> None:
         """Level with a Redis that was emptied or restarted, or is older: all documents by revision, then it counts.
 
@@ -89,6 +98,7 @@ class Catalog(DocumentIndex):
             mark = await self._live.view.begin()
             position = await self._live.changes.latest()
             await self._scan()
+            self._untold.clear()
             for kind in DocumentKind:
                 await self._level(kind)
             if await self._live.view.accept(mark):
@@ -133,7 +143,8 @@ class Catalog(DocumentIndex):
             await self._notice_commits()
             if time.monotonic() >= next_reconcile_s:
                 next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
-                await self._put_all(await self._scan())
+                await self._scan()
+            await self._put_untold()
 
     async def _notice_commits(self) -> None:
         """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`."""
@@ -142,11 +153,10 @@ class Catalog(DocumentIndex):
             return
         if commits_ns < time.time_ns() - UNSETTLED_NS:
             self._commits_seen_ns = commits_ns
-        await self._put_all(await self._scan([DocumentKind.KEY]))
+        await self._scan([DocumentKind.KEY])
 
-    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> list[AnyDocument]:
-        """Documents whose folders changed since the last scan."""
-        found: list[AnyDocument] = []
+    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> None:
+        """Know the documents whose folders changed since the last scan; Redis is told of them later."""
         # First: what is there now, and not known after all was read, cannot be read.
         has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
         for kind in kinds:
@@ -155,10 +165,9 @@ class Catalog(DocumentIndex):
             )
             for document in changed:
                 self.apply(document)
-            found += changed
+                self.tell_later(document)
         if has_key_files:
             self._note_keys()
-        return found
 
     async def _level(self, kind: DocumentKind) -> None:
         """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
@@ -188,6 +197,15 @@ class Catalog(DocumentIndex):
         finally:
             for worker in workers:
                 worker.cancel()
+
+    async def _put_untold(self) -> None:
+        if not self._untold:
+            return
+        untold = self._untold.copy()
+        await self._put_all(untold.values())
+        for key, document in untold.items():
+            if self._untold.get(key) is document:
+                del self._untold[key]
 
     async def _put(self, document: AnyDocument) -> None:
         rev = await self._live.documents.put(document)

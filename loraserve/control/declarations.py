@@ -1,4 +1,8 @@
-"""The only way to change a document: disk, then Redis, then this process's memory, then the answer."""
+"""The only way to change a document: disk, then Redis, then this process's memory, then the answer.
+
+Redis is asked before whether it would take the change, so that a change which others would not hear of is refused. What
+is on disk all the same when Redis fails in between is done, and told later.
+"""
 
 import asyncio
 import contextlib
@@ -58,8 +62,8 @@ class Declarations:
 
         `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
         when it is not the newest. turn: held from before
-        `change` until after the commit. Raises `ServingError`: 409 when others keep winning, 503 when Redis is gone.
-        Cancelling the caller does not stop a commit half-way.
+        `change` until after the commit. Raises `ServingError`: 409 when others keep winning, 503 when Redis takes no
+        changes: then nothing is committed. Cancelling the caller does not stop a commit half-way.
         """
 
         async def work() -> Document[D]:
@@ -126,18 +130,19 @@ class Declarations:
 
     async def _check_live(self) -> None:
         try:
-            await self._live.connection.call("PING")
+            await self._live.documents.check_writable()
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 
     async def _tell(self, document: Document[D]) -> None:
+        """NOTE: never fails. What is on disk holds, and some of it cannot be done again: a secret is shown once."""
         try:
             await self._live.documents.put(_erased(document))
         except LiveUnavailableError as error:
             logger.warning(
-                "%s %s revision %d is on disk, Redis is not told yet", document.kind, document.id, document.rev
+                "%s %s revision %d is on disk, Redis is told later: %s", document.kind, document.id, document.rev, error
             )
-            raise live_unavailable() from error
+            self._catalog.tell_later(_erased(document))
         finally:
             self._catalog.apply(_erased(document))
 

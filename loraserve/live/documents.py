@@ -22,6 +22,10 @@ class LiveDocuments:
         self._names = names
         self._put = load_script("doc_put")
 
+    async def check_writable(self) -> None:
+        """Whether Redis takes documents now: one that is full, a replica or without its replicas may answer a PING."""
+        await self._connection.call("SET", self._names.probe(), 1, "EX", 1)
+
     async def put(self, document: AnyDocument) -> int:
         """Idempotent and order-free: only a newer revision has an effect (stored, listed, in changes and audit).
 

@@ -24,6 +24,10 @@ class KeyNames:
         """Hash: schema, epoch."""
         return self._name("meta")
 
+    def probe(self) -> str:
+        """String: nothing but a sign that it could be written."""
+        return self._name("probe")
+
     def document(self, kind: str, document_id: str) -> str:
         """Hash: rev, body."""
         return self._name("d", kind, document_id)

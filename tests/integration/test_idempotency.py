@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from loraserve.control.offline_keys import create_key_offline
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
@@ -131,6 +132,24 @@ def test_what_was_never_finished_works_once_its_record_has_gone(server: LiveServ
     repeated = create(admin, KEYS)
     assert repeated.status_code == 201
     assert repeated.json()["secret"]
+
+
+@pytest.mark.parametrize("with_key", [True, False])
+def test_a_secret_is_shown_though_redis_fails_once_the_key_is_on_disk(
+    server: LiveServer, admin: httpx.Client, monkeypatch: pytest.MonkeyPatch, with_key: bool
+) -> None:
+    async def refused(*_: object) -> None:
+        raise LiveUnavailableError("Redis refused: OOM")
+
+    monkeypatch.setattr(server.control.live.documents, "put", refused)
+    monkeypatch.setattr(server.control.live.sessions, "end_idempotent", refused)
+    headers = {"idempotency-key": "just this once"} if with_key else {}
+    created = admin.post(KEYS, json=BODIES[KEYS], headers=headers)
+    assert created.status_code == 201, created.text
+    rotated = admin.post(f"{KEYS}/{created.json()['id']}/rotate", json={"grace_s": 0})
+    assert rotated.status_code == 201, rotated.text
+    for secret, status in ((created.json()["secret"], 401), (rotated.json()["secret"], 200)):
+        assert httpx.get(f"{server.url}/v1/models", headers={"x-api-key": secret}).status_code == status
 
 
 def test_what_failed_can_be_repeated_at_once(server: LiveServer, admin: httpx.Client) -> None:

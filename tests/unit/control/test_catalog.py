@@ -132,6 +132,22 @@ def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: 
     run(scenario)
 
 
+def test_whatever_a_scan_finds_is_told_to_redis(valkey: Valkey, tmp_path: Path) -> None:
+    """As when its writer died before it could, and a publisher looks at the quota."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            node.documents.commit(tenant_document("zeta"))
+            await node.catalog.catch_up()
+            assert node.catalog.tenant("zeta") is not None
+            async with asyncio.timeout(20):
+                while "zeta" not in await node.live.documents.revisions(DocumentKind.TENANT):
+                    await asyncio.sleep(0.005)
+
+    run(scenario)
+
+
 def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_reconciliation(
     valkey: Valkey, tmp_path: Path
 ) -> None:

@@ -5,11 +5,13 @@ import pytest
 
 from loraserve.control.adapters import AdapterPatch
 from loraserve.control.key_documents import KeyPatch
+from loraserve.control.tenants import TenantPatch
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AnyDocument, Document, DocumentKind, Role, Status, TenantDoc
 from tests.support.store_documents import revisions
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, run, running_node, two_nodes, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -122,6 +124,67 @@ def test_nothing_is_changed_while_redis_is_gone(valkey: Valkey, tmp_path: Path) 
             assert (await node.keys.read(ACME, issued.document.id)).doc.status is Status.ACTIVE
 
     run(scenario)
+
+
+def test_nothing_is_changed_while_redis_is_full(valkey: Valkey, tmp_path: Path) -> None:
+    """It answers, but would not take the change."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            assert valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+            for call in (
+                node.keys.create(ACME, "r", role=Role.INFER),
+                node.keys.rotate(ACME, "r", issued.document.id, grace_s=0),
+                node.keys.revoke(ACME, "r", issued.document.id),
+            ):
+                with pytest.raises(ServingError) as refused:
+                    await call
+                assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+            found = [*node.documents.scan(DocumentKind.KEY)]
+            assert [(document.id, document.rev) for document in found] == [(issued.document.id, 1)]
+            assert valkey.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
+            await node.keys.revoke(ACME, "r", issued.document.id)
+
+    run(scenario)
+
+
+def test_what_is_on_disk_when_redis_fails_is_done_and_told_later(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new secret, which is shown this once, is not lost."""
+
+    async def refused(document: AnyDocument) -> int:
+        raise LiveUnavailableError("Redis refused: OOM")
+
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
+            rotated = await one.keys.create(ACME, "r", role=Role.INFER)
+            with monkeypatch.context() as failing:
+                failing.setattr(one.live.documents, "put", refused)
+                new = await one.keys.create(ACME, "r", role=Role.INFER)
+                rotated = await one.keys.rotate(ACME, "r", rotated.document.id, grace_s=0)
+                await one.tenants.patch(ADMIN, "r", "globex", TenantPatch(status=Status.SUSPENDED))
+                for issued in (new, rotated):
+                    assert (await one.authenticator.authenticate(issued.text)).key_id == issued.document.id
+            for kind, document_id, rev in (
+                (DocumentKind.KEY, new.document.id, 1),
+                (DocumentKind.KEY, rotated.document.id, 2),
+                (DocumentKind.TENANT, "globex", 2),
+            ):
+                async with asyncio.timeout(20):
+                    while (await one.live.documents.revisions(kind)).get(document_id) != rev:
+                        await asyncio.sleep(0.005)
+            await eventually(lambda: globex_status(two) is Status.SUSPENDED)
+            await two.admit(await two.authenticator.authenticate(rotated.text))
+
+    run(scenario)
+
+
+def globex_status(node: Node) -> Status | None:
+    document = node.catalog.tenant("globex")
+    return None if document is None else document.doc.status
 
 
 def test_a_caller_that_is_cancelled_during_a_commit_leaves_it_whole(

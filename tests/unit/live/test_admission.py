@@ -25,6 +25,7 @@ from tests.support.live_documents import (
     num_in_flight,
     tenant_document,
 )
+from tests.support.valkey import Valkey
 from tests.unit.live.conftest import RunCheck
 
 POET = Used(id="acme/poet", rev=1)
@@ -343,6 +344,21 @@ def test_a_view_rebuilt_by_another_process_must_be_compared_here_too(on_any_serv
         assert await store.admission.admit(admit_call()) == ViewChanged()
 
     on_any_server(check)
+
+
+def test_a_full_server_admits_and_settles_all_the_same(any_server: Valkey, on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        assert any_server.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+        call = admit_call(adapter=POET)
+        await admitted(store, call)
+        assert (await store.admission.finish(finish_call(call))).was_first
+        assert await num_in_flight(store) == 0
+
+    try:
+        on_any_server(check)
+    finally:
+        assert any_server.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
 
 
 def test_a_key_without_its_revision_is_our_mistake(on_server: RunCheck) -> None:

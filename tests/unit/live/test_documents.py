@@ -1,9 +1,22 @@
 import pytest
 
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.store.records import DocumentKind
 from tests.support.live_documents import adapter_document, key_document, tenant_document
-from tests.unit.live.conftest import RunCheck
+from tests.support.valkey import Valkey
+from tests.unit.live.conftest import RunCheck, run_check
+
+REFUSES_WRITES = {
+    "it is full": [("CONFIG", "SET", "maxmemory", "1")],
+    "it is a replica": [("REPLICAOF", "127.0.0.1", "1")],
+    "it lost its replicas": [("CONFIG", "SET", "min-replicas-to-write", "1")],
+}
+AS_BEFORE = [
+    ("REPLICAOF", "NO", "ONE"),
+    ("CONFIG", "SET", "min-replicas-to-write", "0"),
+    ("CONFIG", "SET", "maxmemory", "0"),
+]
 
 
 def test_a_document_of_each_kind_is_put_and_listed(on_any_server: RunCheck) -> None:
@@ -64,3 +77,23 @@ def test_the_audit_names_who_did_what_to_which_tenant(on_server: RunCheck) -> No
         assert (tenant.tenant, tenant.kind) == ("zeta", "tenant")
 
     on_server(check)
+
+
+@pytest.mark.parametrize("how", REFUSES_WRITES.values(), ids=REFUSES_WRITES)
+def test_a_server_that_would_not_take_a_document_says_so_before(any_server: Valkey, how: list[tuple[str, ...]]) -> None:
+    """Though it answers a PING."""
+
+    async def check(store: LiveStore) -> None:
+        await store.documents.check_writable()
+        for command in how:
+            assert any_server.command(*command) == "+OK\r\n"
+        assert any_server.command("PING") == "+PONG\r\n"
+        with pytest.raises(LiveUnavailableError):
+            await store.documents.check_writable()
+
+    assert any_server.command("FLUSHALL") == "+OK\r\n"
+    try:
+        run_check(any_server.url, check)
+    finally:
+        for command in AS_BEFORE:
+            assert any_server.command(*command) == "+OK\r\n"
