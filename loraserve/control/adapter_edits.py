@@ -1,5 +1,7 @@
 """What each management act makes of an adapter's document. Pure: time and randomness come in as arguments."""
 
+import math
+
 import msgspec
 from msgspec.structs import replace
 
@@ -7,6 +9,8 @@ from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, Canary, VersionRecord
 
 RESTORABLE_S = 24 * 3600.0
+SWEPT_WITHIN_S = 70 * 60.0
+"""Of its publication: a content that no document refers to is swept an hour after it, every ten minutes."""
 MAX_WEIGHT_BP = 10_000
 
 
@@ -56,6 +60,14 @@ def wants(doc: AdapterDoc, *, now: float, restorable: bool) -> set[str]:
     return {version.digest for version in versions_of(doc)}
 
 
+def kept_until(doc: AdapterDoc, version: VersionRecord) -> float:
+    """Unix time until which a version's content is on the disk, about; infinite for what is not deleted."""
+    swept_at = version.created_at + SWEPT_WITHIN_S
+    if version.deleted_at is not None:
+        return swept_at
+    return math.inf if doc.deleted_at is None else max(swept_at, doc.deleted_at + RESTORABLE_S)
+
+
 def add_version(
     doc: AdapterDoc | None,
     tenant: str,
@@ -75,7 +87,7 @@ def add_version(
     if doc is None:
         doc = AdapterDoc(tenant=tenant, name=name, created_at=now)
     elif doc.deleted_at is not None:
-        doc = _emptied(doc, now)
+        doc = emptied(doc, now)
     version = find_published(doc, content)
     if version is None:
         version = VersionRecord(
@@ -204,6 +216,7 @@ def _with_alias(doc: AdapterDoc, name: str, alias: Alias) -> AdapterDoc:
     return replace(doc, aliases={**doc.aliases, name: alias})
 
 
-def _emptied(doc: AdapterDoc, now: float) -> AdapterDoc:
+def emptied(doc: AdapterDoc, now: float) -> AdapterDoc:
+    """A deleted adapter that begins anew."""
     gone = [version if version.deleted_at is not None else replace(version, deleted_at=now) for version in doc.versions]
     return AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=now, versions=gone)

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.adapter_edits import mark_deleted, mark_restored, versions_of
+from loraserve.control.adapter_edits import mark_deleted, mark_restored
 from loraserve.control.adapter_names import live_version
 from loraserve.control.adapter_queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, sort_key
 from loraserve.control.draining import Draining
@@ -153,8 +153,8 @@ class AdapterService:
         def change(doc: AdapterDoc) -> AdapterDoc:
             if doc.deleted_at is not None:
                 self._check_fits(doc)
-                size_bytes = sum(version.size_bytes for version in versions_of(doc))
-                self._quota.check(doc.tenant, doc.name, size_bytes)
+                # Its bytes have counted all the time.
+                self._quota.check_adapters(doc.tenant, doc.name)
             return mark_restored(doc, now=self._clock())
 
         return await self._access.edit(

@@ -1,19 +1,22 @@
-"""What a tenant may keep: adapters, and bytes over all their versions."""
+"""What a tenant may keep: adapters, and bytes over all their versions, deleted ones too while they are on the disk."""
 
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from datetime import UTC, datetime
 
-from loraserve.control.adapter_edits import versions_of
+from loraserve.control.adapter_edits import emptied, kept_until
 from loraserve.control.catalog import Catalog
 from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.turns import Turns
+from loraserve.store.records import AdapterDoc, Limits
 
 WAIT_S = 30.0
 """For other servers; twice as long as one that was killed keeps its lease."""
@@ -25,9 +28,10 @@ logger = logging.getLogger(__name__)
 class Quota:
     """Called on the event loop."""
 
-    def __init__(self, catalog: Catalog, live: LiveStore) -> None:
+    def __init__(self, catalog: Catalog, live: LiveStore, *, clock: Callable[[], float] = time.time) -> None:
         self._catalog = catalog
         self._live = live
+        self._clock = clock
         self._turns = Turns()
 
     @contextlib.asynccontextmanager
@@ -55,41 +59,49 @@ class Quota:
         return sum(document.doc.deleted_at is None for document in self._catalog.adapters(tenant))
 
     def adapter_bytes(self, tenant: str) -> int:
-        """Over all versions that are not deleted; content shared with others counts in full."""
-        return sum(
-            version.size_bytes
-            for document in self._catalog.adapters(tenant)
-            if document.doc.deleted_at is None
-            for version in versions_of(document.doc)
-        )
+        """Over all versions whose content is on the disk; content shared with others counts in full."""
+        docs = (document.doc for document in self._catalog.adapters(tenant))
+        return sum(size_bytes for size_bytes, _ in _kept(docs, self._clock()))
 
     def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
         """Whether a version of that size may be added. Raises `ServingError`.
 
         open_bytes: of the tenant's other uploads that are not committed yet.
         """
-        document = self._catalog.tenant(tenant)
-        if document is None:
-            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist.")
-        limits = document.doc.limits
+        self.check_adapters(tenant, name)
+        limit = self._limits(tenant).max_adapter_bytes
+        if limit is None:
+            return
+        now = self._clock()
+        docs = (_to_add_to(document.doc, name, now) for document in self._catalog.adapters(tenant))
+        kept = [*_kept(docs, now)]
+        used = sum(kept_bytes for kept_bytes, _ in kept) + open_bytes
+        if used + size_bytes > limit:
+            message = (
+                f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
+                f"{limit}. Delete versions, or ask for a higher limit.{_of_deleted(kept)}"
+            )
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def check_adapters(self, tenant: str, name: str) -> None:
+        """Whether there may be an adapter of that name. Raises `ServingError`."""
+        limit = self._limits(tenant).max_adapters
         existing = self._catalog.adapter(tenant, name)
         is_new = existing is None or existing.doc.deleted_at is not None
         num_adapters = self.num_adapters(tenant)
-        if is_new and limits.max_adapters is not None and num_adapters + 1 > limits.max_adapters:
+        if is_new and limit is not None and num_adapters + 1 > limit:
             message = (
-                f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limits.max_adapters}. "
+                f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limit}. "
                 "Delete one, or ask for a higher limit."
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
-        if limits.max_adapter_bytes is None:
-            return
-        used = self.adapter_bytes(tenant) + open_bytes
-        if used + size_bytes > limits.max_adapter_bytes:
-            message = (
-                f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
-                f"{limits.max_adapter_bytes}. Delete versions, or ask for a higher limit."
-            )
-            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def _limits(self, tenant: str) -> Limits:
+        """Raises `ServingError` (404)."""
+        document = self._catalog.tenant(tenant)
+        if document is None:
+            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist.")
+        return document.doc.limits
 
     def _is_limited(self, tenant: str) -> bool:
         document = self._catalog.tenant(tenant)
@@ -115,3 +127,30 @@ class Quota:
                 logger.warning("publishing for the tenant %s took longer than its lease", tenant)
         except LiveUnavailableError:
             logger.warning("the lease for publishing of the tenant %s could not be released; it lapses", tenant)
+
+
+def _to_add_to(doc: AdapterDoc, name: str, now: float) -> AdapterDoc:
+    """A deleted adapter of that name begins anew, and cannot be restored."""
+    return emptied(doc, now) if doc.name == name and doc.deleted_at is not None else doc
+
+
+def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[tuple[int, float]]:
+    """Bytes of each version whose content is on the disk, and until when."""
+    for doc in docs:
+        for version in doc.versions:
+            until = kept_until(doc, version)
+            if now < until:
+                yield version.size_bytes, until
+
+
+def _of_deleted(kept: Iterable[tuple[int, float]]) -> str:
+    """What a message adds for bytes that nobody can delete any more."""
+    deleted = [(size_bytes, until) for size_bytes, until in kept if until < math.inf]
+    if not deleted:
+        return ""
+    num_bytes = sum(size_bytes for size_bytes, _ in deleted)
+    first = datetime.fromtimestamp(min(until for _, until in deleted), UTC)
+    return (
+        f" {num_bytes} bytes are of deleted ones, which count until they are removed from the disk, "
+        f"the first of them at {first:%Y-%m-%d %H:%M} UTC."
+    )

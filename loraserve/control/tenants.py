@@ -39,7 +39,7 @@ class TenantPatch:
 class TenantHoldings:
     num_adapters: int
     adapter_bytes: int
-    """Over all versions that are not deleted, content shared with others in full."""
+    """Over all versions, deleted ones too while they are on the disk; content shared with others in full."""
     num_keys: int
     """Without revoked ones."""
 

@@ -50,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_adapters: int | None = None
     """Of a tenant; not of a key."""
     max_adapter_bytes: int | None = None
-    """Of a tenant, over all versions that are not deleted; content shared with others counts in full."""
+    """Of a tenant, over all versions, deleted ones too while they are on the disk; shared content counts in full."""
 
 
 class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2012,7 +2012,7 @@ export interface components {
              */
             max_adapters: number | null;
             /**
-             * @description Of a tenant, over all versions that are not deleted; content shared with others counts in full.
+             * @description Of a tenant, over all versions, deleted ones too while they are on the disk; shared content counts in full.
              * @default null
              */
             max_adapter_bytes: number | null;
@@ -2433,7 +2433,7 @@ export interface components {
             /** @description Share of the engine relative to other tenants. */
             weight: number;
             num_adapters: number;
-            /** @description Over all versions; what limits.max_adapter_bytes is about. */
+            /** @description Over all versions, deleted ones too while they are on the disk; what limits.max_adapter_bytes is about. */
             adapter_bytes: number;
             /** @description Without revoked ones. */
             num_keys: number;

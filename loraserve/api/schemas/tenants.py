@@ -16,7 +16,7 @@ class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the engine relative to other tenants."""
     num_adapters: int
     adapter_bytes: int
-    """Over all versions; what limits.max_adapter_bytes is about."""
+    """Over all versions, deleted ones too while they are on the disk; what limits.max_adapter_bytes is about."""
     num_keys: int
     """Without revoked ones."""
     updated_at: float

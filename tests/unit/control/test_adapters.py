@@ -1,9 +1,10 @@
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from loraserve.control.adapter_edits import CanaryShare
+from loraserve.control.adapter_edits import RESTORABLE_S, SWEPT_WITHIN_S, CanaryShare
 from loraserve.control.adapter_queries import AdapterQuery, AdapterSort, AdapterState
 from loraserve.control.adapters import AdapterPatch
 from loraserve.control.principal import Principal, server_principal
@@ -68,17 +69,17 @@ def test_names_that_cannot_be_are_refused(valkey: Valkey, tmp_path: Path, name: 
     run(scenario)
 
 
-def test_quotas_hold_and_deleting_makes_room(valkey: Valkey, tmp_path: Path) -> None:
+def test_quotas_hold_and_deleting_makes_room_for_another_adapter(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             await with_tenants(node)
-            limits = Limits(max_adapters=2, max_adapter_bytes=250)
+            limits = Limits(max_adapters=2, max_adapter_bytes=350)
             await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=limits))
             await node.versions.publish(ACME, "r", "a", content("a" * 64))
             await node.versions.publish(ACME, "r", "b", content("b" * 64))
-            for name, digest in (("c", "c"), ("b", "c")):
+            for name, size_bytes in (("c", 100), ("b", 151)):
                 with pytest.raises(ServingError) as refused:
-                    await node.versions.publish(ACME, "r", name, content(digest * 64))
+                    await node.versions.publish(ACME, "r", name, content("c" * 64, size_bytes=size_bytes))
                 assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
             assert node.tenants.holdings("acme").adapter_bytes == 200
             await node.adapters.delete(ACME, "r", "a", drain_s=0)
@@ -88,6 +89,68 @@ def test_quotas_hold_and_deleting_makes_room(valkey: Valkey, tmp_path: Path) -> 
             assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
 
     run(scenario)
+
+
+def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=250)))
+
+            async def publish(name: str, digest: str) -> None:
+                await node.versions.publish(ACME, "r", name, content(digest * 64), activate=False)
+
+            async def refused(name: str, digest: str) -> str:
+                with pytest.raises(ServingError) as error:
+                    await publish(name, digest)
+                assert error.value.code is ErrorCode.INSUFFICIENT_QUOTA
+                return error.value.message
+
+            await publish("a", "1")
+            await publish("a", "2")
+            # A version that is young.
+            await node.versions.delete(ACME, "r", "a", 2)
+            for name in "ab":
+                message = await refused(name, "3")
+                assert "100 bytes are of deleted ones" in message
+                assert f"at {utc(node.clock.now + SWEPT_WITHIN_S)}" in message
+            node.clock.now += SWEPT_WITHIN_S
+            await publish("a", "3")
+            # One that is not.
+            node.clock.now += SWEPT_WITHIN_S
+            await node.versions.delete(ACME, "r", "a", 3)
+            await publish("b", "3")
+            # An adapter, which can be restored.
+            await node.adapters.delete(ACME, "r", "a", drain_s=0)
+            assert node.tenants.holdings("acme").adapter_bytes == 200
+            assert f"at {utc(node.clock.now + RESTORABLE_S)}" in await refused("c", "4")
+            await node.adapters.restore(ACME, "r", "a")
+            await node.adapters.delete(ACME, "r", "a", drain_s=0)
+            node.clock.now += RESTORABLE_S
+            await publish("c", "4")
+
+    run(scenario)
+
+
+def test_an_upload_takes_the_room_of_the_deleted_adapter_whose_name_it_has(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=150)))
+            await node.versions.publish(ACME, "r", "a", content("1" * 64))
+            await node.adapters.delete(ACME, "r", "a", drain_s=0)
+            with pytest.raises(ServingError) as refused:
+                await node.versions.publish(ACME, "r", "a", content("2" * 64))
+            assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA, "it has only just been uploaded"
+            node.clock.now += SWEPT_WITHIN_S
+            await node.versions.publish(ACME, "r", "a", content("2" * 64))
+            assert node.tenants.holdings("acme").adapter_bytes == 100
+
+    run(scenario)
+
+
+def utc(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def test_rollback_swaps_and_a_second_one_undoes_it(valkey: Valkey, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.control.adapter_edits import SWEPT_WITHIN_S
 from loraserve.control.principal import Principal
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -91,7 +92,7 @@ def test_values_out_of_range_are_refused_by_name(
     run(scenario)
 
 
-def test_holdings_count_what_is_there_and_not_revoked(valkey: Valkey, tmp_path: Path) -> None:
+def test_holdings_count_what_is_on_the_disk_and_not_revoked(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
@@ -103,6 +104,8 @@ def test_holdings_count_what_is_there_and_not_revoked(valkey: Valkey, tmp_path: 
             await node.keys.create(ACME, "r", role=Role.INFER)
             await node.keys.revoke(ACME, "r", revoked.document.id)
             holdings = node.tenants.holdings("acme")
-            assert (holdings.num_adapters, holdings.adapter_bytes, holdings.num_keys) == (2, 12, 1)
+            assert (holdings.num_adapters, holdings.adapter_bytes, holdings.num_keys) == (2, 17, 1)
+            node.clock.now += SWEPT_WITHIN_S
+            assert node.tenants.holdings("acme").adapter_bytes == 12
 
     run(scenario)
