@@ -14,6 +14,7 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
 from loraserve.api.bodies import stream_body
+from loraserve.control.uploads import form_too_large
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 from loraserve.store.uploads import SPOOL
@@ -23,6 +24,8 @@ FILES = {CONFIG_FILE: DEFAULT_LIMITS.max_config_bytes, WEIGHTS_FILE: DEFAULT_LIM
 FIELDS = ("name", "activate")
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 8
+MAX_OVERHEAD_BYTES = 64 * 1024
+"""More than any client sends beside the files: fields, and a few lines before each part."""
 TRUTH = {"true": True, "false": False}
 
 
@@ -37,8 +40,11 @@ class AdapterForm:
 @dataclass(slots=True)
 class _Parts:
     folder: Path
+    max_bytes: int | None
     fields: dict[str, bytes] = field(default_factory=dict)
     files: dict[str, BinaryIO] = field(default_factory=dict)
+    _num_bytes: int = 0
+    """Of all files so far."""
     _file: BinaryIO | None = None
     _field: str | None = None
 
@@ -59,6 +65,9 @@ class _Parts:
 
     def add(self, piece: bytes) -> None:
         if self._file is not None:
+            self._num_bytes += len(piece)
+            if self.max_bytes is not None and self._num_bytes > self.max_bytes:
+                raise form_too_large(self.max_bytes)
             self._file.write(piece)
             limit = FILES[Path(self._file.name).name]
             if self._file.tell() > limit:
@@ -78,15 +87,21 @@ class _Parts:
             file.close()
 
 
+def least_size_bytes(request: Request) -> int | None:
+    """What the files of a form have together, at least; None = it does not say how long it is."""
+    length = request.content_length
+    return None if length is None else max(0, length - MAX_OVERHEAD_BYTES)
+
+
 @contextlib.asynccontextmanager
-async def receive_adapter(request: Request, data_dir: Path) -> AsyncGenerator[AdapterForm]:
-    """Memory stays flat, whatever the size. Raises `ServingError`."""
+async def receive_adapter(request: Request, data_dir: Path, max_bytes: int | None) -> AsyncGenerator[AdapterForm]:
+    """Memory stays flat, whatever the size. max_bytes: of all files. Raises `ServingError`."""
     boundary = _boundary(request)
     spool = data_dir / SPOOL
     spool.mkdir(mode=0o700, exist_ok=True)
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=spool))
     try:
-        with contextlib.closing(_Parts(folder)) as parts:
+        with contextlib.closing(_Parts(folder, max_bytes)) as parts:
             await _receive(request, boundary, parts)
         yield _form(parts)
     finally:

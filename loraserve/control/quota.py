@@ -83,6 +83,18 @@ class Quota:
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None:
+        """What an upload may have at most, whatever name it turns out to have; None = no limit. Raises `ServingError`.
+
+        It may be refused all the same once its name is known: see `check`.
+        """
+        limit = self._limits(tenant).max_adapter_bytes
+        if limit is None:
+            return None
+        docs = (document.doc for document in self._catalog.adapters(tenant) if document.doc.deleted_at is None)
+        used = sum(kept_bytes for kept_bytes, _ in _kept(docs, self._clock()))
+        return max(0, limit - used - open_bytes)
+
     def check_adapters(self, tenant: str, name: str) -> None:
         """Whether there may be an adapter of that name. Raises `ServingError`."""
         limit = self._limits(tenant).max_adapters

@@ -8,8 +8,9 @@ can be repeated.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from loraserve.store.upload_session import UploadFile, UploadSession, UploadStat
 from loraserve.store.uploads import UploadStore
 
 MAX_OPEN_UPLOADS = 64
-"""Of one tenant; each may hold bytes on the disk for a day."""
+"""Of one tenant, with forms on their way to a server; each may hold bytes on the disk for a day."""
 POLL_S = 0.5
 """How often a session that another process works on is looked at."""
 
@@ -40,9 +41,22 @@ _logger = logging.getLogger(__name__)
 
 
 class QuotaCheck(Protocol):
-    """See `Quota.check`."""
+    """See `Quota`."""
 
     def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None: ...
+
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IncomingForm:
+    """On its way to this server, and counted as an open upload of its tenant until it has become one."""
+
+    tenant: str
+    size_bytes: int
+    """What it counts for."""
+    max_bytes: int | None
+    """What its files may have together; None = no limit."""
 
 
 class UploadService:
@@ -65,6 +79,7 @@ class UploadService:
         self._quota = quota
         self._limits = limits
         self._opening = asyncio.Lock()
+        self._incoming: set[IncomingForm] = set()
         self._judge = UploadJudge(store, ingest, limits)
         self._commits = UploadCommits(store, blobs, ingest, publisher=publisher, smoke=smoke, certify=certify)
 
@@ -87,23 +102,48 @@ class UploadService:
         for session in await asyncio.to_thread(self._store.expire):
             self._judge.forget(session.id)
 
+    @contextlib.asynccontextmanager
+    async def incoming(self, principal: Principal, size_bytes: int | None) -> AsyncGenerator[IncomingForm]:
+        """Enter it before the first byte of a form is stored; `from_path` makes a session of the form.
+
+        size_bytes: that its files have at least; None = it does not say, so that it may take all the room there is.
+        """
+        tenant = principal.acting_tenant
+        async with self._opening:
+            open_bytes = await self._open_bytes(tenant)
+            room_bytes = self._quota.room_bytes(tenant, open_bytes=open_bytes)
+            if room_bytes is not None and (size_bytes or 1) > room_bytes:
+                raise form_too_large(room_bytes)
+            counted_bytes = (room_bytes or 0) if size_bytes is None else size_bytes
+            form = IncomingForm(tenant, counted_bytes, room_bytes)
+            self._incoming.add(form)
+        try:
+            yield form
+        finally:
+            self._incoming.discard(form)
+
     async def open(
-        self, principal: Principal, name: str, files: Sequence[UploadFile], *, activate: bool = True
+        self,
+        principal: Principal,
+        name: str,
+        files: Sequence[UploadFile],
+        *,
+        activate: bool = True,
+        form: IncomingForm | None = None,
     ) -> UploadSession:
-        """Name, files, sizes and quota are checked here; sessions that are not settled count as used."""
+        """Name, files, sizes and quota are checked here; sessions that are not settled count as used, and forms.
+
+        form: what the session is made of.
+        """
         self._publisher.check_name(name)
         principal.require_adapter(name)
         self._check_sizes(files)
         tenant = principal.acting_tenant
         async with self._opening:
-            pending = await asyncio.to_thread(self._store.pending, tenant)
-            if len(pending) >= MAX_OPEN_UPLOADS:
-                message = f"{len(pending)} uploads are open, at most {MAX_OPEN_UPLOADS} can be: commit or abort some."
-                raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
-            open_bytes = sum(session.size_bytes for session in pending)
+            open_bytes = await self._open_bytes(tenant, without=form)
             self._quota.check(tenant, name, sum(file.size_bytes for file in files), open_bytes=open_bytes)
             with store_errors():
-                return await asyncio.to_thread(
+                session = await asyncio.to_thread(
                     self._store.create,
                     tenant=tenant,
                     name=name,
@@ -111,6 +151,9 @@ class UploadService:
                     files=files,
                     activate=activate,
                 )
+            if form is not None:
+                self._incoming.discard(form)
+            return session
 
     async def put_chunk(
         self, principal: Principal, upload_id: str, file: str, start: int, body: AsyncIterator[bytes]
@@ -188,14 +231,15 @@ class UploadService:
         roots: Sequence[Path] | None,
         follow_symlinks: bool = False,
         activate: bool = True,
+        form: IncomingForm | None = None,
     ) -> UploadSession:
         """Copies a folder of this machine in through a session, and waits for the outcome: ready, or an error.
 
         roots: folders that the path must be in; None = any. follow_symlinks: only for paths of the command line, since
-        Hugging Face's cache is made of links; never for a client's.
+        Hugging Face's cache is made of links; never for a client's. form: what the folder holds.
         """
         with open_source(path, roots=roots, follow_symlinks=follow_symlinks, limits=self._limits) as source:
-            session = await self.open(principal, name, source.files, activate=activate)
+            session = await self.open(principal, name, source.files, activate=activate, form=form)
             try:
                 for file in source.files:
                     await self.put_chunk(principal, session.id, file.name, 0, source.read(file.name))
@@ -212,6 +256,16 @@ class UploadService:
         if session.state is not UploadState.READY:
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, session.error or f"The upload is {session.state}.")
         return session
+
+    async def _open_bytes(self, tenant: str, *, without: IncomingForm | None = None) -> int:
+        """Of all that is not settled. Raises `ServingError` where there may be no more of it."""
+        pending = await asyncio.to_thread(self._store.pending, tenant)
+        forms = [form for form in self._incoming if form.tenant == tenant and form is not without]
+        num_open = len(pending) + len(forms)
+        if num_open >= MAX_OPEN_UPLOADS:
+            message = f"{num_open} uploads are open, at most {MAX_OPEN_UPLOADS} can be: commit or abort some."
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+        return sum(session.size_bytes for session in pending) + sum(form.size_bytes for form in forms)
 
     async def _of(self, principal: Principal, upload_id: str) -> UploadSession:
         with store_errors():
@@ -242,6 +296,14 @@ class UploadService:
             with contextlib.suppress(StoreError):
                 await to_state(self._store, upload_id, UploadState.REJECTED, report=error.report)
             raise
+
+
+def form_too_large(room_bytes: int) -> ServingError:
+    message = (
+        f"The form has more than the {room_bytes} bytes that the tenant's limit leaves for it. "
+        "Delete versions, abort uploads, or ask for a higher limit."
+    )
+    return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
 
 async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:

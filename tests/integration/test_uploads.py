@@ -213,6 +213,56 @@ def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
+def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
+    bench: UploadBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.uploads.MAX_OPEN_UPLOADS", 2)
+    folder = tmp_path / "form"
+    folder.mkdir()
+    for name, data in files().items():
+        (folder / name).write_bytes(data)
+
+    async def run() -> None:
+        async with bench.service.incoming(ALICE, 10):
+            await opened(bench, files(), complete=False)
+            with refused(ErrorCode.INSUFFICIENT_QUOTA, "2 uploads are open"):
+                await opened(bench, files(), complete=False)
+            with refused(ErrorCode.INSUFFICIENT_QUOTA, "2 uploads are open"):
+                await bench.service.incoming(ALICE, 10).__aenter__()
+            async with bench.service.incoming(BOB, 10):
+                pass
+        # The session of a form takes its place.
+        async with bench.service.incoming(ALICE, 10) as form:
+            done = await bench.service.from_path(ALICE, "request", "sql", folder, roots=None, form=form)
+            assert done.state is UploadState.READY
+            await opened(bench, files(), complete=False)
+
+    asyncio.run(run())
+
+
+def test_forms_on_their_way_take_room_of_the_quota(bench: UploadBench) -> None:
+    bench.quota.limit = 1000
+
+    async def run() -> None:
+        with refused(ErrorCode.INSUFFICIENT_QUOTA, "1000 bytes"):
+            await bench.service.incoming(ALICE, 1001).__aenter__()
+        async with bench.service.incoming(ALICE, 600) as form:
+            assert form.max_bytes == 1000
+            with refused(ErrorCode.INSUFFICIENT_QUOTA, "400 bytes"):
+                await bench.service.incoming(ALICE, 401).__aenter__()
+            # One that does not say how long it is takes the rest.
+            async with bench.service.incoming(ALICE, None) as form:
+                assert form.max_bytes == 400
+                for size_bytes in (0, 1, None):
+                    with refused(ErrorCode.INSUFFICIENT_QUOTA, " 0 bytes"):
+                        await bench.service.incoming(ALICE, size_bytes).__aenter__()
+        bench.quota.limit = None
+        async with bench.service.incoming(ALICE, None) as form:
+            assert (form.size_bytes, form.max_bytes) == (0, None)
+
+    asyncio.run(run())
+
+
 def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())

@@ -70,11 +70,16 @@ class OpenQuota:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int, int]] = []
         self.error: Exception | None = None
+        self.limit: int | None = None
+        """Bytes, of which only uploads that are under way use some."""
 
     def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
         self.asked.append((tenant, name, size_bytes, open_bytes))
         if self.error is not None:
             raise self.error
+
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None:
+        return None if self.limit is None else max(0, self.limit - open_bytes)
 
 
 @dataclass

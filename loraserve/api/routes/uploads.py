@@ -9,7 +9,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
 from loraserve.api.decoding import decode_body
 from loraserve.api.idempotency import once
-from loraserve.api.multipart_form import receive_adapter
+from loraserve.api.multipart_form import least_size_bytes, receive_adapter
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, binary_body, json_body, multipart_body
 from loraserve.api.operation_docs import CONTENT_RANGE, IDEMPOTENCY_KEY, heeds
@@ -119,9 +119,12 @@ async def abort_upload(request: Request, context: NamedDependency[AppContext], u
 )
 async def add_adapter(request: Request, context: NamedDependency[AppContext]) -> Response[UploadItem]:
     """A form with `name` and both files, for curl: a session in one request, answered when the adapter is ready."""
-    async with receive_adapter(request, context.runtime.settings.data_dir) as form:
-        principal, request_id = principal_of(request), request_id_of(request.scope)
-        session = await context.control.uploads.from_path(
-            principal, request_id, form.name, form.folder, roots=None, activate=form.activate
+    principal, request_id, uploads = principal_of(request), request_id_of(request.scope), context.control.uploads
+    async with (
+        uploads.incoming(principal, least_size_bytes(request)) as incoming,
+        receive_adapter(request, context.runtime.settings.data_dir, incoming.max_bytes) as form,
+    ):
+        session = await uploads.from_path(
+            principal, request_id, form.name, form.folder, roots=None, activate=form.activate, form=incoming
         )
     return Response(upload_item(session), status_code=201)

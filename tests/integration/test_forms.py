@@ -1,0 +1,96 @@
+"""Adapters as multipart forms, against the quota of their tenant: what does not fit is not stored first."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.management import ADAPTER_FILES, add_adapter, client, fake_adapter, new_key, offline_admin_key
+from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, stop, wait_until
+
+FORM = "multipart/form-data; boundary=x"
+HEAD = b'--x\r\nContent-Disposition: form-data; name="files"; filename="adapter_model.safetensors"\r\n\r\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    server: ServerProcess
+    data_dir: Path
+    admin: httpx.Client
+
+    def tenant(self, name: str, max_adapter_bytes: int) -> str:
+        """A new one with that limit; the key of its operator."""
+        limits = {"max_adapter_bytes": max_adapter_bytes}
+        assert self.admin.post("/v1/tenants", json={"id": name, "limits": limits}).status_code == 201
+        return new_key(self.admin, name, "operator")["secret"]
+
+    def begin(self, key: str, **headers: str) -> http.client.HTTPConnection:
+        """A form of which the head is sent."""
+        connection = http.client.HTTPConnection(urlsplit(self.server.url).netloc, timeout=WAIT_S)
+        connection.putrequest("POST", "/v1/adapters")
+        for name, value in {"x-api-key": key, "content-type": FORM, **headers}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        return connection
+
+    def stored(self) -> list[Path]:
+        return [path for path in (self.data_dir / "spool").glob("*/*") if path.is_file()]
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
+    data_dir = tmp_path_factory.mktemp("forms") / "data"
+    key = offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server, client(server, key) as admin:
+        yield Keyed(server, data_dir, admin)
+        stop(server)
+
+
+def error_of(connection: http.client.HTTPConnection) -> tuple[int, dict[str, Any]]:
+    response = connection.getresponse()
+    body = json.loads(response.read())
+    connection.close()
+    return response.status, body["error"]
+
+
+def test_a_form_that_announces_too_much_is_refused_before_its_first_byte(keyed: Keyed) -> None:
+    key = keyed.tenant("announced", 100_000)
+    status, error = error_of(keyed.begin(key, **{"content-length": "50000000"}))
+    assert (status, error["code"]) == (429, "insufficient_quota")
+    assert "100000 bytes" in error["message"]
+
+
+def test_a_form_that_announces_nothing_is_cut_off_where_the_quota_ends(keyed: Keyed) -> None:
+    key = keyed.tenant("unannounced", 100_000)
+    connection = keyed.begin(key, **{"transfer-encoding": "chunked"})
+    for piece in (HEAD, bytes(60_000), bytes(60_000)):
+        connection.send(b"%x\r\n%s\r\n" % (len(piece), piece))
+    status, error = error_of(connection)
+    assert (status, error["code"]) == (429, "insufficient_quota")
+    assert keyed.stored() == []
+
+
+def test_a_form_on_its_way_leaves_its_tenant_the_rest_only(keyed: Keyed) -> None:
+    key = keyed.tenant("busy", 10_000_000)
+    connection = keyed.begin(key, **{"content-length": "9000000"})
+    connection.send(HEAD)
+    wait_until(lambda: keyed.stored() != [], "the form is being received")
+    assert error_of(keyed.begin(key, **{"content-length": "5000000"}))[1]["code"] == "insufficient_quota"
+    connection.close()
+
+
+def test_a_form_that_fits_to_the_byte_is_taken(keyed: Keyed, tmp_path: Path) -> None:
+    folder = fake_adapter(tmp_path / "skill", 1)
+    size_bytes = sum((folder / name).stat().st_size for name in ADAPTER_FILES)
+    with client(keyed.server, keyed.tenant("exact", size_bytes)) as http:
+        assert add_adapter(http, "skill", folder)["state"] == "ready"
+    files = [("files", (name, (folder / name).read_bytes())) for name in ADAPTER_FILES]
+    with client(keyed.server, keyed.tenant("short", size_bytes - 1)) as http:
+        refused = http.post("/v1/adapters", data={"name": "skill"}, files=files)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
