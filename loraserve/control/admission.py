@@ -20,6 +20,7 @@ from loraserve.control.request_totals import RequestTotals
 from loraserve.control.resolve import Resolver, Target
 from loraserve.control.running import RunningRequest, RunningRequests
 from loraserve.control.settlements import Settlements
+from loraserve.control.usage_writer import UsageWriter
 from loraserve.live.admission_records import (
     AdmitCall,
     AlreadyEnded,
@@ -36,7 +37,6 @@ from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DocumentKind, Limits
-from loraserve.store.usage_log import UsageLog
 
 MAX_RESERVED_OUTPUT = 256
 STALE_TRIES = 3
@@ -69,7 +69,7 @@ class Admission:
         authenticator: Authenticator,
         resolver: Resolver,
         running: RunningRequests,
-        usage_log: UsageLog,
+        usage: UsageWriter,
         outage: Outage,
         engine: EngineClient,
         settings: AdmissionSettings,
@@ -82,7 +82,7 @@ class Admission:
         self._authenticator = authenticator
         self._resolver = resolver
         self._running = running
-        self._usage_log = usage_log
+        self._usage = usage
         self._outage = outage
         self._settings = settings
         self._queues = QueueLimits(
@@ -140,14 +140,15 @@ class Admission:
     async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
         """One usage line, leases and unused tokens back, the terminal state.
 
-        The line is written before anything is waited for. Where Redis is gone the rest is left to `settle_again`.
+        The line is written before anything is waited for; on a full disk, when there is room again. Where Redis is gone the
+        rest is left to `settle_again`.
         """
         if admitted.finished:
             return
         admitted.finished = True
         self._running.remove(admitted.request_id)
         now = self._clock()
-        self._log_usage(admitted, outcome, now)
+        self._usage.write(usage_line(admitted, outcome, now))
         adapter = admitted.target.adapter
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
@@ -248,12 +249,6 @@ class Admission:
         # Counted by all servers again as soon as Redis is back.
         self._live.leases.hold(call.lease)
         return self._begin(principal, target, call, num_sequences, {}, is_local=True)
-
-    def _log_usage(self, admitted: Admitted, outcome: Outcome, now: float) -> None:
-        try:
-            self._usage_log.append(usage_line(admitted, outcome, now))
-        except OSError:
-            logger.exception("the usage of request %s could not be written and is not billed", admitted.request_id)
 
     def _undo(self, call: AdmitCall) -> None:
         """The request did not begin; whether Redis let it in is not known."""

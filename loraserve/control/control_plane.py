@@ -35,6 +35,7 @@ from loraserve.control.sessions import SessionService
 from loraserve.control.smoke import SmokeTest
 from loraserve.control.tenants import TenantService
 from loraserve.control.uploads import UploadService
+from loraserve.control.usage_writer import UsageWriter
 from loraserve.control.versions import VersionService
 from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
@@ -78,6 +79,7 @@ class ControlPlane:
     contents: Contents
     background: Background
     usage_log: UsageLog
+    usage_writer: UsageWriter
     revocation: Revocation
     pins: Pins
     certifier: Certifier | None
@@ -106,6 +108,7 @@ class ControlPlane:
         await self.uploads.close()
         await self.admission.close()
         await self.background.stop()
+        self.usage_writer.close()
         await self.observer.close()
         await self.residency.close()
         await self.ingest.close()
@@ -115,6 +118,7 @@ class ControlPlane:
         await self.live.close()
 
     async def _sync_usage(self) -> None:
+        self.usage_writer.retry()
         await asyncio.to_thread(self.usage_log.sync)
 
     async def _sweep(self) -> None:
@@ -145,7 +149,8 @@ def build_control(
     )
     running = RunningRequests()
     usage_log = UsageLog(settings.data_dir, process)
-    admission = _admission(declared, engine, resolver, running, usage_log, process)
+    usage_writer = UsageWriter(usage_log)
+    admission = _admission(declared, engine, resolver, running, usage_writer, process)
     ingest = Ingest(
         packed_dir=packed_dir,
         layout=lambda: engine.model.layout,
@@ -188,6 +193,7 @@ def build_control(
         contents=Contents(declared.blobs),
         background=Background(),
         usage_log=usage_log,
+        usage_writer=usage_writer,
         revocation=Revocation(catalog, declared.authenticator, running),
         pins=pins,
         certifier=certifier,
@@ -201,7 +207,7 @@ def _admission(
     engine: EngineClient,
     resolver: Resolver,
     running: RunningRequests,
-    usage_log: UsageLog,
+    usage: UsageWriter,
     process: str,
 ) -> Admission:
     settings = AdmissionSettings(
@@ -215,7 +221,7 @@ def _admission(
         declared.authenticator,
         resolver,
         running,
-        usage_log,
+        usage,
         declared.outage,
         engine,
         settings,

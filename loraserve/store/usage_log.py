@@ -109,11 +109,15 @@ class UsageLog:
         make_folder(self._folder / day)
         path = self._folder / day / f"{self._process}{LOG_SUFFIX}"
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        finished, self._descriptor, self._day = self._descriptor, descriptor, day
+        try:
+            sync_folder(path.parent)
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                write_all(descriptor, b"\n")
+                size += 1
+        except BaseException:
+            os.close(descriptor)
+            raise
+        finished, self._descriptor, self._day, self._size = self._descriptor, descriptor, day, size
         if finished >= 0:
             self._finished.append(finished)
-        sync_folder(path.parent)
-        self._size = os.fstat(descriptor).st_size
-        if self._size and os.pread(descriptor, 1, self._size - 1) != b"\n":
-            write_all(descriptor, b"\n")
-            self._size += 1

@@ -40,6 +40,7 @@ from loraserve.control.running import RunningRequests
 from loraserve.control.served_base import served_base
 from loraserve.control.snapshots import Snapshots
 from loraserve.control.tenants import TenantService
+from loraserve.control.usage_writer import UsageWriter
 from loraserve.control.versions import VersionService
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import AdapterLoadError
@@ -223,7 +224,7 @@ async def build_node(
         authenticator,
         resolver,
         running,
-        usage_log,
+        UsageWriter(usage_log),
         outage,
         engine,
         settings or AdmissionSettings(process=process),

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.control_plane import STALE_FORM_S, STALE_OUTPUT_S
+from loraserve.store.usage_log import Outcome, UsageLine
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import live_server, make_settings
 
@@ -23,3 +24,42 @@ def test_a_start_removes_what_a_killed_server_left_but_nothing_young(
     os.utime(left, (changed, changed))
     with live_server(FakeEngine(), make_settings(tmp_path)):
         assert left.exists() is not is_stale
+
+
+def test_usage_that_the_disk_did_not_take_is_in_the_log_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(line: UsageLine) -> None:
+        raise OSError(28, "No space left on device")
+
+    def logged() -> list[bytes]:
+        return [text for path in tmp_path.glob("usage/*/*") for text in path.read_bytes().splitlines()]
+
+    with live_server(FakeEngine(), make_settings(tmp_path)) as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(server.control.usage_log, "append", full)
+            server.call(lambda: server.control.usage_writer.write(line("kept")))
+            assert logged() == []
+        server.wait_until(lambda: len(logged()) == 1)
+        monkeypatch.setattr(server.control.usage_log, "append", full)
+        server.call(lambda: server.control.usage_writer.write(line("of the last second")))
+        monkeypatch.undo()
+    assert len(logged()) == 2
+
+
+def line(request_id: str) -> UsageLine:
+    return UsageLine(
+        request_id=request_id,
+        at=time.time(),
+        tenant="default",
+        key_id=None,
+        adapter=None,
+        version=None,
+        digest=None,
+        prompt_tokens=1,
+        cached_tokens=0,
+        output_tokens=1,
+        outcome=Outcome.STOP,
+        ttft_ms=None,
+        duration_ms=1.0,
+    )

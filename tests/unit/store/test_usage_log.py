@@ -125,6 +125,34 @@ def test_a_full_disk_leaves_no_half_line(log: UsageLog, tmp_path: Path, monkeypa
     assert read_lines(file.path, 0).lines == [line(1), line(3)]
 
 
+def test_a_day_that_cannot_be_begun_is_begun_with_the_next_line(
+    log: UsageLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    log.append(line(1))
+    with monkeypatch.context() as patched:
+        patched.setattr("loraserve.store.usage_log.sync_folder", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            log.append(line(2, DAY_2))
+    # Cut back to where the file was, not to where yesterday's was.
+    write, calls = os.write, []
+
+    def full(descriptor: int, data: memoryview) -> int:
+        calls.append(descriptor)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:10])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            log.append(line(2, DAY_2))
+    log.append(line(3, DAY_2))
+    assert [read_lines(file.path, 0).lines for file in list_logs(tmp_path)] == [[line(3, DAY_2)], [line(1)]]
+
+
 def test_each_day_and_process_has_its_own_file_and_the_newest_day_comes_first(log: UsageLog, tmp_path: Path) -> None:
     other = UsageLog(tmp_path, "p0")
     log.append(line(1))
