@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Self
 
 from loraserve.live import die_with_parent
+from loraserve.live.append_only_file import AppendOnlyFile, ask
 from loraserve.live.errors import LiveServerError
 from loraserve.live.server_binary import find_server_binary
 from loraserve.live.server_place import ServerPlace, prepare_place, set_data_aside
 
 START_S = 10.0
 STOP_S = 10.0
-PING_S = 1.0
 POLL_S = 0.01
 TEND_EVERY_S = 0.2
 MAX_FAILED_STARTS = 2
@@ -98,6 +98,7 @@ class PrivateServer:
             self._keep_up()
 
     async def _tend_forever(self) -> None:
+        file = AppendOnlyFile(self.place.socket)
         while True:
             await asyncio.sleep(max(TEND_EVERY_S, min(self._num_failed_starts, LONGEST_PAUSE_S)))
             try:
@@ -106,6 +107,9 @@ class PrivateServer:
                     self._num_failed_starts = 0
             except (OSError, LiveServerError) as error:
                 logger.error("the private server cannot be started: %s", error)
+            if self.is_owner:
+                with contextlib.suppress(OSError, EOFError):
+                    await file.watch()
 
     def _keep_up(self) -> None:
         """Starts what has to be started."""
@@ -184,12 +188,6 @@ class PrivateServer:
 async def _answers(path: Path) -> bool:
     """False also while it still reads its data."""
     try:
-        async with asyncio.timeout(PING_S):
-            reader, writer = await asyncio.open_unix_connection(path)
-            try:
-                writer.write(b"PING\r\n")
-                return await reader.readline() == b"+PONG\r\n"
-            finally:
-                writer.close()
+        return await ask(path, "PING") == b"+PONG\r\n"
     except OSError:
         return False

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -249,6 +250,53 @@ def test_data_no_server_can_read_is_set_aside(tmp_path: Path) -> None:
         assert list((tmp_path / "kv" / "unreadable").rglob("*.aof"))
 
     with_server(tmp_path, check)
+
+
+def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.valkey import server_binaries
+
+    monkeypatch.setattr("loraserve.live.append_only_file.WATCH_EVERY_S", 0.05)
+
+    async def check(server: PrivateServer) -> None:
+        pid = pid_of(server)
+        assert pid is not None
+        unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        # As on a full disk, no file can become longer.
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+        async with asyncio.timeout(WAIT_S):
+            while await says(server.url, b"aof_enabled:1"):
+                with contextlib.suppress(LiveUnavailableError):
+                    await ask(server.url, "SET", "a", "1")
+        for number in range(3):
+            assert await ask(server.url, "SET", "a", f"{number}") == b"OK"
+            await asyncio.sleep(0.1)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+        with monkeypatch.context() as patched:
+            patched.setattr("loraserve.live.append_only_file.AGAIN_AFTER_S", 0.0)
+            async with asyncio.timeout(WAIT_S):
+                while not await says(server.url, b"aof_enabled:1"):
+                    await asyncio.sleep(0.01)
+        assert await ask(server.url, "SET", "b", "1") == b"OK"
+        async with asyncio.timeout(WAIT_S):
+            while not await says(server.url, b"aof_rewrite_in_progress:0"):
+                await asyncio.sleep(0.01)
+
+    async def read(server: PrivateServer) -> None:
+        assert [await ask(server.url, "GET", name) for name in ("a", "b")] == [b"2", b"1"]
+
+    for name, binary in server_binaries().items():
+        folder = tmp_path / name.replace("/", "_")
+        folder.mkdir()
+        (folder / "redis-server").symlink_to(binary)
+        monkeypatch.setenv("PATH", str(folder))
+        with_server(folder, check)
+        with_server(folder, read)
+
+
+async def says(url: str, text: bytes) -> bool:
+    info = await ask(url, "INFO", "persistence")
+    assert isinstance(info, bytes)
+    return text in info
 
 
 def test_a_server_that_cannot_start_is_an_error_with_its_last_words(
