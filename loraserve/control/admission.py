@@ -140,8 +140,8 @@ class Admission:
     async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
         """One usage line, leases and unused tokens back, the terminal state.
 
-        The line is written before anything is waited for; on a full disk, when there is room again. Where Redis is gone the
-        rest is left to `settle_again`.
+        The line is written before anything is waited for; on a full disk, when there is room again. Where Redis is gone
+        the rest is left to `settle_again`.
         """
         if admitted.finished:
             return
