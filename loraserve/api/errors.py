@@ -1,5 +1,6 @@
 """One table from error code to HTTP status and OpenAI type, and one body for every error on every route."""
 
+import errno
 import logging
 from http import HTTPStatus
 
@@ -64,6 +65,8 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.SERVICE_UNAVAILABLE: (503, SERVER_ERROR),
 }
 
+DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+
 CODE_OF_STATUS: dict[int, ErrorCode] = {
     400: ErrorCode.INVALID_VALUE,
     401: ErrorCode.INVALID_API_KEY,
@@ -123,7 +126,12 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
     if isinstance(error, HTTPException) and (code := CODE_OF_STATUS.get(error.status_code)) is not None:
         return ServingError(code, _message(request, error.status_code), headers=error.headers)
     # Escaped: whoever chose the path does not write lines into the log.
-    logger.error("%s %s failed", request.method, ascii(request.scope["path"][:256]), exc_info=error)
+    path = ascii(request.scope["path"][:256])
+    if isinstance(error, OSError) and error.errno in DISK_TAKES_NOTHING:
+        logger.error("%s %s failed: %s", request.method, path, error)
+        message = f"The server cannot write to its disk: {error.strerror}. What was asked for was not done."
+        return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
+    logger.error("%s %s failed", request.method, path, exc_info=error)
     return internal_error()
 
 

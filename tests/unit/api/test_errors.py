@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 from litestar.testing import RequestFactory
 
@@ -45,3 +47,12 @@ def test_a_path_writes_no_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) ->
     (line,) = lines
     assert "forged" in line
     assert line.isprintable()
+
+
+def test_a_full_disk_is_told() -> None:
+    request = RequestFactory().post("/v1/keys")
+    refusal = serving_error_of(request, OSError(errno.ENOSPC, "No space left on device", "/var/lib/loraserve/docs/x"))
+    assert refusal.code is ErrorCode.SERVICE_UNAVAILABLE
+    assert "No space left on device" in refusal.message
+    assert "/var/lib" not in refusal.message
+    assert serving_error_of(request, OSError(errno.EIO, "Input/output error")).code is ErrorCode.INTERNAL_ERROR
