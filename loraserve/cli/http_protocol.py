@@ -1,13 +1,16 @@
-"""uvicorn's HTTP protocol with an end to what a client may keep open: bytes of a head, time, connections."""
+"""uvicorn's HTTP protocol with an end to what a client may keep open: bytes of a head, requests, time, connections."""
 
 import asyncio
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from loraserve.cli.open_files import max_connections
 
 MAX_UNFINISHED_BYTES = 64 * 1024
 """Above the limit that `FrontDoor` explains to clients: only what never ends gets here."""
+MAX_PIPELINED = 8
+"""Requests of a connection that wait for the answer to an earlier one."""
 HEAD_S = 60.0
 """From a connection's begin, or a head's, to the end of the head."""
 SILENCE_S = 60.0
@@ -19,11 +22,16 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length
 class BoundedHttpProtocol(HttpToolsProtocol):
     """httptools collects a URL or a header until it is complete, however long it is, before any ASGI app is asked.
 
-    uvicorn itself has a time limit only for connections between an answer and the next request.
+    uvicorn itself has a time limit only for connections between an answer and the next request. It queues as many
+    requests as a client sends, and tells only the last of them that the client has gone.
     """
 
     _in_head = False
+    _has_advanced = False
+    """Whether the last piece held more than a part of a head, or of what trails a body."""
     _num_unfinished_bytes = 0
+    _answered_cycle: RequestResponseCycle | None = None
+    """`cycle` is that of the request that came last."""
     _num_unsent_bytes = 0
     """When it was looked at last, while the client did not take what there is."""
     _waiting_since_s = 0.0
@@ -35,25 +43,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.connections) > max_connections():
             transport.abort()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle = self._answered_cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def data_received(self, data: bytes) -> None:
-        was_in_head = self._in_head
+        self._has_advanced = False
         super().data_received(data)
         if not self._in_head:
-            self._num_unfinished_bytes = 0
             self._waiting_since_s = self.loop.time()
-        elif was_in_head:  # The piece in which a head begins may have held a long body before it: it is not counted.
+        if self._has_advanced:
+            self._num_unfinished_bytes = 0
+        else:
             self._num_unfinished_bytes += len(data)
             if self._num_unfinished_bytes > MAX_UNFINISHED_BYTES:
                 self._refuse(HEAD_TOO_LARGE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_head = self._has_advanced = True
         self._waiting_since_s = self.loop.time()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # What trails a body is no header: nobody has looked at it, nor at how much of it there is.
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._has_advanced = True
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.abort()
+            return
         super().on_headers_complete()
+        if self.pipeline:
+            # Who does not read does not see that the client has gone.
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        self._has_advanced = True
+        super().on_body(body)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered_cycle = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -1,4 +1,4 @@
-"""Connections of clients that send or take nothing for too long, on real sockets with short limits."""
+"""Connections of clients that send or take nothing for too long, or send too much; real sockets, short limits."""
 
 import asyncio
 import contextlib
@@ -202,3 +202,76 @@ def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest
     open_files.raise_limit()
     assert limits == [4096, 4096]
     assert open_files.max_connections() == 4096 - open_files.RESERVED
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n"
+
+
+@pytest.mark.parametrize("piece", [b"x" * 1024, b"x: y\r\n" * 200], ids=["one", "many"])
+def test_trailers_without_end_end_the_connection(piece: bytes) -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(CHUNKED + b"x: ")
+            ended = asyncio.create_task(reader.read())
+            num_bytes = 0
+            while not ended.done():
+                writer.write(piece)
+                num_bytes += len(piece)
+                await asyncio.sleep(0.001)
+            assert num_bytes < 8 * http_protocol.MAX_UNFINISHED_BYTES
+            with contextlib.suppress(ConnectionError):
+                assert ended.result().startswith(b"HTTP/1.1 431 ")
+            await app.has_ended.wait()
+
+    against(App, client)
+
+
+def test_what_trails_a_body_becomes_no_header() -> None:
+    seen: list[bytes] = []
+
+    class Looking(App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await super().__call__(scope, receive, send)
+            if scope["type"] == "http":
+                seen.extend(name for name, _ in scope["headers"])
+
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (reader, writer):
+            writer.write(CHUNKED + b"x-tenant: acme\r\n\r\n")
+            assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+        assert seen == [b"host", b"transfer-encoding"]
+
+    against(Looking, client)
+
+
+def test_some_requests_may_wait_for_an_earlier_answer_and_no_more() -> None:
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        num_sent = 1 + http_protocol.MAX_PIPELINED
+        async with connected(port) as (reader, writer):
+            writer.write(GET * num_sent)
+            for _ in range(num_sent):
+                assert (await reader.readuntil(b"done")).startswith(b"HTTP/1.1 200 ")
+        async with connected(port) as (reader, writer):
+            writer.write(GET * (num_sent + 1))
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        await app.has_ended.wait()
+
+    against(lambda: App(wait_s=LIMIT_S / 8), client)
+
+
+def test_a_client_that_goes_away_is_noticed_with_a_request_behind_it() -> None:
+    class Waiting(App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                self.has_ended.set()
+
+    async def client(app: App, http: HttpServer, port: int) -> None:
+        async with connected(port) as (_, writer):
+            writer.write(GET + GET)
+            await asyncio.sleep(LIMIT_S / 8)
+        await asyncio.wait_for(app.has_ended.wait(), 5.0)
+
+    against(Waiting, client)
