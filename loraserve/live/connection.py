@@ -7,6 +7,7 @@ from typing import Any
 
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from loraserve.live.breaker import Breaker
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
@@ -28,7 +29,13 @@ class LiveConnection:
         self._timeout_s = timeout_s
         # Only read for what the URL says. Its sockets are not used through it: its `release` can be cancelled, which
         # loses the socket's place for good.
-        self._factory = ConnectionPool.from_url(url, socket_timeout=None, socket_connect_timeout=timeout_s)
+        self._factory = ConnectionPool.from_url(
+            url,
+            socket_timeout=None,
+            socket_connect_timeout=timeout_s,
+            # Else asked for on TCP, where they need the other protocol.
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        )
         self._factory.connection_kwargs["protocol"] = 2
         self._places = asyncio.Semaphore(max_links)
         self._idle: list[ServerLink] = []

@@ -49,6 +49,23 @@ def directly(valkey: Valkey, check: Callable[[LiveConnection], Awaitable[None]])
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("options", ["", "?protocol=3"])
+def test_a_server_is_reached_over_tcp(valkey: Valkey, tmp_path: Path, options: str) -> None:
+    async def run() -> None:
+        async with (
+            delay_proxy(tmp_path, valkey.socket_path) as proxy,
+            await asyncio.start_server(proxy.serve_client, "127.0.0.1", 0) as tcp,
+        ):
+            port = tcp.sockets[0].getsockname()[1]
+            connection = LiveConnection(f"redis://127.0.0.1:{port}/0{options}", timeout_s=5.0)
+            try:
+                assert await connection.call("PING") == b"PONG"
+            finally:
+                await connection.close()
+
+    asyncio.run(run())
+
+
 def test_a_cancelled_call_never_leaves_its_reply_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
     async def check(connection: LiveConnection, proxy: DelayProxy) -> None:
         await connection.call("SET", "mine", "secret of one")
