@@ -12,7 +12,7 @@ import rich_click as click
 from loraserve.control.sessions import new_link
 from loraserve.control.snapshot_records import ProcessSnapshot
 from loraserve.live.audit import AuditEntry
-from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.errors import LiveUnavailableError, LiveUrlError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.snapshots import SnapshotKind
 from loraserve.store.documents import DocumentStore
@@ -33,6 +33,8 @@ def link_from_data_dir(
     except LiveUnavailableError as error:
         message = f"no server runs on {data_dir}: start it, or give its --redis-url ({error})"
         raise click.ClickException(message) from error
+    except LiveUrlError as error:
+        raise click.ClickException(str(error)) from error
 
 
 async def _make(store_url: str, prefix: str, key: Document[KeyDoc], fallback_url: str) -> str:

@@ -10,7 +10,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from loraserve.live.breaker import Breaker
-from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError, LiveUrlError
 from loraserve.live.script_loader import Script
 from loraserve.live.server_link import Arg, Command, NotPrimaryError, ServerLink
 
@@ -21,22 +21,15 @@ NUM_LINKS = 16
 class LiveConnection:
     """Replies are bytes, ints, lists and None, as RESP2 has them.
 
-    Calls raise LiveUnavailableError when Redis does not answer in time. Who is cancelled or too late never leaves a
-    reply to another.
+    Raises LiveUrlError. Calls raise LiveUnavailableError when Redis does not answer in time. Who is cancelled or too
+    late never leaves a reply to another.
     """
 
     def __init__(self, url: str, *, timeout_s: float = CALL_S, max_links: int = NUM_LINKS) -> None:
         self._timeout_s = timeout_s
         # Only read for what the URL says. Its sockets are not used through it: its `release` can be cancelled, which
         # loses the socket's place for good.
-        self._factory = ConnectionPool.from_url(
-            url,
-            socket_timeout=None,
-            socket_connect_timeout=timeout_s,
-            # Else asked for on TCP, where they need the other protocol.
-            maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        )
-        self._factory.connection_kwargs["protocol"] = 2
+        self._factory = _factory(url, timeout_s)
         self._places = asyncio.Semaphore(max_links)
         self._idle: list[ServerLink] = []
         self._breaker = Breaker()
@@ -125,3 +118,22 @@ class LiveConnection:
         if self.up_since is None or link.run_id != self.run_id:
             self.up_since = time.monotonic()
         self.run_id = link.run_id
+
+
+def _factory(url: str, timeout_s: float) -> ConnectionPool:
+    try:
+        factory = ConnectionPool.from_url(
+            url,
+            socket_timeout=None,
+            socket_connect_timeout=timeout_s,
+            # Else asked for on TCP, where they need the other protocol.
+            maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        )
+        factory.connection_kwargs["protocol"] = 2
+        factory.make_connection()
+    except (ValueError, TypeError):
+        # Their messages may quote a password.
+        raise LiveUrlError(
+            "the URL of Redis must begin with redis://, rediss:// or unix:// and have no unknown options"
+        ) from None
+    return factory

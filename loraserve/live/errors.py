@@ -24,5 +24,9 @@ class LiveSchemaError(LiveError):
     """The keys in Redis were written by an incompatible version of loraserve."""
 
 
+class LiveUrlError(LiveError):
+    """What should be Redis's URL is none."""
+
+
 class LiveServerError(LiveError):
     """The private server cannot be started; the message names its log."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.live.connection import NUM_LINKS, LiveConnection
-from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError, LiveUrlError
 from loraserve.live.script_loader import Script, load_script
 from tests.support.clock import Clock
 from tests.support.delay_proxy import DelayProxy, delay_proxy
@@ -64,6 +64,16 @@ def test_a_server_is_reached_over_tcp(valkey: Valkey, tmp_path: Path, options: s
                 await connection.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://host", "host:6379", "redis://:secret/word@host:6379", "redis://host/0?secret=1", "unix:///s?db=secret"],
+)
+def test_what_is_no_url_of_redis_is_said_without_quoting_it(url: str) -> None:
+    with pytest.raises(LiveUrlError) as raised:
+        LiveConnection(url)
+    assert "secret" not in str(raised.value)
 
 
 def test_a_cancelled_call_never_leaves_its_reply_for_the_next(valkey: Valkey, tmp_path: Path) -> None:
