@@ -23,7 +23,7 @@ from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.errors import ServingError
 from loraserve.serving.generation import Generation, collect
 from loraserve.serving.runtime import Runtime
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.tokenizer import INLINE_SIZE, TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +137,11 @@ async def _body(
     try:
         async with contextlib.aclosing(steps):
             async for deltas in steps:
-                encoded = await tokenizer.run(chunks.size_of(deltas), partial(chunks.encode, deltas))
+                size = chunks.size_of(deltas)
+                if size <= INLINE_SIZE:  # As nearly all are: one coroutine less for each token.
+                    encoded = chunks.encode(deltas)
+                else:
+                    encoded = await tokenizer.run(size, partial(chunks.encode, deltas))
                 if generation.finished:
                     encoded.append(chunks.ending(call))  # in one write with the last token
                 if encoded:
