@@ -16,7 +16,7 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import invalid_value
 from loraserve.store.documents import DocumentStore
-from loraserve.store.records import DocumentKind
+from loraserve.store.records import DocumentKind, adapter_id
 
 SCANNED_AT_ONCE = 500
 MAX_EXPORTED = 10_000
@@ -54,6 +54,8 @@ class AuditedAct:
 
 class AuditTrail:
     """Called on the event loop. Admins see their tenant's entries; with a key for all tenants (`*`), all.
+
+    A key for some adapters does not see what was done to others.
 
     Every method raises `ServingError`: 403, 503 while Redis is gone.
     """
@@ -115,6 +117,9 @@ def without_secrets(value: Any) -> Any:
 def _matches(principal: Principal, entry: AuditEntry, query: AuditQuery) -> bool:
     return (
         (principal.is_any_tenant or entry.tenant == principal.tenant)
+        and (
+            entry.kind != DocumentKind.ADAPTER or principal.may_use(entry.id.removeprefix(adapter_id(entry.tenant, "")))
+        )
         and (query.actor is None or entry.actor == query.actor)
         and (query.kind is None or entry.kind == query.kind)
         and (query.action is None or _is_action(entry.action, query.action))

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_an_admin_of_a_tenant_reads_that_tenants_entries(valkey: Valkey, tmp_pat
             with pytest.raises(ServingError) as refused:
                 await trail(node).list(Principal("k", Role.OPERATOR, "acme", "acme", "k"), AuditQuery())
             assert refused.value.code is ErrorCode.FORBIDDEN
+
+    run(scenario)
+
+
+def test_a_key_for_some_adapters_does_not_read_of_others(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("secret", "x")
+            await node.publish("sql", "y")
+            narrow = replace(ACME_ADMIN, adapters=frozenset({"sql"}))
+            found = (await trail(node).list(narrow, AuditQuery())).items
+            assert [act.entry.id for act in found if act.entry.kind == "adapter"] == ["acme/sql"]
+            assert "secret" not in repr(found)
 
     run(scenario)
 
