@@ -31,6 +31,8 @@ def create_offline(data_dir: Path, body: dict[str, Any]) -> dict[str, Any]:
         )
     except ServingError as error:
         raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise _unusable(data_dir, error) from error
     return msgspec.to_builtins(created_key(issued))
 
 
@@ -41,6 +43,8 @@ def revoke_offline(data_dir: Path, key_id: str) -> None:
         raise click.ClickException(error.message) from error
     except StoreError as error:
         raise click.ClickException(f"{error}. Try again.") from error
+    except OSError as error:
+        raise _unusable(data_dir, error) from error
 
 
 def _documents(data_dir: Path) -> DocumentStore:
@@ -48,4 +52,8 @@ def _documents(data_dir: Path) -> DocumentStore:
         data_dir.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
         return DocumentStore(data_dir.expanduser())
     except OSError as error:
-        raise click.ClickException(f"--data-dir {data_dir} cannot be used: {error.strerror}") from error
+        raise _unusable(data_dir, error) from error
+
+
+def _unusable(data_dir: Path, error: OSError) -> click.ClickException:
+    return click.ClickException(f"--data-dir {data_dir} cannot be used: {error.strerror}")
