@@ -20,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_stop_token_ids: int = 1024
     max_logit_bias: int = 300
     max_top_logprobs: int = 20
+    max_prompt_logprobs: int = 2_000_000
+    """Of all tokens of all prompts, again for each choice that echoes them. One takes some 100 bytes of memory."""
     max_messages: int = 4096
     max_queued: int = 256
     """Sequences beyond those the engine can run at once; more are answered 429."""

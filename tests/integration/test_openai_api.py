@@ -575,6 +575,7 @@ class TestRefusals:
             ({"prompt": []}, "invalid_value", "prompt"),
             ({"prompt": "", "add_special_tokens": False}, "invalid_value", "prompt"),
             ({"prompt": ["x"] * 65}, "invalid_value", "prompt"),
+            ({"prompt": [[5] * 400] * 64, "n": 8, "echo": True, "logprobs": 20}, "invalid_value", "logprobs"),
             ({"prompt": {"a": 1}}, "invalid_type", "prompt"),
             ({"prompt": [5] * 600}, "context_length_exceeded", "max_tokens"),
             ({"model": None}, "missing_required_parameter", "model"),

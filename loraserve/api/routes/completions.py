@@ -19,7 +19,7 @@ from loraserve.api.inference_call import Demand
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
-from loraserve.api.prompts import check_not_empty, prompt_bytes, split_prompts, truncate
+from loraserve.api.prompts import check_not_empty, check_prompt_logprobs, prompt_bytes, split_prompts, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
@@ -135,6 +135,10 @@ async def _prompts(
         room = model.max_model_len - len(token_ids)
         max_tokens = min(DEFAULT_MAX_TOKENS, room) if checked.max_tokens is None else max(1, checked.max_tokens)
         prompts.append(Prompt(token_ids, prompt_sampling(checked, max_tokens)))
+    if checked.params.prompt_logprobs is not None:
+        num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        num_answered = checked.params.n if asked.echo else 1
+        check_prompt_logprobs(num_tokens, num_answered, checked.params.prompt_logprobs, context.runtime.settings.limits)
     return prompts
 
 

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from loraserve.api.prompts import chat_messages, split_prompts, truncate
+from loraserve.api.prompts import chat_messages, check_prompt_logprobs, split_prompts, truncate
 from loraserve.api.schemas.chat import RequestMessage
 from loraserve.serving.chat_template import ChatMessage
 from loraserve.serving.errors import ServingError
@@ -44,6 +44,14 @@ def test_truncate_leaves_room_for_the_answer(max_tokens: int | None, kept: int) 
     token_ids = list(range(20))
     assert truncate(token_ids, -1, 8, max_tokens) == token_ids[-kept:]
     assert truncate([1], -1, 8, max_tokens) == [1]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_answered", "top"), [(101, 1, 0), (26, 2, 1), (5, 1, 20)])
+def test_log_probabilities_of_prompts_are_bounded(num_tokens: int, num_answered: int, top: int) -> None:
+    limits = Limits(max_prompt_logprobs=100)
+    check_prompt_logprobs(num_tokens - 1, num_answered, top, limits)
+    with pytest.raises(ServingError, match="the limit is 100"):
+        check_prompt_logprobs(num_tokens, num_answered, top, limits)
 
 
 def messages(*chat: object) -> list[RequestMessage]:
