@@ -25,4 +25,7 @@ def store_errors() -> Iterator[None]:
 
 
 def sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."
+    """A file's name stays as it is."""
+    begins_with_file = "." in text.partition(" ")[0].rstrip(".")
+    first = text[:1] if begins_with_file else text[:1].upper()
+    return first + text[1:].rstrip(".") + "."
