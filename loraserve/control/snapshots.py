@@ -29,6 +29,8 @@ from loraserve.serving.runtime import Runtime
 
 EVERY_S = 1.0
 KEEP_S = 0.5
+LONG_STEPS = 3
+"""An engine that is silent for as many of its longest steps is stalled."""
 RATE_OVER = 10
 """Seconds that tokens per second are told over."""
 
@@ -197,5 +199,6 @@ def engine_state(runtime: Runtime) -> EngineState:
         return EngineState.DRAINING
     stats = engine.stats
     has_work = stats.num_running > 0 or stats.num_waiting > 0 or runtime.lifecycle.num_sequences > 0
-    is_stalled = has_work and time.monotonic() - engine.last_progress_s >= runtime.settings.progress_timeout_s
+    patience_s = max(runtime.settings.progress_timeout_s, LONG_STEPS * engine.longest_step_s)
+    is_stalled = has_work and time.monotonic() - engine.last_progress_s >= patience_s
     return EngineState.STALLED if is_stalled else EngineState.READY

@@ -8,6 +8,7 @@ can be repeated.
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from loraserve.store.uploads import UploadStore
 
 MAX_OPEN_UPLOADS = 64
 """Of one tenant, with forms on their way to a server; each may hold bytes on the disk for a day."""
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 POLL_S = 0.5
 """How often a session that another process works on is looked at."""
 
@@ -137,7 +139,7 @@ class UploadService:
         """
         self._publisher.check_name(name)
         principal.require_adapter(name)
-        self._check_sizes(files)
+        self._check_announced(files)
         tenant = principal.acting_tenant
         async with self._opening:
             open_bytes = await self._open_bytes(tenant, without=form)
@@ -274,7 +276,7 @@ class UploadService:
                 raise UploadNotFoundError(upload_id)
             return session
 
-    def _check_sizes(self, files: Sequence[UploadFile]) -> None:
+    def _check_announced(self, files: Sequence[UploadFile]) -> None:
         limits = {CONFIG_NAME: self._limits.max_config_bytes, WEIGHTS_NAME: self._limits.max_weights_bytes}
         for file in files:
             limit = limits.get(file.name)
@@ -282,6 +284,8 @@ class UploadService:
                 raise invalid_value(
                     "files", f"has a {file.name} of {file.size_bytes} bytes; at most {limit} are taken."
                 )
+            if file.sha256 is not None and SHA256.fullmatch(file.sha256) is None:
+                raise invalid_value("files", f"has for {file.name} a sha256 that is not 64 hexadecimal digits.")
 
     async def _append(self, upload_id: str, file: str, offset: int, piece: bytes) -> int:
         with store_errors():

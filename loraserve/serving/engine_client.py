@@ -32,6 +32,11 @@ class EngineClient(Protocol):
         ...
 
     @property
+    def longest_step_s(self) -> float:
+        """Until now; what takes as long again is no stall."""
+        ...
+
+    @property
     def error(self) -> str | None:
         """Why the engine is dead; None while it lives."""
         ...

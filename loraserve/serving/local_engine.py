@@ -106,6 +106,7 @@ class LocalEngine:
         self._error: str | None = None
         self._stats = EngineStats()
         self._last_progress_s = time.monotonic()
+        self._longest_step_s = 0.0
 
     @classmethod
     async def start(
@@ -139,6 +140,10 @@ class LocalEngine:
     @property
     def last_progress_s(self) -> float:
         return self._last_progress_s
+
+    @property
+    def longest_step_s(self) -> float:
+        return self._longest_step_s
 
     @property
     def error(self) -> str | None:
@@ -206,9 +211,10 @@ class LocalEngine:
             self._transport.write(encode_frame(message))
 
     def _receive(self, message: FromEngine) -> None:
-        self._last_progress_s = time.monotonic()
+        before_s, self._last_progress_s = self._last_progress_s, time.monotonic()
         match message:
             case StepOutputs(outputs, stats):
+                self._longest_step_s = max(self._longest_step_s, self._last_progress_s - before_s)
                 self._stats = stats or self._stats
                 self._deliver(outputs)
             case AdapterLoaded(digest):

@@ -70,8 +70,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A stream's headers wait this long for its first output, so that an early failure keeps its HTTP status."""
     ping_interval_s: float = 15.0
     """A stream on which nothing was sent for this long gets an SSE comment."""
-    progress_timeout_s: float = 120.0
-    """With work at hand, the engine is ready only if it made progress this recently."""
+    progress_timeout_s: float = 5.0
+    """With work at hand, the engine is ready only if it made progress this recently; steps that take longer count."""
     limits: Limits = Limits()
     config: list[SettingValue] = []
     """All settings, to be shown to admins."""

@@ -307,6 +307,16 @@ def test_announced_files_are_bounded(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
+def test_a_sum_that_is_none_is_refused_before_anything_is_sent(bench: UploadBench) -> None:
+    async def run() -> None:
+        for wrong in ("zz", "", "0" * 63, "0" * 65):
+            files = [UploadFile(name=CONFIG, size_bytes=10, sha256=wrong), UploadFile(name=WEIGHTS, size_bytes=10)]
+            with refused(ErrorCode.INVALID_VALUE, "64 hexadecimal digits"):
+                await bench.service.open(ALICE, "sql", files)
+
+    asyncio.run(run())
+
+
 async def die(digest: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

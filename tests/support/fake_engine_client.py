@@ -101,6 +101,7 @@ class FakeEngine:
     """Steps wait for it, if there is one."""
     stats: EngineStats = field(default_factory=EngineStats)
     last_progress_s: float = field(default_factory=time.monotonic)
+    longest_step_s: float = 0.0
     error: str | None = None
     fail_with: str | None = None
     """Requests end with this error after one token."""

@@ -6,7 +6,7 @@ import pytest
 
 from loraserve.control.running import Asked, Progress, Route
 from loraserve.control.snapshot_records import EngineState, RequestState
-from loraserve.control.snapshots import engine_state
+from loraserve.control.snapshots import LONG_STEPS, engine_state
 from loraserve.engine.request import EngineStats
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.valkey import Valkey, valkey
@@ -102,6 +102,10 @@ def test_an_engine_is_ready_by_progress(valkey: Valkey, tmp_path: Path) -> None:
             node.engine.last_progress_s -= runtime.settings.progress_timeout_s + 1
             assert engine_state(runtime) is EngineState.READY
             node.engine.stats = EngineStats(num_running=1)
+            assert engine_state(runtime) is EngineState.STALLED
+            node.engine.longest_step_s = runtime.settings.progress_timeout_s  # Of a large model, on a CPU.
+            assert engine_state(runtime) is EngineState.READY
+            node.engine.last_progress_s -= LONG_STEPS * node.engine.longest_step_s
             assert engine_state(runtime) is EngineState.STALLED
             runtime.lifecycle.begin_drain()
             assert engine_state(runtime) is EngineState.DRAINING
