@@ -94,7 +94,7 @@ class TestModels:
         assert client.models.retrieve(name).id == name.removeprefix("tiny:")
 
     def test_names_that_are_paths(self, tmp_path: Path) -> None:
-        names = ["/models/llama", "path/to/model/"]
+        names = ["/models/llama", "path/to/model/", "sq"]
         served = make_settings(tmp_path, served_model_names=names)
         with (
             live_server(says(TEXT), served, ("sql",)) as server,
