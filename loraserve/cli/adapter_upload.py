@@ -12,6 +12,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 """In the order they are sent: what is wrong with the config shows before the weights are sent."""
 MAX_TRIES = 30
 RETRY_S = 2.0
+"""So often and after so long, as the console."""
 WAIT_S = 10
 
 Json = dict[str, Any]
@@ -52,11 +53,9 @@ def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_off
             start = _received(client, session["id"], path.name) if is_again else offset
             file.seek(start)
             data = file.read(session["chunk_bytes"])
-            return (
-                client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
-                if data
-                else start
-            )
+            if not data:  # The answer that all was there got lost.
+                return start
+            return client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
 
         while offset < size:
             offset = _patiently(send)
@@ -81,7 +80,7 @@ def _received(client: AdminClient, upload_id: str, name: str) -> int:
 
 
 def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], None]) -> Json:
-    session = client.post(f"/v1/uploads/{upload_id}/commit")
+    session = _patiently(lambda _: client.post(f"/v1/uploads/{upload_id}/commit"))  # which may be repeated
     while session["state"] in ("validating", "loading"):
         on_state(session["state"])
         session = _patiently(lambda _: client.get(f"/v1/uploads/{upload_id}", wait_s=WAIT_S))

@@ -66,7 +66,7 @@ def print_report(report: Json) -> None:
             found = f"      found {check['found'] or '-'} → expected {check['expected'] or '-'}"
             console.print(printable(found), markup=False, highlight=False, soft_wrap=True)
         if check["remedy"]:
-            console.print(f"      → {check['remedy']}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"      → {printable(check['remedy'])}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > MAX_PROBLEMS:
         console.print(f"and {len(problems) - MAX_PROBLEMS} more of these", highlight=False)
     console.print(f"{num_passed} checks passed", highlight=False)

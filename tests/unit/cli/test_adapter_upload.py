@@ -11,11 +11,12 @@ CHUNK = 4
 
 
 class RestartingServer:
-    """Loses `num_lost` requests in a row from the second chunk of the weights on, which it keeps."""
+    """Loses `num_lost` requests in a row from the second chunk of the weights on, which it keeps, or at the commit."""
 
-    def __init__(self, num_lost: int) -> None:
+    def __init__(self, num_lost: int, *, at_commit: bool = False) -> None:
         self.received = {"adapter_config.json": b"", "adapter_model.safetensors": b""}
         self._num_lost = num_lost
+        self._at_commit = at_commit
         self._state = "uploading"
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -24,7 +25,8 @@ class RestartingServer:
             start = int(request.headers["content-range"].split()[1].partition("-")[0])
             assert start == len(self.received[name])
             self.received[name] += request.content
-        if self._num_lost and len(self.received["adapter_model.safetensors"]) > CHUNK:
+        is_weights = len(self.received["adapter_model.safetensors"]) > CHUNK
+        if self._num_lost and (name == "commit" if self._at_commit else is_weights):
             self._num_lost -= 1
             raise httpx.ConnectError("refused")
         if request.method == "PUT":
@@ -51,9 +53,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("at_commit", [False, True], ids=["chunk", "commit"])
 @pytest.mark.parametrize("num_lost", [0, 1, 2, MAX_TRIES - 1])
-def test_an_upload_goes_on_where_a_server_that_restarted_has_it(folder: Path, num_lost: int) -> None:
-    server = RestartingServer(num_lost)
+def test_an_upload_goes_on_where_a_server_that_restarted_has_it(folder: Path, num_lost: int, at_commit: bool) -> None:
+    server = RestartingServer(num_lost, at_commit=at_commit)
     assert send(server, folder)[-1] == 12
     assert server.received["adapter_model.safetensors"] == b"0123456789"
 
