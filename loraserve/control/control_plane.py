@@ -8,6 +8,7 @@ from pathlib import Path
 
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 
+from loraserve.control.adapter_edits import SWEEP_EVERY_S
 from loraserve.control.adapters import AdapterService
 from loraserve.control.admission import Admission, AdmissionSettings
 from loraserve.control.aliases import AliasService
@@ -47,7 +48,6 @@ from loraserve.store.usage_log import UsageLog
 SYNC_USAGE_EVERY_S = 1.0
 SETTLE_EVERY_S = 2.0
 EXPIRE_UPLOADS_EVERY_S = 60.0
-SWEEP_EVERY_S = 600.0
 STALE_OUTPUT_S = 3600.0
 """More than `Ingest` gives a job."""
 STALE_FORM_S = 24 * 3600.0

@@ -63,7 +63,11 @@ class Pins:
         """Load and warm what is pinned now. What cannot be is logged and tried again the next time."""
         wanted = self._wanted()
         self._residency.pin(frozenset(wanted))
-        loaded = [digest for digest in wanted if await self._try(digest, self._residency.load(digest))]
+        loaded = [
+            digest
+            for digest in wanted
+            if self._residency.is_loaded(digest) or await self._try(digest, self._residency.load(digest))
+        ]
         for digest in self._fitting([digest for digest in loaded if wanted[digest] is Tier.DEVICE]):
             if not self._residency.is_on_device(digest):
                 await self._try(digest, self._warm(digest))
