@@ -182,7 +182,8 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:  # preempted by an earlier one of this loop
                 continue
             most = budget
-            if has_seat and self.waiting.has_waiting_before(sequence.request.tenant):
+            is_prompt = sequence.num_uncomputed_tokens > 1
+            if is_prompt and has_seat and self.waiting.has_waiting_before(sequence.request.tenant):
                 most = min(budget, -(-self._max_num_batched_tokens // LONG_PROMPT_SHARE))
             budget -= self._schedule_running(sequence, most, plan)
 
