@@ -104,7 +104,10 @@ class ComposedDecoderLayer:
         batch: StepBatch,
         table: AdapterTable | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of x + added, where there is that, the output as two terms that are still to be added, bit for bit."""
+        """Of x + added, where there is that, the output as two terms that are still to be added, bit for bit.
+
+        x, added and both terms: [T, hidden_size].
+        """
         parts, backend = self._parts, self._backend
 
         def linear(index: int, layer: Linear, rows: Tensor) -> Tensor:
