@@ -208,6 +208,23 @@ def test_idle_engine_sends_heartbeats() -> None:
     run(test)
 
 
+def test_a_step_counts_as_long_as_the_engine_was_silent() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            await tokens_of(engine, request())
+            before = engine.longest_step_s
+            process = psutil.Process(engine.pid)
+            stream = engine.generate(request("other", max_tokens=ENDLESS))
+            await anext(stream)
+            process.suspend()
+            await asyncio.sleep(before + 0.5)
+            process.resume()
+            await until(lambda: engine.longest_step_s >= before + 0.4)
+            await stream.aclose()
+
+    run(test)
+
+
 def test_killed_engine_fails_generate_load_and_everything_after() -> None:
     async def test() -> None:
         async with running_engine() as engine:

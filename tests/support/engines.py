@@ -29,7 +29,7 @@ def make_engine(model: Path, **overrides: object) -> Engine:
     }
     if str(overrides.get("device")).startswith("cuda"):
         settings["adapter_host_memory_bytes"] = 8 * MIB
-    return Engine(EngineConfig(model=str(model), **settings | overrides), lambda *_: None)  # type: ignore[arg-type]
+    return Engine(EngineConfig(model=str(model), **settings | overrides), lambda *_: None)
 
 
 def add_adapters(engine: Engine, adapters: dict[str, Path], cache_dir: Path) -> dict[str, str]:
@@ -85,5 +85,5 @@ def collect(answers: Answers, outputs: Sequence[SequenceOutput]) -> None:
 
 def greedy(request_id: str, prompt: Sequence[int], max_tokens: int, adapter: str | None = None, **extra: object):
     """A greedy request that runs to max_tokens."""
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **extra)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **extra)
     return EngineRequest(request_id, list(prompt), sampling, adapter_digest=adapter)

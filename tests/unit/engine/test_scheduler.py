@@ -578,7 +578,7 @@ def device_memory(paths: dict[TinyAdapter, Path], monkeypatch: pytest.MonkeyPatc
         memory.add(adapter.digest, str(path))
     assert memory._transit is not None
     assert memory._transit._tier is not None
-    wait(staged.filling for staged in memory._transit._tier._staged.values())  # type: ignore[misc]
+    wait(staged.filling for staged in memory._transit._tier._staged.values())
     return memory
 
 
@@ -880,7 +880,7 @@ def test_every_workload_ends_and_each_token_is_charged_once(
         charged += num_tokens
         charge_tenant(tenant, num_tokens)
 
-    charge_tenant, bench.scheduler.waiting.charge = bench.scheduler.waiting.charge, charge  # type: ignore[method-assign]
+    charge_tenant, bench.scheduler.waiting.charge = bench.scheduler.waiting.charge, charge
     num_computed = 0
     for num_prompt, max_tokens, n, tenant, adapter, num_steps in workload:
         bench.add(num_prompt, max_tokens=max_tokens, n=n, tenant=tenant, adapter=adapter)

@@ -37,7 +37,7 @@ def start_demo(
         "adapter_memory_bytes": 4 * MIB,
         "num_threads": 1,
     }
-    config = EngineConfig(str(folder), **settings | options)  # type: ignore[arg-type]
+    config = EngineConfig(str(folder), **settings | options)
     return start(config, progress)
 
 

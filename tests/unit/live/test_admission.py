@@ -296,7 +296,7 @@ def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server
         assert isinstance(reply, AlreadyEnded)
         assert reply.request.state is RequestState.ABORTED
         assert await num_in_flight(store) == 0
-        assert (await admitted(store, admit_call("r2", tenant_limits=limits))).requests.remaining == 9  # type: ignore[union-attr]
+        assert (await admitted(store, admit_call("r2", tenant_limits=limits))).requests.remaining == 9
 
     on_any_server(check)
 
