@@ -138,17 +138,15 @@ def _ttft(work: Work) -> Arm:
 
 
 def _step_overhead(work: Work) -> Arm:
-    sizes = (16, 64)
-    figures = [f"{part} ms, {size} sequences" for size in sizes for part in ("overhead", "step")]
+    parts = [(part, size) for size in (16, 64) for part in ("overhead", "step")]
+    figures = tuple(f"{part} ms, {size} sequences" for part, size in parts)
 
     def run() -> dict[str, float]:
         lines = output_lines([sys.executable, str(HERE / "bench_step_overhead.py"), "--model", str(work.model)])
         cases = {case["sequences"]: case for case in map(json.loads, lines) if case["prompt_tokens"] == 128}
-        return dict(
-            zip(figures, (cases[size][f"{part}_ms"] for size in sizes for part in ("overhead", "step")), strict=True)
-        )
+        return dict(zip(figures, (cases[size][f"{part}_ms"] for part, size in parts), strict=True))
 
-    return Arm("step overhead", tuple(figures), run)
+    return Arm("step overhead", figures, run)
 
 
 def _start() -> Arm:
