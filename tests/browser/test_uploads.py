@@ -30,8 +30,8 @@ def shared(server: ServerProcess, admin: httpx.Client) -> Iterator[Tenant]:
 
 
 @pytest.fixture
-def root(new_console: NewConsole, tenant: Tenant, admin_secret: str) -> Console:
-    """As admin of all tenants, who acts for `tenant`."""
+def root(shared: Tenant, new_console: NewConsole, tenant: Tenant, admin_secret: str) -> Console:
+    """As admin of all tenants, who acts for `tenant`; closed before what `shared` has goes from under an open page."""
     console = new_console()
     console.start_session(admin_secret)
     console.page.add_init_script(
