@@ -24,13 +24,13 @@ FILES = {
     "test_of_the_cpu.py": "def test_it(): assert 1 == 2\n",
 }
 WITHOUT_OUR_DEPENDENCIES = """
-import functools, importlib.machinery
+import importlib.machinery
 finder = importlib.machinery.PathFinder
 find = finder.find_spec
 MISSING = set({missing!r})
-def find_spec(name, path=None, target=None):
+def find_spec(cls, name, path=None, target=None):
     return None if name.split(".")[0] in MISSING else find(name, path, target)
-finder.find_spec = functools.partial(find_spec)
+finder.find_spec = classmethod(find_spec)
 """
 AS_IF_THERE_WAS_A_GPU = """
 import torch
