@@ -17,6 +17,7 @@ from loraserve.api.errors import handle_error
 from loraserve.api.front_door import FrontDoor
 from loraserve.api.needs import ANY_KEY, check_all_need
 from loraserve.api.openapi import openapi_config, render_document
+from loraserve.api.query_names import refuse_unknown_query
 from loraserve.api.refusal_notes import note_refusal
 from loraserve.api.route_table import BODIES, ROUTES
 from loraserve.api.session_cookie import CookieCredentials
@@ -29,9 +30,8 @@ def create_app(context: AppContext) -> ASGIApp:
     """An app that serves `context`, on the event loop that built it. It starts and stops nothing."""
     control = context.control
     credentials: list[Credentials] = [CookieCredentials(control.sessions), KeyCredentials(control.authenticator)]
-    app = _litestar(
-        lambda: context, context.runtime.settings, [Guard(credentials, note_refusal(control.observer.refusals))]
-    )
+    guard = Guard(credentials, note_refusal(control.observer.refusals))
+    app = _litestar(lambda: context, context.runtime.settings, [guard, refuse_unknown_query])
     put_runtime(app, context.runtime)
     return FrontDoor(app, context.runtime, lambda: control.authenticator.is_open)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from litestar import Request
 
@@ -34,19 +35,27 @@ def upload_item(session: UploadSession) -> UploadItem:
     )
 
 
-def chunk_of(request: Request) -> tuple[int, AsyncIterator[bytes]]:
-    """Where the body begins in its file, and the body as it comes: no longer than Content-Range says.
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    start: int
+    """Of the body in its file, in bytes."""
+    body: AsyncIterator[bytes]
+    """As it comes. Raises `ServingError` if it is longer or shorter than Content-Range says."""
+    file_bytes: int | None
+    """As Content-Range says; None: it does not."""
 
-    The iterator raises `ServingError` for a body that is longer or shorter.
-    """
+
+def chunk_of(request: Request) -> Chunk:
+    """Raises `ServingError`."""
     given = request.headers.get("content-range")
     if given is None:
-        return 0, stream_body(request)
+        return Chunk(0, stream_body(request), None)
     found = CONTENT_RANGE.fullmatch(given.strip())
     if found is None or int(found["end"]) < int(found["start"]):
         raise invalid_value("Content-Range", "must read 'bytes <first>-<last>/<size of the file>'.")
     start, length = int(found["start"]), int(found["end"]) - int(found["start"]) + 1
-    return start, _exactly(stream_body(request), length)
+    file_bytes = None if found["total"] == "*" else int(found["total"])
+    return Chunk(start, _exactly(stream_body(request), length), file_bytes)
 
 
 async def _exactly(body: AsyncIterator[bytes], length: int) -> AsyncIterator[bytes]:

@@ -158,15 +158,27 @@ class UploadService:
             return session
 
     async def put_chunk(
-        self, principal: Principal, upload_id: str, file: str, start: int, body: AsyncIterator[bytes]
+        self,
+        principal: Principal,
+        upload_id: str,
+        file: str,
+        start: int,
+        body: AsyncIterator[bytes],
+        *,
+        file_bytes: int | None = None,
     ) -> int:
         """Stores a chunk, or a whole file, from byte `start`; returns where the next one starts.
 
-        Raises `AdapterRejectedError` as soon as the config or the header of the weights is refused: the session ends.
+        file_bytes: of the whole file, as whoever sends the chunk believes; None: they do not say. Raises
+        `AdapterRejectedError` as soon as the config or the header of the weights is refused: the session ends.
         """
         session = await self._of(principal, upload_id)
         if session.state is UploadState.REJECTED:
             raise rejection_of(session)
+        for announced in session.files:
+            if announced.name == file and file_bytes not in (None, announced.size_bytes):
+                message = f"says that {file} has {file_bytes} bytes; its upload was opened with {announced.size_bytes}."
+                raise invalid_value("Content-Range", message)
         offset = start
         async for piece in _pieces(body, session.chunk_bytes):
             offset = await self._append(upload_id, file, offset, piece)

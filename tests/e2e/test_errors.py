@@ -250,6 +250,22 @@ class TestRoutes:
             assert (response.status_code, error_of(response)["code"]) == (405, "method_not_allowed")
             assert response.headers["allow"]
 
+    def test_a_query_parameter_that_management_does_not_know_is_named(self, http: httpx.Client) -> None:
+        mistyped = http.get("/v1/adapters", params={"limti": 1})
+        error = error_of(mistyped)
+        assert (mistyped.status_code, error["code"], error["param"]) == (400, "unknown_parameter", "limti")
+        assert "q, tag, state, sort, limit, cursor" in error["message"]
+        nothing = http.patch("/v1/adapters/spell", params={"dry_run": "true"}, json={"tags": ["mine"]})
+        assert (nothing.status_code, error_of(nothing)["param"]) == (400, "dry_run")
+        assert http.get("/v1/adapters/spell").json()["tags"] == []
+        assert http.get("/v1/usage", params={"interval": "total", "format": "csv"}).status_code == 200
+
+    @pytest.mark.parametrize("path", ["/health", "/v1/models"])
+    def test_clients_may_add_to_the_query_of_what_is_not_management(self, http: httpx.Client, path: str) -> None:
+        assert http.get(path, params={"api-version": "2026-01-01"}).status_code == 200
+        asked = request_to("/v1/completions", max_tokens=1)
+        assert http.post("/v1/completions", params={"api-version": "2026-01-01"}, json=asked).status_code == 200
+
     def test_request_ids_come_back_also_with_errors(self, http: httpx.Client) -> None:
         for path, status in (("/health", 200), ("/nothing", 404), ("/v1/completions", 405)):
             response = http.get(path, headers={"x-request-id": "mine-1.2:3"})

@@ -276,6 +276,10 @@ class TestUploads:
             headers={"content-range": f"bytes 0-9/{len(weights)}"},
         )
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (409, "upload_offset")
+        headers = {"content-range": f"bytes 250000-250009/{len(weights) + 1}"}
+        other = http.put(f"{path}/files/{FILES[1]}", content=weights[250_000:250_010], headers=headers)
+        assert (other.status_code, other.json()["error"]["param"]) == (400, "Content-Range")
+        assert str(len(weights) + 1) in other.json()["error"]["message"]
         offset = next(file["offset"] for file in http.get(path).json()["files"] if file["name"] == FILES[1])
         assert offset == 250_000
         headers = {"content-range": f"bytes {offset}-{len(weights) - 1}/{len(weights)}"}

@@ -56,8 +56,11 @@ async def put_file(
     request: Request, context: NamedDependency[AppContext], upload_id: FromPath[str], file: FromPath[str]
 ) -> ChunkReceived:
     """A chunk with `Content-Range`, or the whole file. What is wrong with its beginning is refused at once (400)."""
-    start, body = chunk_of(request)
-    return ChunkReceived(await context.control.uploads.put_chunk(principal_of(request), upload_id, file, start, body))
+    chunk = chunk_of(request)
+    next_byte = await context.control.uploads.put_chunk(
+        principal_of(request), upload_id, file, chunk.start, chunk.body, file_bytes=chunk.file_bytes
+    )
+    return ChunkReceived(next_byte)
 
 
 @post(
