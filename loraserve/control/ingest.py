@@ -22,6 +22,7 @@ from loraserve.control.forked_jobs import ForkedJobs, ForkServerError
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.manifest import Manifest
 from loraserve.control.report import Report
+from loraserve.engine.cpu_budget import available_cpus
 from loraserve.store.blobs import MANIFEST_FILE
 from loraserve.store.durable import data_folder, sync_folder
 
@@ -63,12 +64,12 @@ class Ingest:
         timeout_s: float = 900.0,
         command: Sequence[str] = (sys.executable, "-m", "loraserve.control.ingest_child"),
     ) -> None:
-        """layout: the engine's, once it is ready. num_processes: None = one for each core."""
+        """layout: the engine's, once it is ready. num_processes: None = one for each core that this process may use."""
         self._packed_dir = packed_dir
         self._layout = layout
         self._base_names = list(base_names)
         self._limits = limits
-        self._turns = asyncio.Semaphore(num_processes or len(os.sched_getaffinity(0)))
+        self._turns = asyncio.Semaphore(num_processes or available_cpus())
         self._timeout_s = timeout_s
         self._jobs = ForkedJobs(
             command, _environment(), max_answer_bytes=MAX_ANSWER_BYTES, max_error_bytes=MAX_ERROR_BYTES
