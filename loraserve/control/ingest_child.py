@@ -46,6 +46,7 @@ from loraserve.control.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.report import Report
 from loraserve.serving.parent_death import die_with_parent
 from loraserve.store.blobs import MANIFEST_FILE
+from loraserve.store.durable import sync_file
 
 NICENESS = 10
 CPU_GRACE_S = 5
@@ -167,7 +168,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
         _write_synced(files.clean_config, clean_config(adapter.config))
         if not has_clean_weights(first_bytes, tensors):
             write_clean_weights(descriptor, files.clean_weights, tensors)
-            os.fsync(files.clean_weights)
+            sync_file(files.clean_weights)
     return manifest
 
 
@@ -242,7 +243,7 @@ def _write_synced(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
-    os.fsync(descriptor)
+    sync_file(descriptor)
 
 
 def _give_up_rights(limits: ResourceLimits) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_folder
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_file, sync_folder
 from loraserve.store.errors import IncompleteBlobError, InvalidNameError
 from loraserve.store.locks import locked
 from loraserve.store.names import DIGEST
@@ -95,7 +95,7 @@ def _sync_content(prepared: Path) -> None:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise IncompleteBlobError(f"{prepared / name} is not a regular file")
-            os.fsync(descriptor)
+            sync_file(descriptor)
         finally:
             os.close(descriptor)
     sync_folder(prepared)

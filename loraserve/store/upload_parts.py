@@ -5,7 +5,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from loraserve.store.durable import Bytes, sync_folder
+from loraserve.store.durable import Bytes, sync_file, sync_folder
 from loraserve.store.errors import UploadFileError
 from loraserve.store.upload_session import UPLOAD_FILES
 
@@ -38,7 +38,7 @@ class UploadParts:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             _write_at(descriptor, offset, data)
-            os.fdatasync(descriptor)
+            sync_file(descriptor, data_only=True)
         except BaseException:
             os.ftruncate(descriptor, offset)
             raise

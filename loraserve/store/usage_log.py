@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from loraserve.store.durable import data_folder, make_folder, sync_folder, write_all
+from loraserve.store.durable import data_folder, make_folder, sync_file, sync_folder, write_all
 from loraserve.store.errors import InvalidNameError
 
 PROCESS_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -91,12 +91,12 @@ class UsageLog:
         finished, self._finished = self._finished, []
         for descriptor in finished:
             try:
-                os.fsync(descriptor)
+                sync_file(descriptor)
             finally:
                 os.close(descriptor)
         if self._dirty:
             self._dirty = False
-            os.fsync(self._descriptor)  # Of the new day, if `append` has just turned the page.
+            sync_file(self._descriptor)  # Of the new day, if `append` has just turned the page.
 
     def close(self) -> None:
         """Everything synced. Nothing may be appended afterwards."""

@@ -1,4 +1,6 @@
 import dataclasses
+import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -99,6 +101,24 @@ def test_a_file_that_cannot_be_mapped_is_refused_as_unreadable(
     monkeypatch.setattr(np, "memmap", fail)
     with pytest.raises(AdapterError, match=r"a\.packed cannot be read: Cannot allocate memory"):
         read_packed(tmp_path / "a.packed")
+
+
+@pytest.mark.parametrize(("error", "num_fsyncs"), [(None, 0), (errno.ENOTSUP, 2)])
+def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
+    packed: PackedAdapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int | None, num_fsyncs: int
+) -> None:
+    calls: list[str] = []
+
+    def fcntl_of_macos(descriptor: int, command: int) -> None:
+        calls.append("full")
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(packed_file, "_F_FULLFSYNC", 51)
+    monkeypatch.setattr(fcntl, "fcntl", fcntl_of_macos)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    write_packed(packed, tmp_path / "a.packed")
+    assert (calls.count("full"), calls.count("fsync")) == (2, num_fsyncs)
 
 
 def test_leaves_nothing_behind_when_writing_fails(

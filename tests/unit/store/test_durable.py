@@ -1,10 +1,21 @@
+import errno
+import fcntl
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, remove_old_folders, replace_file
+from loraserve.store import durable
+from loraserve.store.durable import (
+    data_folder,
+    discard_folder,
+    empty_trash,
+    remove_old_folders,
+    replace_file,
+    sync_file,
+)
 from loraserve.store.locks import locked, try_locked
 
 
@@ -31,6 +42,56 @@ def test_a_failed_replacement_leaves_the_old_content_and_nothing_else(
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that reached the system."""
+    calls: list[str] = []
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda _, name=name: calls.append(name))
+    return calls
+
+
+def full_sync(calls: list[str], error: int | None = None) -> Callable[[int, int], None]:
+    """`fcntl` of macOS for `F_FULLFSYNC`."""
+
+    def fcntl_of_macos(descriptor: int, command: int) -> None:
+        calls.append("full")
+        assert command == 51
+        if error is not None:
+            raise OSError(error, os.strerror(error))
+
+    return fcntl_of_macos
+
+
+def test_a_file_is_synced_as_the_system_can(monkeypatch: pytest.MonkeyPatch, synced: list[str]) -> None:
+    sync_file(0)
+    sync_file(0, data_only=True)
+    monkeypatch.delattr(os, "fdatasync")
+    sync_file(0, data_only=True)
+    assert synced == ["fsync", "fdatasync", "fsync"]
+
+
+@pytest.mark.parametrize(("error", "calls"), [(None, ["full"]), (errno.ENOTSUP, ["full", "fsync"])])
+def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
+    monkeypatch: pytest.MonkeyPatch, synced: list[str], error: int | None, calls: list[str]
+) -> None:
+    monkeypatch.setattr(durable, "_F_FULLFSYNC", 51)
+    monkeypatch.delattr(os, "fdatasync")
+    monkeypatch.setattr(fcntl, "fcntl", full_sync(synced, error))
+    sync_file(0, data_only=True)
+    assert synced == calls
+
+
+def test_bytes_that_macos_lost_are_not_synced_by_trying_again(
+    monkeypatch: pytest.MonkeyPatch, synced: list[str]
+) -> None:
+    monkeypatch.setattr(durable, "_F_FULLFSYNC", 51)
+    monkeypatch.setattr(fcntl, "fcntl", full_sync(synced, errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_file(0)
+    assert synced == ["full"]
 
 
 def test_folders_of_the_data_directory_are_closed_to_others(tmp_path: Path) -> None:
