@@ -170,6 +170,8 @@ class DocumentStore:
     def _sub_folders(self, folder: str) -> Iterator["os.DirEntry[str]"]:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if _is_hidden(entry.name):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     yield entry
                 else:
@@ -179,7 +181,7 @@ class DocumentStore:
         """Raises `DamagedFileError`."""
         names = _names(folder)
         for name in names:
-            if not _FILE_NAME.fullmatch(name):
+            if not _FILE_NAME.fullmatch(name) and not _is_hidden(name):
                 self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
         newest = _newest(names)
         return self._read(kind, folder, newest) if newest is not None else None
@@ -218,7 +220,13 @@ def _names(folder: str) -> list[str]:
 
 def _has_files(folder: str) -> bool:
     with os.scandir(folder) as entries:
-        return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in entries)
+        shown = (entry for entry in entries if not _is_hidden(entry.name))
+        return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in shown)
+
+
+def _is_hidden(name: str) -> bool:
+    """Nothing of ours: `.DS_Store` and others that macOS puts into a folder somebody looks at."""
+    return name.startswith(".")
 
 
 def _newest(names: list[str]) -> str | None:

@@ -207,7 +207,7 @@ def test_foreign_files_are_reported_and_change_nothing(store: DocumentStore, tmp
         folder / "99999999.json~",
         folder / "3.json",
         folder.parent / "notes.txt",
-        folder.parents[1] / ".DS_Store",
+        folder.parents[1] / "notes.txt",
     ]
     for path in foreign:
         path.write_bytes(b"{}")
@@ -215,6 +215,23 @@ def test_foreign_files_are_reported_and_change_nothing(store: DocumentStore, tmp
     assert [document.rev for document in store.scan(ADAPTER)] == [2]
     assert {damage.path for damage in damages} == {*foreign, folder.parents[1] / "zz"}
     store.commit(adapter_document("sql", 3))
+
+
+def test_what_macos_leaves_in_folders_is_passed_over(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    commit_revisions(store, "sql", 2)
+    folder = revision_files(tmp_path / "data")[0].parent
+    keys = tmp_path / "data" / "docs" / "key"
+    (keys / "ab").mkdir()
+    for place in (folder, folder.parent, folder.parents[1], keys, keys / "ab"):
+        (place / ".DS_Store").write_bytes(b"")
+        (place / "._sql").write_bytes(b"")
+        (place / ".Trashes").mkdir()
+    (keys / ".Trashes" / "file").write_bytes(b"")
+    assert [document.rev for document in store.scan(ADAPTER)] == [2]
+    assert [document.rev for document in store.scan_changed(ADAPTER)[0]] == [2]
+    assert not store.has_any(DocumentKind.KEY)
+    assert damages == []
+    store.prune()
 
 
 def test_a_symbolic_link_is_never_followed(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
