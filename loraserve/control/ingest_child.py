@@ -3,8 +3,8 @@
 `python -m loraserve.control.ingest_child` is the fork server whose children do that, one each.
 
 Before it looks at a byte of the tenant's it has opened every file it will need and given up the right to open more, and
-its CPU time, memory and file sizes are bounded. It may die at any point: nothing it wrote counts before the parent
-moves it.
+its CPU time, memory (not on macOS) and file sizes are bounded. It may die at any point: nothing it wrote counts before
+the parent moves it.
 """
 
 import hashlib
@@ -247,9 +247,11 @@ def _write_synced(descriptor: int, data: bytes) -> None:
 
 
 def _give_up_rights(limits: ResourceLimits) -> None:
+    """On macOS, where no process may have less address space than it has already, memory stays unbounded."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + CPU_GRACE_S))
-    resource.setrlimit(resource.RLIMIT_AS, (limits.address_space_bytes, limits.address_space_bytes))
+    if sys.platform != "darwin":
+        resource.setrlimit(resource.RLIMIT_AS, (limits.address_space_bytes, limits.address_space_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits.file_size_bytes, limits.file_size_bytes))
     # No thread, process or descriptor beyond those that are there.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))

@@ -148,6 +148,27 @@ except MemoryError:
     assert not target.exists()
 
 
+def test_on_macos_where_memory_cannot_be_bounded_an_adapter_is_read_all_the_same(tmp_path: Path) -> None:
+    child = """
+import resource, sys
+from loraserve.control.ingest_child import main
+sys.platform = "darwin"
+setrlimit = resource.setrlimit
+
+def of_macos(which, wanted):
+    if which == resource.RLIMIT_AS:
+        raise ValueError("current limit exceeds maximum limit")
+    setrlimit(which, wanted)
+
+resource.setrlimit = of_macos
+sys.exit(main())
+"""
+    size = write_sparse_adapter(tmp_path / "adapter", 64, 8)
+    job = msgspec.json.encode(job_for(tmp_path / "adapter", wide_layout(64), size))
+    done = subprocess.run([sys.executable, "-c", child], input=job, capture_output=True, check=True)
+    assert msgspec.json.decode(done.stdout, type=JobAnswer).manifest is not None
+
+
 def test_too_large_a_packed_form_ends_without_an_answer(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     size = write_sparse_adapter(folder, 64 * 1024, 64)
