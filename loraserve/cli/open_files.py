@@ -4,6 +4,8 @@ import contextlib
 import resource
 
 WANTED = 65_536
+WANTED_OF_MACOS = 10_240
+"""Some of its versions let nobody have more, whatever the hard limit says."""
 RESERVED = 128
 """For files, Redis, the engine and the processes that read uploads: what runs goes on when clients take all others."""
 
@@ -11,10 +13,14 @@ RESERVED = 128
 def raise_limit() -> None:
     """As far as the system lets us: shells often start with 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft == resource.RLIM_INFINITY:
+        return
+    for most in (WANTED, WANTED_OF_MACOS):
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                return
 
 
 def max_connections() -> int:

@@ -204,6 +204,22 @@ def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest
     assert open_files.max_connections() == 4096 - open_files.RESERVED
 
 
+def test_as_many_open_files_as_macos_lets_us_have_are_better_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [256, resource.RLIM_INFINITY]
+
+    def setrlimit(_: int, wanted: tuple[int, int]) -> None:
+        if wanted[0] > 10_240:
+            raise ValueError("current limit exceeds maximum limit")
+        limits[:] = wanted
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", setrlimit)
+    open_files.raise_limit()
+    assert limits == [10_240, resource.RLIM_INFINITY]
+    open_files.raise_limit()
+    assert limits == [10_240, resource.RLIM_INFINITY]
+
+
 CHUNKED = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n4\r\nbody\r\n0\r\n"
 
 
