@@ -4,14 +4,15 @@ import hashlib
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from loraserve.live.errors import LiveServerError
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes; Linux allows 108 with the closing zero."""
+LONGEST_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
+"""Bytes; macOS allows 104 with the closing zero, Linux 108."""
 SOCKET_NAME = "kv.sock"
 
 

