@@ -48,7 +48,7 @@ def bind_unix(path: Path) -> socket.socket:
         bound.bind(os.fspath(path))
     except OSError as error:
         bound.close()
-        reason = "it exists and is in use" if error.errno == errno.EADDRINUSE else error.strerror
+        reason = "it exists and is in use" if error.errno == errno.EADDRINUSE else error.strerror or error
         raise ListenError(f"cannot listen on --uds {path}: {reason}") from error
     return bound
 

@@ -259,6 +259,12 @@ def test_stale_unix_socket_is_replaced_and_a_live_one_is_not(tmp_path: Path) -> 
         assert server.wait() == 0
 
 
+def test_too_long_a_path_of_a_unix_socket_is_told(tmp_path: Path) -> None:
+    code, output = run_to_end(tmp_path, "--uds", str(tmp_path / ("long" * 30)))
+    assert code == 1
+    assert "AF_UNIX path too long" in output
+
+
 def test_keys_are_asked_for_and_shown_as_a_variable(tmp_path: Path) -> None:
     with running_server(tmp_path, "--api-key", "secret", "--host", "127.0.0.1") as server:
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
