@@ -84,7 +84,7 @@ def _become(main: Callable[[], int], job: int, errors: int, held: int) -> NoRetu
     try:
         for descriptor, place in ((job, 0), (job, 1), (errors, 2), (held, 3)):
             os.dup2(descriptor, place)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+        _close_from(4)
         status = main()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -95,6 +95,19 @@ def _become(main: Callable[[], int], job: int, errors: int, held: int) -> NoRetu
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(status)
+
+
+def _close_from(first: int) -> None:
+    """All descriptors from that one on."""
+    if sys.platform == "darwin":
+        # Its `closerange` calls `close` for every number there may be. On Linux it is one call: 3 µs, this way 16.
+        with suppress(OSError):
+            for name in os.listdir("/dev/fd"):
+                if int(name) >= first:
+                    with suppress(OSError):  # the one that the names were read from
+                        os.close(int(name))
+            return
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
 
 
 def _report(child: _Child) -> None:

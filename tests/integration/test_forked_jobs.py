@@ -22,8 +22,8 @@ HANG = "import time; time.sleep(600)"
 
 
 @contextmanager
-def jobs_of(script: str, **environment: str) -> Iterator[ForkedJobs]:
-    jobs = forked_jobs(fork_server_of(script), **environment)
+def jobs_of(script: str, before: str = "", **environment: str) -> Iterator[ForkedJobs]:
+    jobs = forked_jobs(fork_server_of(script, before), **environment)
     try:
         yield jobs
     finally:
@@ -99,7 +99,8 @@ def test_an_error_is_told_on_stderr() -> None:
     assert b"ValueError: forty-two" in ended.errors
 
 
-def test_a_child_has_its_own_sockets_alone_and_nothing_of_the_one_before() -> None:
+@pytest.mark.parametrize("system", ["", "sys.platform = 'darwin'; del os.closerange"], ids=["ours", "macos"])
+def test_a_child_has_its_own_sockets_alone_and_nothing_of_the_one_before(system: str) -> None:
     script = """
 import builtins, json, os, sys
 job = sys.stdin.read()
@@ -113,7 +114,7 @@ json.dump({"pid": os.getpid(), "seen": seen, "places": places, "environment": di
     async def run(jobs: ForkedJobs) -> list[Ended]:
         return await asyncio.gather(*(jobs.run(f"job {i}".encode()) for i in range(8)))
 
-    with jobs_of(script, GIVEN="yes") as jobs:
+    with jobs_of(script, system, GIVEN="yes") as jobs:
         answers = [json.loads(ended.answer) for ended in asyncio.run(run(jobs))]
     assert len({answer["pid"] for answer in answers}) == 8
     for answer in answers:

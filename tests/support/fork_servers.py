@@ -7,7 +7,10 @@ from pathlib import Path
 import psutil
 
 _PROGRAM = """
+import os, sys
 from loraserve.control.fork_server import serve
+
+{before}
 
 def main():
     exec({script!r}, {{}})
@@ -17,9 +20,9 @@ serve(main)
 """
 
 
-def fork_server_of(script: str) -> tuple[str, ...]:
-    """A command for `ForkedJobs`: each child runs the script."""
-    return sys.executable, "-c", _PROGRAM.format(script=script)
+def fork_server_of(script: str, before: str = "") -> tuple[str, ...]:
+    """A command for `ForkedJobs`: each child runs the script. before: run once, in the fork server."""
+    return sys.executable, "-c", _PROGRAM.format(script=script, before=before)
 
 
 def children_of(pid: int) -> list[int]:
