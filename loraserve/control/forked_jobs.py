@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from loraserve.serving.socket_pairs import socket_pair
+
 KILLED_WITHIN_S = 5.0
 
 
@@ -44,7 +46,7 @@ class ForkedJobs:
         """A child for this job alone; when cancelled, it is gone before this returns. Raises `ForkServerError`."""
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
-            pairs = [socket.socketpair() for _ in range(3)]
+            pairs = [socket_pair() for _ in range(3)]
             ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
             for end in ours:
                 stack.enter_context(end).setblocking(False)

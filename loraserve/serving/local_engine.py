@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ from loraserve.serving.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from loraserve.serving.socket_pairs import socket_pair
 
 EXIT_WAIT_S = 5.0
 """An engine whose socket is closed has this long to exit before it is killed."""
@@ -113,7 +113,7 @@ class LocalEngine:
         cls, config: EngineConfig, on_progress: OnProgress, command: Sequence[str] | None = None
     ) -> "LocalEngine":
         """Start the process and wait until the model is ready. Raises `EngineStartFailedError`."""
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket_pair()
         with theirs:
             engine = cls(_spawn(command or ENGINE_COMMAND, theirs.fileno()), on_progress)
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
+from tests.support.small_sockets import MACOS_BYTES, buffer_sizes, small_pair
 
 SUPPORT = Path(__file__).parents[1] / "support"
 FAKE_ENGINE = (sys.executable, "-P", str(SUPPORT / "fake_engine.py"))
@@ -65,6 +67,16 @@ async def tokens_of(engine: LocalEngine, asked: EngineRequest) -> list[list[int]
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
+
+
+def test_its_socket_holds_more_than_macos_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            assert engine._transport is not None
+            assert min(buffer_sizes(engine._transport.get_extra_info("socket"))) > 2 * MACOS_BYTES
+
+    monkeypatch.setattr(socket, "socketpair", small_pair)
+    run(test)
 
 
 def test_start_reports_progress_and_model() -> None:

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from loraserve.control.forked_jobs import Ended, ForkedJobs, ForkServerError
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
+from tests.support.small_sockets import MACOS_BYTES, small_pair
 
 UPPER = "import sys; sys.stdout.write(sys.stdin.read().upper())"
 HANG = "import time; time.sleep(600)"
@@ -125,6 +127,19 @@ json.dump({"pid": os.getpid(), "seen": seen, "places": places, "environment": di
         assert set(places) == {"0", "1", "2", "3"}
         assert places["0"] == places["1"] != places["2"]
         assert places["3"].startswith("pipe:")
+
+
+def test_a_child_s_sockets_hold_more_than_macos_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import os, socket, sys
+for descriptor in (1, 2):
+    with socket.socket(fileno=os.dup(descriptor)) as end:
+        print(end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF))
+"""
+    with jobs_of(script) as jobs:
+        monkeypatch.setattr(socket, "socketpair", small_pair)
+        ended = asyncio.run(jobs.run(b""))
+    assert min(map(int, ended.answer.split())) > 2 * MACOS_BYTES
 
 
 def test_a_cancelled_job_s_child_is_gone_at_once_and_the_others_go_on() -> None:

@@ -1,0 +1,20 @@
+"""Socket pairs to processes of ours."""
+
+import contextlib
+import socket
+
+BUFFER_BYTES = 1 << 20
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Each end buffers 1 MiB, or what the system lets it: a message beyond that waits for its reader.
+
+    NOTE: an engine waits within its step. Where macOS has 8 KiB, it would do so for every larger message.
+    """
+    ends = socket.socketpair()
+    for end in ends:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if end.getsockopt(socket.SOL_SOCKET, option) < BUFFER_BYTES:
+                with contextlib.suppress(OSError):
+                    end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return ends
