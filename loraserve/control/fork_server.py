@@ -17,6 +17,8 @@ from typing import NoReturn
 
 NUM_SOCKETS = 3
 """Sent for a job: its stdin and stdout, its stderr, and its life. See `ForkedJobs`."""
+RECEIVED = b"1"
+"""Answered once they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ def _start(control: socket.socket, main: Callable[[], int]) -> _Child | None:
     message, descriptors, _, _ = socket.recv_fds(control, 1, NUM_SOCKETS)
     if not message:
         return None
+    with suppress(ConnectionError):  # nobody waits for it: told by `control` next time
+        control.sendall(RECEIVED)
     job, errors, life = descriptors
     end, held = os.pipe()
     pid = os.fork()

@@ -5,7 +5,8 @@ import contextlib
 import socket
 import subprocess
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,10 @@ class ForkedJobs:
         self._max_error_bytes = max_error_bytes
         self._end: weakref.finalize[..., Any] | None = None
         self._control: socket.socket | None = None
+        self._on_their_way: deque[contextlib.ExitStack] = deque()
+        """For each job whose sockets the fork server does not have yet: what closes them here, oldest first."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The one that is told when it has them."""
 
     async def run(self, job: bytes) -> Ended:
         """A child for this job alone; when cancelled, it is gone before this returns. Raises `ForkServerError`."""
@@ -53,7 +58,11 @@ class ForkedJobs:
             with contextlib.ExitStack() as sent:
                 for end in theirs:
                     sent.enter_context(end)
-                self._start_child([end.fileno() for end in theirs])
+                control = self._start_child([end.fileno() for end in theirs])
+                # NOTE: on macOS, what its sender closes before it is received may arrive closed.
+                self._on_their_way.append(sent.pop_all())
+                self._loop = loop
+                loop.add_reader(control, self._close_received, control)
             job_socket, error_socket, life = ours
             try:
                 _, answer, errors = await asyncio.gather(
@@ -71,25 +80,54 @@ class ForkedJobs:
 
     def close(self) -> None:
         """Ends the fork server with all children; blocks until it is gone, which takes milliseconds."""
-        end, self._end, self._control = self._end, None, None
-        if end is not None:
+        if (end := self._let_go()) is not None:
             end()
 
-    def _start_child(self, descriptors: Sequence[int]) -> None:
+    async def wait_closed(self) -> None:
+        """`close`, which goes on in a thread."""
+        if (end := self._let_go()) is not None:
+            await asyncio.to_thread(end)
+
+    def _let_go(self) -> Callable[[], Any] | None:
+        """What ends the fork server that was ours until now."""
+        if self._control is not None and self._on_their_way:
+            self._close_ends(self._control, len(self._on_their_way))
+        end, self._end, self._control = self._end, None, None
+        return end
+
+    def _start_child(self, descriptors: Sequence[int]) -> socket.socket:
+        """The control socket they were sent over."""
         try:
-            self._send_descriptors(descriptors)
+            return self._send_descriptors(descriptors)
         except OSError:
             # It ended since the last job.
             self.close()
             try:
-                self._send_descriptors(descriptors)
+                return self._send_descriptors(descriptors)
             except OSError as error:
                 raise ForkServerError(f"{' '.join(self._command)} cannot be started: {error}") from error
 
-    def _send_descriptors(self, descriptors: Sequence[int]) -> None:
+    def _send_descriptors(self, descriptors: Sequence[int]) -> socket.socket:
         if self._control is None:
             self._control = self._start_server()
         socket.send_fds(self._control, [b"1"], descriptors)
+        return self._control
+
+    def _close_received(self, control: socket.socket) -> None:
+        """When there is something to read: a byte for each job whose sockets were received, or the end."""
+        try:
+            num_received = len(control.recv(len(self._on_their_way), socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            num_received = 0
+        self._close_ends(control, num_received or len(self._on_their_way))
+
+    def _close_ends(self, control: socket.socket, num_jobs: int) -> None:
+        for _ in range(num_jobs):
+            self._on_their_way.popleft().close()
+        if self._loop is not None and not self._on_their_way:
+            self._loop.remove_reader(control)
 
     def _start_server(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -116,7 +154,7 @@ class ForkedJobs:
             async with asyncio.timeout(KILLED_WITHIN_S):
                 await _read(loop, life, 16)
         except TimeoutError:
-            await asyncio.to_thread(self.close)
+            await self.wait_closed()
 
 
 def _end_server(process: subprocess.Popen[bytes], control: socket.socket) -> None:

@@ -77,7 +77,7 @@ class Ingest:
 
     async def close(self) -> None:
         """Ends what still runs."""
-        await asyncio.to_thread(self._jobs.close)
+        await self._jobs.wait_closed()
 
     async def judge(self, config: Path, weights: Path, weights_size: int) -> Report:
         """From the config and as much of the weights as holds their header. Raises `IngestError`."""

@@ -166,6 +166,69 @@ sys.stdout.write("done")
         asyncio.run(run(jobs))
 
 
+def open_sockets() -> set[str]:
+    """Of this process."""
+    places = (f"/proc/self/fd/{place}" for place in os.listdir("/proc/self/fd"))
+    return {found for place in places if os.path.lexists(place) and (found := os.readlink(place)).startswith("socket:")}
+
+
+def test_sockets_stay_open_until_the_server_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: set[str] = set()
+    send_fds = socket.send_fds
+
+    def recorded(control: socket.socket, buffers: list[bytes], descriptors: list[int]) -> int:
+        sent.update(os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in descriptors)
+        return send_fds(control, buffers, descriptors)
+
+    async def run(jobs: ForkedJobs) -> None:
+        await jobs.run(b"")
+        server = await the_server()
+        before = open_sockets()
+        monkeypatch.setattr(socket, "send_fds", recorded)
+        os.kill(server, signal.SIGSTOP)
+        running = [asyncio.create_task(jobs.run(b"hang")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        assert len(sent) == 9
+        assert sent <= open_sockets()
+        os.kill(server, signal.SIGCONT)
+        while sent & open_sockets():
+            await asyncio.sleep(0.005)
+        assert not any(task.done() for task in running)
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert open_sockets() == before
+
+    with jobs_of("import sys, time; sys.stdin.read() and time.sleep(600)") as jobs:
+        asyncio.run(run(jobs))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGCONT], ids=["it dies", "the job is not wanted any more"])
+def test_sockets_that_the_server_never_got_are_closed(ending: signal.Signals) -> None:
+    async def run(jobs: ForkedJobs) -> None:
+        await jobs.run(b"")
+        server = await the_server()
+        before = open_sockets()
+        os.kill(server, signal.SIGSTOP)
+        running = [asyncio.create_task(jobs.run(b"")) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        if ending == signal.SIGCONT:
+            for task in running:
+                task.cancel()
+            await asyncio.sleep(0.05)
+        os.kill(server, ending)
+        done, _ = await asyncio.wait(running)
+        expected = asyncio.CancelledError if ending == signal.SIGCONT else ForkServerError
+        for task in done:
+            with pytest.raises(expected):
+                await task
+        assert open_sockets() == before
+        assert (await jobs.run(b"")).returncode == 0
+
+    with jobs_of(UPPER) as jobs:
+        asyncio.run(run(jobs))
+
+
 def test_jobs_whose_server_dies_fail_and_the_next_gets_another() -> None:
     async def run(jobs: ForkedJobs) -> None:
         hanging = asyncio.create_task(jobs.run(b"hang"))
