@@ -17,6 +17,7 @@ from pathlib import Path
 
 from loraserve_kernels import c_compiler
 from loraserve_kernels.c_compiler import NATIVE_FLAG, Compiler, find_compilers
+from loraserve_kernels.macos import sysctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def cpu_description() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.platform() + platform.processor()
+        return platform.platform() + platform.processor() + sysctl("machdep.cpu.brand_string")
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
     first = {
         name: value for name, _, value in (line.partition(":") for line in reversed(lines)) if name.strip() in wanted
