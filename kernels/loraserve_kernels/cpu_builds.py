@@ -1,8 +1,9 @@
 """Compiling the C functions for this very CPU: with which compilers and OpenMP runtimes, and where the result is kept.
 
 OpenMP: torch brings its own runtime (`torch/lib/libgomp*.so*` in the wheels). We use whichever runtime the process has
-loaded already, so that torch and we share one pool of threads instead of two that spin against each other. Decoder
-layers and models have threads of their own, see `csrc/team.c`.
+loaded already, so that torch and we share one pool of threads instead of two that spin against each other. On macOS the
+wheel's `torch/lib/libomp.dylib` or none: a second one, as a compiler brings it, aborts the process. Decoder layers and
+models have threads of their own, see `csrc/team.c`.
 """
 
 import hashlib
@@ -10,9 +11,11 @@ import os
 import platform
 import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from loraserve_kernels import c_compiler
@@ -39,24 +42,39 @@ class Build:
 
     def run(self, directory: Path) -> Path:
         """Compile into `directory`. Raises `CompilerUnavailable`."""
-        compile_openmp = () if self.openmp == "none" else ("-fopenmp",)
-        runtime = {"none": (), "own": ("-fopenmp",)}.get(self.openmp, (self.openmp,))
         target = directory / f"{self.key()}.so"
-        self.compiler.build(target, (NATIVE_FLAG, *compile_openmp), runtime)
+        compile_openmp, link_openmp = self.openmp_flags()
+        self.compiler.build(target, (NATIVE_FLAG, *compile_openmp), link_openmp)
         return target
+
+    def openmp_flags(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(to compile, to link). On macOS no runtime is named: `open_build` loads it before the library."""
+        if self.openmp == "none":
+            return (), ()
+        if sys.platform == "darwin":
+            return ("-Xclang", "-fopenmp"), ("-Wl,-undefined,dynamic_lookup",)  # Apple's clang refuses plain -fopenmp
+        return ("-fopenmp",), ("-fopenmp" if self.openmp == "own" else self.openmp,)
 
 
 def builds() -> Iterator[Build]:
-    """Every compiler found, each with torch's OpenMP runtime, then its own, then none; best first."""
+    """Every compiler found, each with torch's OpenMP runtime, then its own but on macOS, then none; best first."""
     runtime = loaded_openmp_runtime()
     compilers = list(find_compilers())
-    for openmp in ([str(runtime)] if runtime else []) + ["own", "none"]:
+    others = ["none"] if sys.platform == "darwin" else ["own", "none"]
+    for openmp in ([str(runtime)] if runtime else []) + others:
         for compiler in compilers:
             yield Build(compiler, openmp)
 
 
 def loaded_openmp_runtime() -> Path | None:
-    """The OpenMP library this process has mapped, torch's own if there are several; None where that cannot be read."""
+    """The OpenMP library this process has mapped, torch's own if there are several; None where that cannot be read.
+
+    On macOS the one in torch's wheel, which torch loads.
+    """
+    if sys.platform == "darwin":
+        torch = find_spec("torch")
+        path = Path(torch.origin).parent / "lib" / "libomp.dylib" if torch and torch.origin else None
+        return path if path and path.is_file() else None
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:

@@ -1,6 +1,7 @@
 """The C functions of `csrc/`, prebuilt or compiled at first use with the system's compiler, called through ctypes."""
 
 import ctypes
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
 
 def open_build(path: Path, build: Build) -> CpuLibrary:
     """Load what `build` compiled. Raises `OSError` when the file or its OpenMP runtime does not load."""
+    if sys.platform == "darwin" and build.openmp != "none":
+        ctypes.CDLL(build.openmp, mode=ctypes.RTLD_GLOBAL)  # the library finds its symbols by their names
     functions = open_functions(path)
     origin = f"built with {build.compiler.version}"
     return CpuLibrary(path, origin, build.openmp, functions, bool(functions.amx_enable(1)))

@@ -10,7 +10,8 @@
 #include <stdint.h>
 
 #if defined(_OPENMP)
-#include <omp.h>
+int omp_get_thread_num(void); /* not from omp.h, which Apple's clang lacks */
+int omp_get_num_threads(void);
 #else
 #define omp_get_thread_num() 0
 #define omp_get_num_threads() 1
