@@ -42,7 +42,8 @@ def choose_backend(
             raise
         return ReferenceBackend(), f"reference: CPU kernels not built ({error})"
     amx = ", AMX" if library.has_amx else ""
-    return CpuBackend(library), f"cpu: {library.origin}{amx}, OpenMP {library.openmp}"
+    openmp = "no OpenMP: one core for separate operations" if library.openmp == "none" else f"OpenMP {library.openmp}"
+    return CpuBackend(library), f"cpu: {library.origin}{amx}, {openmp}"
 
 
 def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:

@@ -98,12 +98,15 @@ def memory() -> Check:
 def kernels() -> Check:
     try:
         from loraserve_kernels.choose_backend import choose_backend
+        from loraserve_kernels.cpu_backend import CpuBackend
 
         backend, reason = choose_backend("cpu")
     except Exception as error:
         return Check("kernels", Status.FAIL, f"{type(error).__name__}: {error}", "reinstall loraserve")
-    if backend.name != "cpu":
+    if not isinstance(backend, CpuBackend):
         return Check("kernels", Status.WARN, reason, "install a C compiler or a released wheel: much faster")
+    if backend.library.openmp == "none":
+        return Check("kernels", Status.WARN, reason, "install GCC; on macOS, torch from PyPI, which brings OpenMP")
     return Check("kernels", Status.OK, reason)
 
 

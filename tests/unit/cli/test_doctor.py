@@ -1,5 +1,6 @@
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -8,6 +9,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from loraserve_kernels import choose_backend
+from loraserve_kernels.c_compiler import CompilerUnavailable
+from loraserve_kernels.cpu_library import load_cpu_library
 
 from loraserve.cli import doctor_checks
 from loraserve.cli.doctor_checks import Status
@@ -71,6 +74,18 @@ def test_a_gpu_whose_kernels_cannot_run_is_a_warning(
     check = doctor_checks.gpu_kernels()
     assert check.status is status
     assert found in check.found
+
+
+def test_kernels_on_one_core_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        library = load_cpu_library()
+    except CompilerUnavailable as error:
+        pytest.skip(str(error))
+    for openmp, status in (("libgomp.so.1", Status.OK), ("none", Status.WARN)):
+        monkeypatch.setattr(choose_backend, "load_cpu_library", Mock(return_value=replace(library, openmp=openmp)))
+        check = doctor_checks.kernels()
+        assert check.status is status
+        assert ("no OpenMP: one core" in check.found) == (openmp == "none")
 
 
 @pytest.mark.parametrize(("port", "code"), [("0", 0), ("taken", 1)])
