@@ -8,11 +8,14 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from loraserve_kernels.macos import has_command_line_tools
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 NATIVE_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
@@ -68,10 +71,15 @@ def find_compilers() -> Iterator[Compiler]:
     for candidate in (os.environ.get("CC", ""), "cc", "gcc", "clang"):
         command = tuple(shlex.split(candidate))
         path = shutil.which(command[0]) if command else None
-        if path is None or os.path.realpath(path) in found:
+        if path is None or os.path.realpath(path) in found or _opens_dialog(path):
             continue
         found.add(os.path.realpath(path))
         yield Compiler((path, *command[1:]), compiler_version((path, *command[1:])))
+
+
+def _opens_dialog(path: str) -> bool:
+    """Whether it is only macOS' offer to install a compiler."""
+    return sys.platform == "darwin" and path.startswith("/usr/bin/") and not has_command_line_tools()
 
 
 def compiler_version(command: tuple[str, ...]) -> str:

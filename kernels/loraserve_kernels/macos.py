@@ -8,6 +8,11 @@ def sysctl(name: str) -> str:
     return _output("/usr/sbin/sysctl", "-n", name) or ""
 
 
+def has_command_line_tools() -> bool:
+    """Without them each compiler in /usr/bin opens a dialog that offers to install them."""
+    return _output("/usr/bin/xcode-select", "-p") is not None
+
+
 def _output(*command: str) -> str | None:
     """None if the command fails."""
     try:

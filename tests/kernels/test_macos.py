@@ -31,3 +31,11 @@ def test_without_sysctl_nothing_has_a_value(monkeypatch):
 
     monkeypatch.setattr(macos.subprocess, "run", missing)
     assert macos.sysctl("machdep.cpu.brand_string") == ""
+
+
+def test_the_command_line_tools_are_there_if_xcode_select_succeeds(monkeypatch):
+    asked = answer(monkeypatch, 0, "/Library/Developer/CommandLineTools\n")
+    assert macos.has_command_line_tools()
+    answer(monkeypatch, 2)
+    assert not macos.has_command_line_tools()
+    assert asked == [("/usr/bin/xcode-select", "-p")]
