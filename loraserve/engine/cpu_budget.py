@@ -1,9 +1,12 @@
 """How many CPUs and how much memory this process may really use: affinity, cgroup v1 or v2 limits, then the machine."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from loraserve_kernels.macos import sysctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ SYSTEM_PATHS = SystemPaths()
 
 
 def available_cpus(paths: SystemPaths = SYSTEM_PATHS) -> int:
-    """CPUs in our affinity mask, lowered to the cgroup quota, at least 1.
+    """CPUs in our affinity mask, lowered to the cgroup quota, at least 1. On macOS the performance cores.
 
     A fractional quota rounds down: OpenMP splits work evenly, so one throttled thread would delay all others.
     """
@@ -40,6 +43,11 @@ def available_memory_bytes(paths: SystemPaths = SYSTEM_PATHS) -> int:
 def _affinity_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
+    if sys.platform == "darwin":
+        # The efficiency cores would have as large a part of each loop, and all others wait for them.
+        num_fast = sysctl("hw.perflevel0.logicalcpu")
+        if num_fast.isdigit() and int(num_fast) > 0:
+            return int(num_fast)
     return os.cpu_count() or 1
 
 

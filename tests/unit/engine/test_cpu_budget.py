@@ -1,8 +1,10 @@
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from loraserve.engine import cpu_budget
 from loraserve.engine.cpu_budget import SystemPaths, available_cpus, available_memory_bytes
 
 GIB = 1 << 30
@@ -26,6 +28,17 @@ def put(paths: SystemPaths, name: str, text: str) -> None:
 def test_without_cgroups_affinity_and_the_machine_decide(paths: SystemPaths) -> None:
     assert available_cpus(paths) == 8
     assert available_memory_bytes(paths) == MACHINE_BYTES
+
+
+@pytest.mark.parametrize(("answer", "cpus"), [("6", 6), ("0", 10), ("", 10)])
+def test_only_performance_cores_count_on_macos(
+    paths: SystemPaths, monkeypatch: pytest.MonkeyPatch, answer: str, cpus: int
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 10)
+    monkeypatch.setattr(cpu_budget, "sysctl", {"hw.perflevel0.logicalcpu": answer}.__getitem__)
+    assert available_cpus(paths) == cpus
 
 
 def test_v2_quota_of_an_ancestor_binds(paths: SystemPaths) -> None:
