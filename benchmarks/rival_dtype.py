@@ -4,7 +4,7 @@ from typing import Literal
 
 import torch
 
-from loraserve.models.loader import has_fast_bfloat16
+from loraserve.models.cpu_features import has_fast_bfloat16
 
 
 def rival_dtype() -> torch.dtype | Literal["auto"]:

@@ -77,13 +77,13 @@ def cpu() -> Check:
     """NOTE: asks of bfloat16 as the engine does when it picks a dtype."""
     found = f"{available_cpus()} usable CPUs, {platform.machine()}"
     try:
-        import torch
+        from loraserve.models.cpu_features import has_fast_bfloat16
 
-        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported()
+        has_bfloat16 = has_fast_bfloat16()
     except (ImportError, AttributeError):
         return Check("cpu", Status.WARN, found + ", bfloat16 unknown", "float32 is used unless --dtype says otherwise")
     if not has_bfloat16:
-        return Check("cpu", Status.OK, found + ", no bfloat16 instructions: only the compiled kernels are fast with it")
+        return Check("cpu", Status.OK, found + ", bfloat16 slow in torch: only the compiled kernels are fast with it")
     return Check("cpu", Status.OK, found + ", fast bfloat16")
 
 

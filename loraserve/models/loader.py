@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
+from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.model_place import not_found, why_absent
 
@@ -56,11 +57,6 @@ def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device,
         return stored
     is_fast = has_fast_bfloat16() or (backend.packs(torch.bfloat16) and is_mostly_linears(config))
     return torch.bfloat16 if is_fast else torch.float32
-
-
-def has_fast_bfloat16() -> bool:
-    """In torch's operations."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and torch.cpu._is_avx512_bf16_supported()
 
 
 def is_mostly_linears(config: PreTrainedConfig) -> bool:

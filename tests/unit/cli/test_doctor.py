@@ -16,6 +16,7 @@ from loraserve.cli import doctor_checks
 from loraserve.cli.doctor_checks import Status
 from loraserve.cli.main import main
 from loraserve.cli.serve_settings import DEMO
+from loraserve.models import cpu_features
 
 
 def test_demo_model_is_complete() -> None:
@@ -73,6 +74,14 @@ def test_a_gpu_whose_kernels_cannot_run_is_a_warning(
     monkeypatch.setattr(choose_backend, "choose_backend", Mock(side_effect=[answer]))
     check = doctor_checks.gpu_kernels()
     assert check.status is status
+    assert found in check.found
+
+
+@pytest.mark.parametrize(("is_fast", "found"), [(True, "fast bfloat16"), (False, "bfloat16 slow in torch")])
+def test_bfloat16_is_judged_as_at_a_start(monkeypatch: pytest.MonkeyPatch, is_fast: bool, found: str) -> None:
+    monkeypatch.setattr(cpu_features, "has_fast_bfloat16", lambda: is_fast)
+    check = doctor_checks.cpu()
+    assert check.status is Status.OK
     assert found in check.found
 
 
