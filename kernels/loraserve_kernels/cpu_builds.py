@@ -22,6 +22,8 @@ from loraserve_kernels import c_compiler
 from loraserve_kernels.c_compiler import NATIVE_FLAG, Compiler, find_compilers
 from loraserve_kernels.macos import sysctl
 
+_OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*")
+
 
 @dataclass(frozen=True, slots=True)
 class Build:
@@ -66,7 +68,7 @@ def builds() -> Iterator[Build]:
             yield Build(compiler, openmp)
 
 
-def loaded_openmp_runtime() -> Path | None:
+def loaded_openmp_runtime(maps: Path = Path("/proc/self/maps")) -> Path | None:
     """The OpenMP library this process has mapped, torch's own if there are several; None where that cannot be read.
 
     On macOS the one in torch's wheel, which torch loads.
@@ -76,10 +78,10 @@ def loaded_openmp_runtime() -> Path | None:
         path = Path(torch.origin).parent / "lib" / "libomp.dylib" if torch and torch.origin else None
         return path if path and path.is_file() else None
     try:
-        maps = Path("/proc/self/maps").read_text()
+        mappings = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
     except OSError:
         return None
-    paths = sorted(set(re.findall(r"/\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so[^/\s]*", maps)))
+    paths = sorted({fields[5] for fields in mappings if len(fields) == 6 and _OPENMP.fullmatch(fields[5])})
     return Path(min(paths, key=lambda path: "/torch/" not in path)) if paths else None
 
 

@@ -7,7 +7,7 @@ import pytest
 from loraserve_kernels import cpu_builds as module
 from loraserve_kernels import cpu_library
 from loraserve_kernels.c_compiler import Compiler
-from loraserve_kernels.cpu_builds import Build, builds, cpu_description
+from loraserve_kernels.cpu_builds import Build, builds, cpu_description, loaded_openmp_runtime
 
 CLANG = Compiler(("/usr/bin/cc",), "Apple clang version 17.0.0")
 
@@ -63,6 +63,20 @@ def test_a_mac_loads_the_openmp_runtime_before_the_library(monkeypatch, torch_li
         ("ours.so", ctypes.DEFAULT_MODE),
         ("alone.so", ctypes.DEFAULT_MODE),
     ]
+
+
+def test_the_path_of_the_openmp_runtime_may_have_spaces(tmp_path):
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f10 r-xp 00000000 08:01 7 /usr/lib/libgomp.so.1.0.0\n"
+        "7f10-7f20 r-xp 00000000 08:01 8                    /home/my user/venv/torch/lib/libgomp-a3.so.1\n"
+        "7f20-7f30 rw-p 00000000 00:00 0\n"
+        "7f30-7f40 r-xp 00000000 08:01 9 /home/my user/venv/torch/lib/libtorch.so\n"
+    )
+    assert loaded_openmp_runtime(maps) == Path("/home/my user/venv/torch/lib/libgomp-a3.so.1")
+    maps.write_text("7f20-7f30 rw-p 00000000 00:00 0\n")
+    assert loaded_openmp_runtime(maps) is None
+    assert loaded_openmp_runtime(tmp_path / "missing") is None
 
 
 def test_the_description_of_a_mac_names_its_cpu(monkeypatch):

@@ -46,7 +46,7 @@ print(json.dumps({
     "reason": reason,
     "module": cpu_library.__file__,
     "library": str(backend.library.path),
-    "openmp": sorted(set(re.findall(r"/\\S*/lib(?:gomp|iomp5|omp)\\b\\S*", maps))),
+    "openmp": sorted(set(re.findall(r"/.*/lib(?:gomp|iomp5|omp)\\b\\S*", maps))),
     "differences": differences,
     "scale": expected.abs().max().item(),
 }))
