@@ -2,11 +2,11 @@
 
 import ctypes
 import sys
+from mmap import PAGESIZE
 from pathlib import Path
 
 from torch import Tensor
 
-_PAGE_BYTES = 4096
 _MADV_DONTNEED = 4
 
 
@@ -22,8 +22,8 @@ class MappedWeights:
         """Drop the weight's pages from memory if they are a file's; they would be read again if touched."""
         if not weight.is_cpu:
             return
-        start = -(-weight.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
-        end = (weight.data_ptr() + weight.nbytes) // _PAGE_BYTES * _PAGE_BYTES
+        start = -(-weight.data_ptr() // PAGESIZE) * PAGESIZE
+        end = (weight.data_ptr() + weight.nbytes) // PAGESIZE * PAGESIZE
         if end > start and any(low <= start and end <= high for low, high in self._ranges):
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
 
