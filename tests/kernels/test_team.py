@@ -5,9 +5,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.c_compiler import SOURCE_DIR, find_compilers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_model import DecoderModel
 from loraserve_kernels.draw import Draw, pack_draws
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
 from tests.support.decoder_cases import Case, make_case
+
+LENT_CPUS = Path(__file__).parents[1] / "support" / "lent_cpus.c"
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +116,20 @@ def test_more_threads_than_it_has_room_for_are_as_many_as_it_has(cpu_library):
         cpu_library.functions.draw(chosen.data_ptr(), draws, 1, logits.data_ptr(), 100, 100, 0, 300)
         os._exit(len(os.listdir("/proc/self/task")) - before)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 255
+
+
+def test_threads_that_lend_their_cpus_do_not_race(tmp_path):
+    compiler = next(find_compilers(), None)
+    num_cpus = len(os.sched_getaffinity(0))
+    if compiler is None or num_cpus < 2:
+        pytest.skip("needs a C compiler and two CPUs")
+    program = tmp_path / "lent_cpus"
+    sources = [str(LENT_CPUS), str(SOURCE_DIR / "team.c")]
+    flags = ["-g", "-O1", "-std=gnu11", "-fsanitize=thread", f"-I{SOURCE_DIR}", "-pthread", "-lm"]
+    built = subprocess.run([*compiler.command, *sources, *flags, "-o", str(program)], capture_output=True, text=True)
+    if built.returncode != 0:
+        pytest.skip(f"{compiler.version} has no ThreadSanitizer: {built.stderr}")
+    ran = subprocess.run([str(program), str(num_cpus)], capture_output=True, text=True)
+    if "FATAL: ThreadSanitizer" in ran.stderr:
+        pytest.skip(ran.stderr)
+    assert ran.returncode == 0, ran.stderr

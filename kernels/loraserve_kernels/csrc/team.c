@@ -53,7 +53,7 @@ static void pause_cpu(void)
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    __asm__ volatile("yield");
+    __asm__ volatile("isb"); /* a yield is a no-op on most cores */
 #endif
 }
 
@@ -133,11 +133,11 @@ static bool is_running(int thread) { return thread >= 0; }
 
 #endif
 
-/* Whether the thread has taken an item of the pieces of work that are waited for. */
+/* Whether the thread has taken an item of the pieces of work that are waited for. If so, its `members` can be read. */
 static bool has_item(const struct team *team, int thread)
 {
     for (const struct share *shares = team->uncompleted; shares < team->shares; shares += team->num_threads)
-        if (__atomic_load_n(&shares[thread].is_held, __ATOMIC_RELAXED))
+        if (__atomic_load_n(&shares[thread].is_held, __ATOMIC_ACQUIRE))
             return true;
     return false;
 }

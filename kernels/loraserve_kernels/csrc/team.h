@@ -66,7 +66,7 @@ static inline bool take(const struct team *team, struct work *work, int64_t *ite
         *item = first + __atomic_fetch_add(&work->shares[owner].next, 1, __ATOMIC_RELAXED);
         if (*item < end) {
             if (work->num_taken++ == 0)
-                __atomic_store_n(&work->shares[team->thread].is_held, 1, __ATOMIC_RELAXED);
+                __atomic_store_n(&work->shares[team->thread].is_held, 1, __ATOMIC_RELEASE);
             return true;
         }
     }
