@@ -122,7 +122,10 @@ class PrivateServer:
             self._process = self._launch(self._lock_fd)
 
     def _judge_end(self, process: subprocess.Popen[bytes] | None) -> None:
-        if process is None or process.returncode <= 0:
+        if process is None:
+            return
+        _close_stdin(process)
+        if process.returncode <= 0:
             return  # somebody stopped it
         self._num_failed_starts += 1
         if self._num_failed_starts == MAX_FAILED_STARTS:
@@ -156,7 +159,7 @@ class PrivateServer:
         arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
         return subprocess.Popen(
             [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid()), str(self._binary), *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # closed with this process, where no signal tells of its end
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=(lock_fd,),
@@ -180,9 +183,15 @@ class PrivateServer:
                 await asyncio.sleep(POLL_S)
             process.kill()
             process.wait()
+            _close_stdin(process)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _close_stdin(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 async def _answers(path: Path) -> bool:

