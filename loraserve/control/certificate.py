@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from loraserve.engine.config import EngineConfig
+from loraserve.serving.our_modules import module_command, python_environment
 from loraserve.store.blobs import BlobStore
 from loraserve.store.durable import replace_file
 
@@ -74,7 +74,7 @@ class Certifier:
         base_fingerprint: Callable[[], str],
         engine: EngineConfig,
         timeout_s: float = TIMEOUT_S,
-        command: Sequence[str] = (sys.executable, "-m", "loraserve.control.certificate_child"),
+        command: Sequence[str] = module_command("loraserve.control.certificate_child"),
     ) -> None:
         """engine: what the serving engine was started with."""
         self._blobs = blobs
@@ -140,7 +140,13 @@ class Certifier:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+            env={
+                **os.environ,
+                **python_environment(),
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            },
         )
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer,
 from loraserve.control.manifest import Manifest
 from loraserve.control.report import Report
 from loraserve.engine.cpu_budget import available_cpus
+from loraserve.serving.our_modules import module_command, python_environment
 from loraserve.store.blobs import MANIFEST_FILE
 from loraserve.store.durable import data_folder, sync_folder
 
@@ -33,7 +33,7 @@ BYTES_PER_CPU_S = 20_000_000
 """Measured: 2 GiB of float32 for a bfloat16 base in 15 s on a shared core, so 140 MB/s; much slower is a fault."""
 MAX_ANSWER_BYTES = 64 << 20
 MAX_ERROR_BYTES = 8192
-PASSED_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+PASSED_ENVIRONMENT = ("PATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Ingest:
         limits: Limits = DEFAULT_LIMITS,
         num_processes: int | None = None,
         timeout_s: float = 900.0,
-        command: Sequence[str] = (sys.executable, "-m", "loraserve.control.ingest_child"),
+        command: Sequence[str] = module_command("loraserve.control.ingest_child"),
     ) -> None:
         """layout: the engine's, once it is ready. num_processes: None = one for each core that this process may use."""
         self._packed_dir = packed_dir
@@ -184,7 +184,7 @@ def _resources(weights_size: int) -> ResourceLimits:
 def _environment() -> dict[str, str]:
     """Nothing of the server's secrets, and no threads of a numeric library."""
     passed = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
-    return passed | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return passed | python_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def _ending(returncode: int) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import os
 import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import cast
@@ -35,12 +34,13 @@ from loraserve.serving.messages import (
     ToEngine,
     UnloadAdapter,
 )
+from loraserve.serving.our_modules import module_command, python_environment
 from loraserve.serving.socket_pairs import socket_pair
 
 EXIT_WAIT_S = 5.0
 """An engine whose socket is closed has this long to exit before it is killed."""
 
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "loraserve.serving.engine_process")
+ENGINE_COMMAND = module_command("loraserve.serving.engine_process")
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -294,11 +294,8 @@ class _EngineProtocol(asyncio.Protocol):
 
 
 def _spawn(command: Sequence[str], fd: int) -> subprocess.Popen[bytes]:
-    """NOTE: never fork: the engine must not inherit our threads' locks or our event loop.
-
-    The child finds our packages where we did, also when they are not installed; -P keeps the working directory out.
-    """
-    environment = {**with_huge_pages(os.environ), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    """NOTE: never fork: the engine must not inherit our threads' locks or our event loop."""
+    environment = {**with_huge_pages(os.environ), **python_environment()}
     return subprocess.Popen([*command, str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL, env=environment)
 
 
