@@ -78,7 +78,7 @@ def loaded_openmp_runtime(maps: Path = Path("/proc/self/maps")) -> Path | None:
         path = Path(torch.origin).parent / "lib" / "libomp.dylib" if torch and torch.origin else None
         return path if path and path.is_file() else None
     try:
-        mappings = [line.split(maxsplit=5) for line in maps.read_text().splitlines()]
+        mappings = [line.split(maxsplit=5) for line in os.fsdecode(maps.read_bytes()).splitlines()]
     except OSError:
         return None
     paths = sorted({fields[5] for fields in mappings if len(fields) == 6 and _OPENMP.fullmatch(fields[5])})
@@ -100,14 +100,13 @@ def cpu_description() -> str:
 
 def private_directory(cache_dir: Path | None) -> Path:
     """cache_dir (or the default) if only we can write to it, else a new temporary directory."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraserve"
-    directory = cache_dir or base
     try:
+        directory = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraserve"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         if status.st_uid == os.getuid() and not others_write and os.access(directory, os.W_OK):
             return directory
-    except OSError:
+    except (OSError, RuntimeError):  # the latter: there is no home directory
         pass
     return Path(tempfile.mkdtemp(prefix="loraserve-"))

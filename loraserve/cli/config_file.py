@@ -13,7 +13,7 @@ def load_config_file(ctx: click.Context, param: click.Parameter, path: Path | No
     if path is None:
         return
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{path} cannot be read: {error}", ctx, param) from error
     options = {option.name: option for option in ctx.command.params if option.name and option is not param}

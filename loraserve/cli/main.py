@@ -4,6 +4,8 @@ import importlib
 
 import rich_click as click
 
+from loraserve.cli.standard_streams import open_closed_streams
+
 COMMANDS = (
     "serve",
     "adapter",
@@ -51,6 +53,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_wanted: bool)
 )
 def main() -> None:
     """Serve thousands of LoRA adapters over one base model, any mix of them in one batch."""
+    open_closed_streams()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import rich_click as click
+
 from loraserve.cli.option_types import LoraModule
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
@@ -179,8 +181,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def default_data_dir() -> Path:
+    """Raises `click.UsageError` for a user without a home directory."""
     data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data_home).expanduser() / "loraserve"
+    try:
+        return Path(data_home).expanduser() / "loraserve"
+    except RuntimeError as error:
+        raise click.UsageError("this user has no home directory: give --data-dir, or set HOME") from error
 
 
 def adapter_folders(directory: Path) -> list[LoraModule]:

@@ -81,7 +81,7 @@ async def _build(
 
     limits = _adapter_limits(settings.max_lora_rank)
     if settings.chat_template is not None:
-        engine.use_chat_template(settings.chat_template.read_text())
+        engine.use_chat_template(settings.chat_template.read_text(encoding="utf-8"))
     certified = settings.engine if settings.certificates else None
     control = build_control(declared, engine, limits, certified)
     try:

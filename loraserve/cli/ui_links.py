@@ -14,6 +14,7 @@ from loraserve.control.snapshot_records import ProcessSnapshot
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveUnavailableError, LiveUrlError
 from loraserve.live.live_store import LiveStore
+from loraserve.live.server_place import socket_url
 from loraserve.live.snapshots import SnapshotKind
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Role, Status
@@ -74,7 +75,7 @@ def _may_log_in(key: KeyDoc) -> bool:
 
 def _private_server(data_dir: Path) -> str:
     try:
-        return f"unix://{(data_dir / 'kv' / 'socket.path').read_text().strip()}"
+        return socket_url((data_dir / "kv" / "socket.path").read_text().removesuffix("\n"))
     except OSError as error:
         message = f"{data_dir} has no private server: is it the server's --data-dir? Else give its --redis-url"
         raise click.ClickException(message) from error

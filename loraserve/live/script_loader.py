@@ -16,5 +16,5 @@ def load_script(name: str, shared: str | None = None) -> Script:
     """`shared` names a file of functions that is put before it."""
     folder = files("loraserve.live").joinpath("scripts")
     names = [name] if shared is None else [shared, name]
-    source = "\n".join(folder.joinpath(f"{part}.lua").read_text() for part in names)
+    source = "\n".join(folder.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in names)
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

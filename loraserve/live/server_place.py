@@ -8,6 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from loraserve.live.errors import LiveServerError
 
@@ -31,7 +32,12 @@ class ServerPlace:
 
     @property
     def url(self) -> str:
-        return f"unix://{self.socket}"
+        return socket_url(str(self.socket))
+
+
+def socket_url(path: str) -> str:
+    """What a URL gives a meaning to, such as `#`, is quoted."""
+    return f"unix://{quote(path)}"
 
 
 def prepare_place(data_dir: Path) -> ServerPlace:

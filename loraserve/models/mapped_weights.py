@@ -1,6 +1,7 @@
 """Weights that are still a mapping of their safetensors file, and giving their memory back once they were copied."""
 
 import ctypes
+import os
 import sys
 from mmap import PAGESIZE
 from pathlib import Path
@@ -30,7 +31,11 @@ class MappedWeights:
 
 def _mappings() -> list[tuple[int, int, str]]:
     found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    try:
+        maps = os.fsdecode(Path("/proc/self/maps").read_bytes())
+    except OSError:
+        return []
+    for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6:
             start, _, end = fields[0].partition("-")

@@ -73,7 +73,7 @@ def wanted_models(target: Target, adapters: str, num_adapters: int | None) -> li
 
 def _names_in(path: Path) -> list[str]:
     try:
-        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise click.ClickException(f"--adapters @{path}: {error.strerror}") from error
 

@@ -1,0 +1,98 @@
+"""A server started where something is not as usual: its folder, its home, its standard streams, what Python is told."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.demo_questions import ADAPTER_DIR
+from tests.support.management import offline_admin_key
+from tests.support.server_process import SERVE_FAKE, WAIT_S, command, environment, run_command, serve_fake, wait_until
+
+POISON = "import os\nos._exit(77)\n"
+
+
+def test_files_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("types", "runpy", "json", "loraserve"):
+        (tmp_path / f"{name}.py").write_text(POISON)
+    monkeypatch.chdir(tmp_path)
+    with serve_fake(tmp_path / "data") as server:
+        added = run_command("adapter", "add", "mine", str(ADAPTER_DIR / "spell"), "--url", server.url)
+        assert added.returncode == 1
+        assert "weights.tensors" in added.stderr, "it was read, and is not one for the fake model"
+
+
+@pytest.mark.parametrize("name", ["a#b", "100%41", "what?x=1", "two\nlines", "späce é"])
+def test_a_data_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    data_dir = tmp_path / name
+    offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server:
+        link = run_command("ui", "login", "--print", "--data-dir", str(data_dir))
+        assert link.stdout.startswith(server.url), link.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_nowhere(tmp_path: Path, closed: str) -> None:
+    uds = tmp_path / "s"
+    words = [sys.executable, "-P", str(SERVE_FAKE), "fake", "--uds", str(uds), "--no-certificates"]
+    words += ["--data-dir", str(tmp_path / "data")]
+    process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *words], env=environment())
+    try:
+        wait_until(lambda: is_ready(uds), "it is ready")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def is_ready(uds: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(uds))
+            connection.sendall(b"GET /health/ready HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return b" 200 " in connection.recv(100)
+        except OSError:
+            return False
+
+
+def test_without_a_home_kernels_are_found_and_the_data_directory_is_asked_for(tmp_path: Path) -> None:
+    without_home = """
+import os, sys
+from pathlib import Path
+for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+    os.environ.pop(name, None)
+Path.home = classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("Could not determine home directory.")))
+Path.expanduser = lambda path: path if str(path)[0] != "~" else Path.home()
+from loraserve_kernels.cpu_builds import private_directory
+assert private_directory(Path(sys.argv[1])) == Path(sys.argv[1])
+private_directory(None).rmdir()
+from loraserve.cli.main import main
+main(["serve"])
+"""
+    folder = tmp_path / "kernels"
+    started = subprocess.run(
+        [sys.executable, "-P", "-c", without_home, str(folder)], env=environment(), capture_output=True, text=True
+    )
+    assert started.returncode == 2
+    assert "give --data-dir, or set HOME" in started.stderr
+
+
+def test_the_engine_imports_transformers_whatever_python_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")
+    script = """
+import os, subprocess, sys
+from loraserve.serving.our_modules import python_environment
+code = "import transformers.modeling_outputs as m; assert m.BaseModelOutputWithPast.__doc__"
+sys.exit(subprocess.run([sys.executable, "-P", "-c", code], env={**os.environ, **python_environment()}).returncode)
+"""
+    assert subprocess.run([sys.executable, "-P", "-c", script], env=environment()).returncode == 0
+
+
+def test_help_is_there_for_a_closed_stdout() -> None:
+    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command("--help")], env=environment(), cwd=os.sep)
+    assert closed.returncode == 0
