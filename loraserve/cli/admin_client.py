@@ -7,6 +7,9 @@ from typing import Any
 
 import httpx
 
+from loraserve.cli.http_client import http_client
+from loraserve.cli.proxy import through_proxy
+
 TIMEOUT_S = 60.0
 PAGE = 500
 
@@ -77,15 +80,15 @@ class AdminClient:
         try:
             return self.http.request(method, path, **content)
         except httpx.HTTPError as error:
-            raise ConnectionLostError(f"no server answers at {self.http.base_url}: {error}") from error
+            base_url = str(self.http.base_url)
+            message = f"no server answers at {base_url}{through_proxy(base_url)}: {error}"
+            raise ConnectionLostError(message) from error
 
 
 @contextlib.contextmanager
 def connected(url: str, api_key: str | None, tenant: str | None) -> Iterator[AdminClient]:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    if tenant is not None:
-        headers["x-tenant"] = tenant
-    with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_S) as http:
+    headers = {} if tenant is None else {"x-tenant": tenant}
+    with http_client(url, api_key, TIMEOUT_S, headers) as http:
         yield AdminClient(http)
 
 
@@ -102,4 +105,5 @@ def _check(response: httpx.Response) -> None:
         error = response.json()["error"]
         raise AdminError(error["message"], error.get("report"))
     except (ValueError, KeyError, TypeError):
-        raise AdminError(f"the server answered {response.status_code} {response.reason_phrase}") from None
+        status = f"{response.status_code} {response.reason_phrase}"
+        raise AdminError(f"the server answered {status}{through_proxy(str(response.url))}") from None

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import httpx
 from rich.console import Console
 
+from loraserve.cli.http_client import http_client
+from loraserve.cli.proxy import through_proxy
+
 CONNECT_TIMEOUT_S = 5.0
 DATA = "data: "
 HELP = """\
@@ -30,9 +33,7 @@ class ChatOptions:
 
 
 def connect(url: str, api_key: str | None) -> httpx.Client:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-    return httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout)
+    return http_client(url, api_key, httpx.Timeout(None, connect=CONNECT_TIMEOUT_S))
 
 
 class ChatSession:
@@ -51,7 +52,9 @@ class ChatSession:
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
-            raise ChatError(f"{self._client.base_url} does not answer ({error}); is the server running?") from error
+            base_url = str(self._client.base_url)
+            message = f"{base_url} does not answer{through_proxy(base_url)} ({error}); is the server running?"
+            raise ChatError(message) from error
         _raise_for_error(response)
         return [card["id"] for card in response.json()["data"]]
 
@@ -116,7 +119,8 @@ def _raise_for_error(response: httpx.Response) -> None:
     try:
         message = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = response.text[:200]
+        through = through_proxy(str(response.url))
+        raise ChatError(f"{response.text[:200]} (HTTP {response.status_code}{through})") from None
     raise ChatError(f"{message} (HTTP {response.status_code})")
 
 

@@ -5,8 +5,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -14,6 +13,7 @@ import rich_click as click
 
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
 from loraserve.cli.loadtest.plan import PlannedRequest
+from loraserve.cli.proxy import environment_proxy
 
 TIMEOUT_S = 600.0
 """To connect, and between any two arrivals; a stream may take as long as it likes."""
@@ -43,11 +43,10 @@ def http_client(url: str, api_key: str | None) -> aiohttp.ClientSession:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ssl=httpx.create_ssl_context())
     timeout = aiohttp.ClientTimeout(sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
     try:
-        parts = urlsplit(base_url)
-        if api_key and parts.username is None:  # a user in the URL takes the key's place
+        if api_key and urlsplit(base_url).username is None:  # a user in the URL takes the key's place
             headers["authorization"] = f"Bearer {api_key}"
         return aiohttp.ClientSession(
-            base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(parts)
+            base_url, connector=connector, headers=headers, timeout=timeout, proxy=_proxy(base_url)
         )
     except ValueError as error:
         raise click.ClickException(f"{url}: {error}") from error
@@ -109,23 +108,17 @@ async def _open_loop(
     return results
 
 
-def _proxy(url: SplitResult) -> str | None:
+def _proxy(url: str) -> str | None:
     """The environment's. Not aiohttp's `trust_env`, which looks into .netrc in a thread for every request.
 
     Raises `click.ClickException` for a proxy of another kind.
     """
-    if proxy_bypass(url.netloc.rpartition("@")[2]):
-        return None
-    proxies = getproxies()
-    proxy = proxies.get(url.scheme) or proxies.get("all")
+    proxy = environment_proxy(url)
     if proxy is None:
         return None
-    scheme, has_scheme, _ = proxy.partition("://")
-    if has_scheme and scheme.lower() not in ("http", "https"):
-        raise click.ClickException(
-            f"the environment names a {scheme} proxy: use an http or https one, or list {url.hostname} in no_proxy"
-        )
-    return proxy if has_scheme else f"http://{proxy}"
+    if proxy.kind not in ("http", "https"):
+        raise proxy.refusal(url)
+    return proxy.url
 
 
 def _cpu_s() -> float:

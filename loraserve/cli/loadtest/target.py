@@ -8,6 +8,7 @@ import msgspec
 import rich_click as click
 
 from loraserve.cli.loadtest.server_kind import ServerKind
+from loraserve.cli.proxy import through_proxy
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -84,11 +85,12 @@ async def _get(client: aiohttp.ClientSession, url: str, path: str) -> bytes | No
         async with client.get(path, allow_redirects=False) as response:
             body, status = await response.read(), response.status
     except aiohttp.ClientError as error:
-        raise click.ClickException(f"{url} does not answer /{path}: {type(error).__name__}: {error}") from error
+        message = f"{url} does not answer /{path}{through_proxy(url)}: {type(error).__name__}: {error}"
+        raise click.ClickException(message) from error
     if status == 404:
         return None
     if status != 200:
-        raise click.ClickException(f"{url} answers /{path} with {status} {response.reason}")
+        raise click.ClickException(f"{url} answers /{path} with {status} {response.reason}{through_proxy(url)}")
     return body
 
 

@@ -106,7 +106,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
         asyncio.run(connect())
 
 
-@pytest.mark.parametrize(("no_proxy", "is_asked"), [("", True), ("other,127.0.0.1", False)])
+@pytest.mark.parametrize(("no_proxy", "is_asked"), [("", True), ("other,server.test", False)])
 @pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
 def test_the_environments_proxy_is_asked(
     variable: str, no_proxy: str, is_asked: bool, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +118,7 @@ def test_the_environments_proxy_is_asked(
     monkeypatch.setenv("no_proxy", no_proxy)
 
     async def failure() -> str:
-        async with http_client("http://127.0.0.1:2", None) as client:
+        async with http_client("http://server.test:2", None) as client:
             result = await run(client, RequestStyle(), [REQUEST], 1, lambda _: None)
         assert result.results[0].failure is not None
         return result.results[0].failure.message

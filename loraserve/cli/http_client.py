@@ -1,0 +1,35 @@
+"""The HTTP client of the commands that talk to a server; the load generator has its own."""
+
+from collections.abc import Mapping
+
+import httpx
+import rich_click as click
+
+from loraserve.cli.proxy import environment_proxy
+
+
+def http_client(
+    url: str, api_key: str | None, timeout: float | httpx.Timeout, headers: Mapping[str, str] | None = None
+) -> httpx.Client:
+    """The URL with or without /v1. Raises `click.ClickException` if it, or a proxy for it, cannot be used."""
+    authorization = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+        proxy = environment_proxy(str(base_url))
+    except (ValueError, httpx.InvalidURL) as error:
+        raise click.ClickException(f"{url}: {error}") from error
+    try:
+        return httpx.Client(
+            base_url=base_url,
+            headers={**authorization, **(headers or {})},
+            timeout=timeout,
+            verify=httpx.create_ssl_context(),
+            proxy=None if proxy is None else proxy.url,
+            trust_env=False,  # it would choose the proxy
+        )
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        if proxy is None:
+            raise
+        if isinstance(error, httpx.InvalidURL):
+            raise click.ClickException(f"{proxy.named_by} is not the URL of a proxy") from error
+        raise proxy.refusal(url) from error
