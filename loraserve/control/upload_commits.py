@@ -64,15 +64,25 @@ class UploadCommits:
         self._smoke = smoke
         self._certify = certify
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwritten: set[str] = set()
+        """Whose outcome could not be written: their records say that they are being committed."""
 
     def begin(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
         """claim: of the session, which is validating; released at the end."""
+        self._unwritten.discard(session.id)
         task = asyncio.create_task(self._finish(claim, principal, request_id, session))
         self._tasks[session.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(session.id, None))
 
     def is_running(self, upload_id: str) -> bool:
         return upload_id in self._tasks
+
+    def has_lost_outcome(self, upload_id: str) -> bool:
+        """Of one that is being committed, as its record says: it ended here, unwritten, and nobody works on it now."""
+        if upload_id not in self._unwritten:
+            return False
+        with self._store.claim(upload_id) as is_free:
+            return is_free
 
     async def wait(self, upload_id: str, timeout_s: float) -> None:
         """Returns when it has ended, or after that time."""
@@ -93,7 +103,7 @@ class UploadCommits:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finish(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
-        """Ends in a settled state unless it is cancelled."""
+        """Ends in a settled state unless it is cancelled, or the store cannot write that."""
         with claim:
             try:
                 await self._validate_and_publish(principal, request_id, session)
@@ -145,3 +155,4 @@ class UploadCommits:
             await to_state(self._store, upload_id, state, report=report, error=error)
         except (StoreError, OSError):
             _logger.exception("upload %s could not become %s", upload_id, state)
+            self._unwritten.add(upload_id)

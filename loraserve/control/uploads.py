@@ -205,13 +205,21 @@ class UploadService:
         return session
 
     async def get(self, principal: Principal, upload_id: str, wait_s: float = 0.0) -> UploadSession:
-        """The session as it is; one that is being committed is waited for, up to `wait_s`."""
+        """The session as it is; one that is being committed is waited for, up to `wait_s`.
+
+        One whose outcome could not be written is unavailable until it is open again.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
             session = await self._of(principal, upload_id)
             left_s = deadline - loop.time()
-            if session.state not in (UploadState.VALIDATING, UploadState.LOADING) or left_s <= 0:
+            if not session.state.is_in_commit:
+                return session
+            with store_errors():
+                if self._commits.has_lost_outcome(upload_id):
+                    raise _outcome_unwritten(upload_id)
+            if left_s <= 0:
                 return session
             if self._commits.is_running(upload_id):
                 await self._commits.wait(upload_id, left_s)
@@ -257,13 +265,13 @@ class UploadService:
             try:
                 for file in source.files:
                     await self.put_chunk(principal, session.id, file.name, 0, source.read(file.name))
-                await self.commit(principal, request_id, session.id)
-                while not session.state.is_settled:
+                session = await self.commit(principal, request_id, session.id)
+                while session.state.is_in_commit:
                     session = await self.get(principal, session.id, wait_s=60.0)
             finally:
                 # Nobody will come back for it.
                 if not session.state.is_final:
-                    with contextlib.suppress(ServingError):
+                    with contextlib.suppress(ServingError, OSError):
                         await self.abort(principal, session.id)
         if session.state is UploadState.REJECTED:
             raise rejection_of(session)
@@ -320,6 +328,11 @@ def form_too_large(room_bytes: int) -> ServingError:
         "Delete versions, abort uploads, or ask for a higher limit."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+
+def _outcome_unwritten(upload_id: str) -> ServingError:
+    message = f"The outcome of upload {upload_id} could not be written: is the disk full? The server's log says more."
+    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
 
 
 async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:

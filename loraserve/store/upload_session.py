@@ -32,6 +32,11 @@ class UploadState(StrEnum):
         """Nothing more happens unless the client does something."""
         return self.is_final or self is UploadState.FAILED
 
+    @property
+    def is_in_commit(self) -> bool:
+        """A process works on it, or died at it, or could not write how it ended."""
+        return self in (UploadState.VALIDATING, UploadState.LOADING)
+
     def can_become(self, state: "UploadState") -> bool:
         return state in _FOLLOWERS[self]
 

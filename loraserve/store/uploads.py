@@ -185,7 +185,7 @@ class UploadStore:
         """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
         recovered: list[UploadSession] = []
         for session in self._all():
-            if session.state not in (UploadState.VALIDATING, UploadState.LOADING):
+            if not session.state.is_in_commit:
                 continue
             with suppress(UploadNotFoundError, UploadStateError), self.claim(session.id) as is_free:
                 if is_free:

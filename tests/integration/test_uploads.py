@@ -1,6 +1,7 @@
 """Upload sessions on a real store with real ingest processes: states, refusals, crashes."""
 
 import asyncio
+import errno
 import json
 import multiprocessing
 import os
@@ -295,6 +296,49 @@ def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(benc
         assert (await settled(bench, session.id)).state is UploadState.READY
 
     asyncio.run(run())
+
+
+def test_an_outcome_that_cannot_be_written_is_not_waited_for(
+    bench: UploadBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    is_full = False
+    save = bench.store._save
+
+    def save_if_room(session: UploadSession) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(session)
+
+    async def fill(_digest: str) -> None:
+        nonlocal is_full
+        is_full = True
+
+    monkeypatch.setattr(bench.store, "_save", save_if_room)
+    bench.smoke = fill
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, data in files().items():
+        (folder / name).write_bytes(data)
+
+    async def run() -> None:
+        nonlocal is_full
+        with refused(ErrorCode.SERVICE_UNAVAILABLE, "is the disk full"):
+            await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
+        is_full = False
+        session = await opened(bench, files())
+        await bench.service.commit(ALICE, "request", session.id)
+        for wait_s in (60, 60, 0):
+            with refused(ErrorCode.SERVICE_UNAVAILABLE, "is the disk full"):
+                await bench.service.get(ALICE, session.id, wait_s)
+        with bench.store.claim(session.id):  # as another server that works on it
+            assert (await bench.service.get(ALICE, session.id)).state is UploadState.LOADING
+        is_full = False
+        await bench.service.expire()
+        assert {session.state for session in await bench.service.list(ALICE)} == {UploadState.OPEN}
+        monkeypatch.setattr(bench.service._commits, "_smoke", bench._smoke)
+        assert (await settled(bench, session.id)).state is UploadState.READY
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_announced_files_are_bounded(bench: UploadBench) -> None:
