@@ -22,6 +22,7 @@ from loraserve.cli.server_start import StartedServer, start_server
 from loraserve.cli.start_error import StartError
 from loraserve.serving.errors import ServingError
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
+from loraserve.serving.standard_streams import never_fail
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
@@ -32,6 +33,7 @@ ENGINE_GRACE_S = 10.0
 
 def run_server(settings: ServeSettings) -> int:
     """Returns the exit code once the server has stopped."""
+    never_fail()
     console = Console(stderr=True)
     raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

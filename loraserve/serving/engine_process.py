@@ -30,6 +30,7 @@ from loraserve.serving.messages import (
     ToEngine,
 )
 from loraserve.serving.parent_death import die_with_parent
+from loraserve.serving.standard_streams import never_fail
 
 RECEIVE_BYTES = 1 << 18
 
@@ -150,6 +151,7 @@ def _limit_threads(num_threads: int | None) -> None:
 
 
 if __name__ == "__main__":
+    never_fail()
     exit_code = main(int(sys.argv[1]), serve_model)
     sys.stderr.flush()
     # Nothing is left to save, and taking torch down in order takes long and prints what it finds.

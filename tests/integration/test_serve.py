@@ -1,5 +1,6 @@
 """`loraserve serve` as a process: start, announce, drain, fail. The engine is the fake one."""
 
+import contextlib
 import json
 import os
 import re
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from loraserve.control.offline_keys import create_key_offline
 from loraserve.control.uploads import MAX_OPEN_UPLOADS
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
 from tests.support.management import fake_adapter
+from tests.support.server_process import wait_until
 
 SERVE_FAKE = Path(__file__).parents[1] / "support" / "serve_fake.py"
 WAIT_S = 30.0
@@ -47,13 +50,19 @@ class Server:
         return engine
 
 
-def start(data_dir: Path, *args: str, model: str = "fake") -> subprocess.Popen[str]:
+def start(
+    data_dir: Path,
+    *args: str,
+    model: str = "fake",
+    stdout: int = subprocess.PIPE,
+    stderr: int = subprocess.STDOUT,
+) -> subprocess.Popen[str]:
     path = os.pathsep.join(path for path in sys.path if path)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LORASERVE_")}
     return subprocess.Popen(
         [sys.executable, "-P", str(SERVE_FAKE), model, "--port", "0", "--data-dir", str(data_dir), *args],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=stdout,
+        stderr=stderr,
         text=True,
         env={**environment, "PYTHONPATH": path, "COLUMNS": "200"},
     )
@@ -319,6 +328,52 @@ def _send(server: Server, data: bytes) -> bytes:
         except ConnectionError:
             pass
     return received
+
+
+def _dead_output(kind: str) -> int:
+    """A descriptor that takes nothing."""
+    if kind == "full":
+        return os.open("/dev/full", os.O_WRONLY)
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+@pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="+".join)
+@pytest.mark.parametrize("kind", ["full", "gone"])
+def test_goes_on_where_its_output_cannot_be_written(kind: str, streams: tuple[str, ...], tmp_path: Path) -> None:
+    if kind == "full" and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    output = tmp_path / "output"
+    dead = _dead_output(kind)
+    uds = tmp_path / "server.sock"
+    with output.open("wb") as file:
+        stdout, stderr = (dead if name in streams else file.fileno() for name in ("stdout", "stderr"))
+        process = start(tmp_path / "data", "--uds", str(uds), stdout=stdout, stderr=stderr)
+    os.close(dead)
+    try:
+        wait_until(lambda: process.poll() is not None or _is_healthy(uds), "an answer")
+        time.sleep(0.5)  # the banner is printed after the first answers
+        assert _is_healthy(uds), output.read_text()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0, output.read_text()
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+    text = output.read_text()
+    assert "Traceback" not in text
+    assert "ignored" not in text
+    assert ("loraserve is ready" in text) is ("stdout" not in streams)
+    assert ("weights: 3 of 3" in text) is ("stderr" not in streams)
+
+
+def _is_healthy(uds: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(str(uds))
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        return connection.recv(1 << 10).startswith(b"HTTP/1.1 200 ")
+    return False
 
 
 def test_a_head_that_never_ends_is_cut_off(tmp_path: Path) -> None:
