@@ -4,7 +4,7 @@ import importlib
 
 import rich_click as click
 
-from loraserve.cli.standard_streams import open_closed_streams
+from loraserve.serving import standard_streams
 
 COMMANDS = (
     "serve",
@@ -53,7 +53,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_wanted: bool)
 )
 def main() -> None:
     """Serve thousands of LoRA adapters over one base model, any mix of them in one batch."""
-    open_closed_streams()
+    standard_streams.open_closed()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Standard output and error of a process that goes on when nobody can take them: a full disk, a reader that is gone."""
+"""Standard streams of a process that goes on where nobody can take them: closed, a full disk, a reader that is gone."""
 
 import contextlib
 import io
+import os
 import sys
 from typing import TextIO, cast
 
@@ -17,6 +18,16 @@ class _Unfailing(io.FileIO):
             return len(data)
 
 
+def open_closed() -> None:
+    """They lead nowhere. Else sockets and files get their numbers, and uvloop aborts the process over one it closes."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
 def never_fail() -> None:
     """Print, rich and logging never see an error of stdout and stderr from here on. Call it before they take them."""
     sys.stdout = _unfailing(sys.stdout)
@@ -24,7 +35,7 @@ def never_fail() -> None:
 
 
 def _unfailing(stream: TextIO) -> TextIO:
-    """The same file; None, which is what a closed one is, and streams without a file stay what they are."""
+    """The same file; streams without one stay what they are."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     with contextlib.suppress(OSError):
