@@ -4,8 +4,6 @@ Prefix: 8 bytes of magic, version and header length as little-endian uint32, sha
 payload's size and sha256, so damage anywhere is noticed.
 """
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +20,7 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.packed import PackedAdapter, PackedTable
+from loraserve_adapters.sync_file import sync_file
 
 FORMAT_VERSION = 2
 PAGE_BYTES = 4096
@@ -31,8 +30,6 @@ _PREFIX = struct.Struct("<8sII32s")
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _BLOCK_BYTES = 4 * 1024 * 1024
 _NO_SHA256 = "0" * 64
-_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""macOS alone has it."""
 
 
 def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> str:
@@ -75,7 +72,7 @@ class PackedFileWriter:
         header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
         prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header), hashlib.sha256(header).digest())
         os.pwrite(self._descriptor, prefix + header, 0)
-        _sync(self._descriptor)
+        sync_file(self._descriptor)
 
     def _payload_sha256(self) -> str:
         payload = hashlib.sha256()
@@ -186,22 +183,10 @@ def _payload_start(header_length: int) -> int:
     return -(-(_PREFIX.size + header_length) // PAGE_BYTES) * PAGE_BYTES
 
 
-def _sync(descriptor: int) -> None:
-    """`fsync` of macOS leaves it in the drive's cache, which is emptied here where the file system can."""
-    if _F_FULLFSYNC is not None:
-        try:
-            fcntl.fcntl(descriptor, _F_FULLFSYNC)
-            return
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise  # another sync might succeed although the bytes are lost
-    os.fsync(descriptor)
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _sync(descriptor)
+        sync_file(descriptor)
     finally:
         os.close(descriptor)
 

@@ -39,6 +39,7 @@ from loraserve_adapters.safetensors_file import (
     read_first_bytes,
 )
 from loraserve_adapters.source import summarise
+from loraserve_adapters.sync_file import sync_file
 
 from loraserve.control.fork_server import serve
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
@@ -46,7 +47,6 @@ from loraserve.control.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.report import Report
 from loraserve.serving.parent_death import die_with_parent
 from loraserve.store.blobs import MANIFEST_FILE
-from loraserve.store.durable import sync_file
 
 NICENESS = 10
 CPU_GRACE_S = 5

@@ -1,7 +1,5 @@
 """Files and folders that survive a crash: complete or absent, and private to this user."""
 
-import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -10,11 +8,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from loraserve_adapters.sync_file import sync_file
+
 Bytes = bytes | bytearray | memoryview
 
 _DISCARDED = ".discarded-"
-_F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
-"""macOS alone has it."""
 
 
 def data_folder(data_dir: Path, name: str) -> Path:
@@ -34,24 +32,6 @@ def make_folder(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_folder(path.parent)
-
-
-def sync_file(descriptor: int, *, data_only: bool = False) -> None:
-    """What was written to it survives a power cut. data_only: its time stamps may not.
-
-    `fsync` of macOS leaves it in the drive's cache, which is emptied here where the file system can.
-    """
-    if _F_FULLFSYNC is not None:
-        try:
-            fcntl.fcntl(descriptor, _F_FULLFSYNC)
-            return
-        except OSError as error:
-            if error.errno == errno.EIO:
-                raise  # another sync might succeed although the bytes are lost
-    if data_only and hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:
-        os.fsync(descriptor)
 
 
 def sync_folder(path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 import pytest
-from loraserve_adapters import packed_file
+from loraserve_adapters import packed_file, sync_file
 from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import pack
@@ -114,7 +114,7 @@ def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
         if error is not None:
             raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr(packed_file, "_F_FULLFSYNC", 51)
+    monkeypatch.setattr(sync_file, "_F_FULLFSYNC", 51)
     monkeypatch.setattr(fcntl, "fcntl", fcntl_of_macos)
     monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
     write_packed(packed, tmp_path / "a.packed")

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from loraserve_adapters import sync_file as sync_module
+from loraserve_adapters.sync_file import sync_file
 
-from loraserve.store import durable
 from loraserve.store.durable import (
     data_folder,
     discard_folder,
     empty_trash,
     remove_old_folders,
     replace_file,
-    sync_file,
 )
 from loraserve.store.locks import locked, try_locked
 
@@ -77,7 +77,7 @@ def test_a_file_is_synced_as_the_system_can(monkeypatch: pytest.MonkeyPatch, syn
 def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
     monkeypatch: pytest.MonkeyPatch, synced: list[str], error: int | None, calls: list[str]
 ) -> None:
-    monkeypatch.setattr(durable, "_F_FULLFSYNC", 51)
+    monkeypatch.setattr(sync_module, "_F_FULLFSYNC", 51)
     monkeypatch.delattr(os, "fdatasync")
     monkeypatch.setattr(fcntl, "fcntl", full_sync(synced, error))
     sync_file(0, data_only=True)
@@ -87,7 +87,7 @@ def test_on_macos_the_cache_of_the_drive_is_emptied_where_that_can_be(
 def test_bytes_that_macos_lost_are_not_synced_by_trying_again(
     monkeypatch: pytest.MonkeyPatch, synced: list[str]
 ) -> None:
-    monkeypatch.setattr(durable, "_F_FULLFSYNC", 51)
+    monkeypatch.setattr(sync_module, "_F_FULLFSYNC", 51)
     monkeypatch.setattr(fcntl, "fcntl", full_sync(synced, errno.EIO))
     with pytest.raises(OSError, match="Input/output error"):
         sync_file(0)
