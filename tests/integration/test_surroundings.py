@@ -1,6 +1,5 @@
 """A server started where something is not as usual: its folder, its home, its standard streams, what Python is told."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.management import offline_admin_key
-from tests.support.server_process import SERVE_FAKE, WAIT_S, command, environment, run_command, serve_fake, wait_until
+from tests.support.server_process import SERVE_FAKE, WAIT_S, environment, run_command, serve_fake, wait_until
 
 POISON = "import os\nos._exit(77)\n"
 
@@ -91,8 +90,3 @@ code = "import transformers.modeling_outputs as m; assert m.BaseModelOutputWithP
 sys.exit(subprocess.run([sys.executable, "-P", "-c", code], env={**os.environ, **python_environment()}).returncode)
 """
     assert subprocess.run([sys.executable, "-P", "-c", script], env=environment()).returncode == 0
-
-
-def test_help_is_there_for_a_closed_stdout() -> None:
-    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command("--help")], env=environment(), cwd=os.sep)
-    assert closed.returncode == 0
