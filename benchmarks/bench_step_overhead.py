@@ -20,7 +20,7 @@ from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.model_runner import ModelRunner
-from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, SamplingParams
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.engine_process import SocketChannel
 from loraserve.serving.framing import encode_frame
@@ -50,9 +50,14 @@ class TimedForward:
 
 
 class Bench:
-    def __init__(self, model: Path, temperature: float, top_k: int, top_p: float) -> None:
+    def __init__(self, model: Path, temperature: float, top_k: int, top_p: float, regex: str | None) -> None:
         self._sampling = SamplingParams(
-            max_tokens=STEPS, temperature=temperature, top_k=top_k, top_p=top_p, ignore_eos=True
+            max_tokens=STEPS,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            ignore_eos=True,
+            grammar=None if regex is None else Grammar(GrammarKind.REGEX, regex),
         )
         engine = start_engine(model, enable_lora=False)
         runner: ModelRunner = engine._runner
@@ -99,8 +104,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--top-k", type=int, default=0)
     parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--regex", help="Outputs are held to it, as '[a-z ]{2000}'.")
     args = parser.parse_args()
-    bench = Bench(args.model, args.temperature, args.top_k, args.top_p)
+    bench = Bench(args.model, args.temperature, args.top_k, args.top_p, args.regex)
     for case in CASES:
         print(json.dumps(bench.measure(*case)), flush=True)
 

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 from loraserve_kernels.sampling import SamplesOnDevice
@@ -14,6 +15,7 @@ from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.endings import Endings
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
+from loraserve.engine.grammar import GrammarMatcher
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.queue_stats import queue_stats
@@ -45,6 +47,7 @@ class Engine:
         self._description: ModelDescription = parts.description
         self._runner = parts.runner
         self._adapters: AdapterMemory | None = parts.adapters
+        self._grammars = parts.grammars
         self._check_invariants = config.check_invariants
         self._max_num_seqs = config.max_num_seqs
         self._block_size = config.block_size
@@ -70,6 +73,8 @@ class Engine:
         self._in_flight: StepInFlight | None = None
         """Queued by the last `step` behind the one it collected. Between steps all that runs is in it."""
         self._states: dict[str, RequestState] = {}
+        self._compiling: dict[RequestState, Future[GrammarMatcher]] = {}
+        """Requests that are scheduled as soon as their grammar is there."""
         self._users = AdapterUsers(parts.adapters)
         self._num_steps = 0
         self._num_generation_tokens = 0
@@ -83,7 +88,7 @@ class Engine:
     def add_request(self, request: EngineRequest) -> None:
         """Raises `EngineRequestError` and changes nothing when the request cannot be served."""
         self._validate(request)
-        digest = request.adapter_digest
+        grammar, digest = request.sampling.grammar, request.adapter_digest
         state = RequestState(
             request,
             arrival_s=time.monotonic(),
@@ -95,7 +100,10 @@ class Engine:
         self._states[request.request_id] = state
         if digest is not None:
             self._users.enter(digest)
-        self._scheduler.add(state)
+        if grammar is None:
+            self._scheduler.add(state)
+        else:
+            self._compiling[state] = self._grammars.compile(grammar)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """Stop a request, or one choice of it, and free all it holds. A no-op for what is unknown or finished."""
@@ -114,7 +122,7 @@ class Engine:
         return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)]
 
     def has_work(self) -> bool:
-        return self._scheduler.has_work()
+        return self._scheduler.has_work() or bool(self._compiling)
 
     def use_idle_time(self) -> bool:
         """Prepare for work to come, for a few milliseconds at most; False if there is nothing more to prepare now.
@@ -153,22 +161,44 @@ class Engine:
             ) from error
 
     def _step(self) -> list[SequenceOutput]:
-        outputs: list[SequenceOutput] = []
+        outputs = self._take_compiled()
         step, self._in_flight = self._in_flight, None
         if step is None or not step.is_wanted:
-            step, outputs = self._start_step(self._scheduler.schedule())
+            step, failures = self._start_step(self._scheduler.schedule())
+            outputs += failures
         if step is not None:
-            if isinstance(step.sampled, QueuedTokens):
+            if isinstance(step.sampled, QueuedTokens) and not step.is_awaited:
                 plan = self._scheduler.try_schedule_ahead(self._endings.ends_with_next)
                 if plan is not None:
                     self._in_flight, failures = self._start_step(plan, step)
                     outputs += failures
             outputs += self._collect(step)
-        elif self._adapters is not None and not outputs:
-            self._adapters.wait_for_upload()  # nothing else can be done
+        elif not outputs:
+            self._wait()  # nothing else can be done
         if self._check_invariants:
             self._scheduler.check_invariants()
         return outputs
+
+    def _take_compiled(self) -> list[SequenceOutput]:
+        """Queue the requests whose grammars are compiled; the outputs of those that cannot be."""
+        outputs: list[SequenceOutput] = []
+        for state, compiled in [*self._compiling.items()]:
+            if not compiled.done():
+                continue
+            if error := compiled.exception():
+                outputs += self._end_request(state, FinishReason.ERROR, str(error), EngineErrorCode.GRAMMAR)
+                continue
+            del self._compiling[state]
+            state.sequences[0].matcher = compiled.result().copy()
+            self._scheduler.add(state)
+        return outputs
+
+    def _wait(self) -> None:
+        """A few milliseconds at most."""
+        if self._compiling:
+            self._grammars.wait()
+        elif self._adapters is not None:
+            self._adapters.wait_for_upload()
 
     def _start_step(
         self, plan: StepPlan, before: StepInFlight | None = None
@@ -195,20 +225,25 @@ class Engine:
         ):
             if sequence.status is Status.FINISHED:
                 continue  # it ended while the step was queued, or a sibling's values were not finite
-            if is_finite:
+            matcher = sequence.matcher
+            if not is_finite:
+                outputs += self._fail_not_finite(sequence)
+            elif matcher is not None and not matcher.take(token_id):
+                outputs += self._end_request(sequence.state, FinishReason.ERROR, matcher.error, EngineErrorCode.GRAMMAR)
+            else:
                 self._scheduler.remember_blocks(sequence)
                 outputs.append(self._append(sequence, token_id, logprob))
-            else:
-                outputs += self._fail_not_finite(sequence)
         return outputs
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)
         self._num_generation_tokens += 1
         finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
+        output = SequenceOutput(sequence.request.request_id, sequence.index, [token_id])
+        if sequence.matcher is not None and finish_reason is not FinishReason.STOP:
+            finish_reason, stop_token_id = self._follow_grammar(sequence, sequence.matcher, finish_reason, output)
         if finish_reason is not None:
             self._finish(sequence)
-        output = SequenceOutput(sequence.request.request_id, sequence.index, [token_id])
         if logprob is not None:
             output.logprobs = [logprob]
         if finish_reason is not None:
@@ -217,6 +252,23 @@ class Engine:
             sequence.is_first_output_sent = True
             _add_what_comes_once(output, sequence)
         return output
+
+    def _follow_grammar(
+        self, sequence: Sequence, matcher: GrammarMatcher, finish_reason: FinishReason | None, output: SequenceOutput
+    ) -> tuple[FinishReason | None, int | None]:
+        """Append what can only come next, unless log-probabilities are asked for; the ending as `Endings.reason`."""
+        stop_token_id = None
+        forced = [] if sequence.request.sampling.logprobs is not None else matcher.forced_tokens()
+        for token_id in forced:
+            if finish_reason is not None or not matcher.take(token_id):
+                break
+            sequence.token_ids.append(token_id)
+            output.token_ids.append(token_id)
+            self._num_generation_tokens += 1
+            finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
+        if matcher.is_complete and finish_reason is not FinishReason.STOP:
+            return FinishReason.STOP, None
+        return finish_reason, stop_token_id
 
     # ---- endings
 
@@ -244,8 +296,9 @@ class Engine:
             return []
         indexes = sorted(state.unfinished)
         state.unfinished.clear()
+        is_scheduled = self._compiling.pop(state, None) is None
         for sequence in state.sequences:
-            if sequence.status is not Status.FINISHED:
+            if is_scheduled and sequence.status is not Status.FINISHED:
                 self._scheduler.finish(sequence)
         self._forget_request(state)
         return [
@@ -285,10 +338,11 @@ class Engine:
         self._recent_step_tokens.clear()
         counts = self._pool.counts()
         scheduler, adapters = self._scheduler, self._adapters
+        waiting = [*scheduler.waiting, *(state.sequences[0] for state in self._compiling)]
         return EngineStats(
             step=self._num_steps,
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=len(waiting),
             num_blocks=self._pool.num_blocks,
             num_free_blocks=counts.free,
             num_cached_blocks=counts.cached,
@@ -303,10 +357,10 @@ class Engine:
             num_adapter_loads=0 if adapters is None else adapters.num_loads,
             num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
             running_adapters=running_digests(scheduler.running),
-            waiting_adapters=running_digests(list(scheduler.waiting)),
+            waiting_adapters=running_digests(waiting),
             resident_adapters=[] if adapters is None else adapters.resident,
             resident_extents=[] if adapters is None else adapters.extents,
-            queues=queue_stats([*scheduler.running, *scheduler.waiting]),
+            queues=queue_stats([*scheduler.running, *waiting]),
             recent_step_tokens=recent_step_tokens,
         )
 

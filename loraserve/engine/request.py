@@ -18,8 +18,29 @@ class EngineErrorCode(StrEnum):
     ADAPTER_NOT_LOADED = "adapter_not_loaded"
     ADAPTER_UNREADABLE = "adapter_unreadable"
     """It was loaded, but its packed file could not be copied into the arena."""
+    GRAMMAR = "grammar"
+    """It cannot be used, or what it allows next cannot be found out within the limits."""
     NOT_FINITE = "not_finite"
     """The model produced values that are not finite numbers."""
+
+
+class GrammarKind(StrEnum):
+    """Named as `llguidance.grammar_from` does."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    """A JSON list of texts."""
+    GRAMMAR = "grammar"
+    """Lark or GBNF."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an output is held to, token by token."""
+
+    kind: GrammarKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,8 @@ class SamplingParams:
     logprobs: int | None = None
     """None = no logprobs; k = the sampled token's and the k most likely tokens'."""
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
+    """What the output follows, and where it ends; None = anything."""
 
     @property
     def has_penalties(self) -> bool:

@@ -132,6 +132,7 @@ class Scheduler:
             child = Sequence(state, index, list(parent.token_ids), parent.num_prompt_tokens)
             child.num_computed_tokens = parent.num_computed_tokens
             child.num_charged_tokens = parent.num_charged_tokens
+            child.matcher = None if parent.matcher is None else parent.matcher.copy()
             child.status = Status.RUNNING
             self._blocks.share(parent, child)
             child.adapter_slot = self._acquire_adapter(child) if parent.adapter_slot >= 0 else -1

@@ -22,6 +22,7 @@ from loraserve.engine.decode_graphs import DecodeGraphs, graph_sizes
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes, compile_sampling
+from loraserve.engine.grammar import Grammars
 from loraserve.engine.host_tier import choose_host_tier_bytes, locked_bytes
 from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
@@ -54,6 +55,7 @@ class EngineParts:
     builder: BatchBuilder
     runner: ModelRunner
     adapters: AdapterMemory | None
+    grammars: Grammars
     num_blocks: int
     logits_size: int
     """Columns of the logits, at least vocab_size."""
@@ -81,6 +83,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
+    tokenizer_json = loader.tokenizer_json(tokenizer)
+    eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config)
+    grammars = Grammars(tokenizer_json, eos_token_ids)  # reads the tokenizer while weights are loaded
     backend, backend_note = _backend(config, device)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
@@ -116,8 +121,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         backend=backend.name,
         max_model_len=plan.max_model_len,
         vocab_size=vocab_size,
-        eos_token_ids=_eos_token_ids(tokenizer, model_config, generation_config),
-        tokenizer_json=loader.tokenizer_json(tokenizer),
+        eos_token_ids=eos_token_ids,
+        tokenizer_json=tokenizer_json,
         chat_template=_chat_template(tokenizer),
         special_tokens={
             name: str(value)
@@ -139,7 +144,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *_host_tier_notes(adapters, host_tier_bytes),
         ],
     )
-    return EngineParts(description, backend, accelerator, builder, runner, adapters, plan.num_blocks, model.logits_size)
+    return EngineParts(
+        description, backend, accelerator, builder, runner, adapters, grammars, plan.num_blocks, model.logits_size
+    )
 
 
 def _num_threads(model: CausalModel) -> int:

@@ -28,6 +28,11 @@ class StepInFlight:
         sequences = [*self.sequences, *(item.sequence for item in self.scheduled)]
         return any(sequence.status is Status.RUNNING for sequence in sequences)
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the next step needs to know its tokens: a grammar's next mask depends on them."""
+        return any(sequence.matcher is not None for sequence in self.sequences)
+
     def wait(self) -> Sampled:
         """Its tokens, as soon as they are here."""
         if isinstance(self.sampled, Sampled):

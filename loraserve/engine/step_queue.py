@@ -11,6 +11,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.logit_masks import mask_logits
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.sampler import Sampled, Sampler
 from loraserve.engine.sampling_row import SamplingRow
@@ -82,6 +83,10 @@ class StepQueue:
         sampling_rows = [row for _, row in known_rows]
         if not sampling_rows:
             sampling_rows = [self._row_to_sample(sequence, sequence.num_computed_tokens) for sequence in sequences]
+        matchers = [(row, each.matcher) for row, each in enumerate(sequences) if each.matcher is not None]
+        if matchers:
+            mask_logits(logits, matchers, self._sampler.vocab_size)
+            best = None
         sampling = self._builder.sampling if isinstance(self._builder, GpuBatchBuilder) else None
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None

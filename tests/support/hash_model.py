@@ -31,12 +31,18 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.engine import Engine
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
-from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SequenceOutput, TokenLogprob
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
 from loraserve.engine.sampler import Sampler, SamplingRow
+from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_follow, hash_grammars
 
-VOCAB_SIZE = 30
 LOGITS_SIZE = 32
-EOS = 7
 BASE = -1.0
 """What base model rows write into the cache in place of their adapter's value."""
 
@@ -248,6 +254,7 @@ def make_hash_engine(
         builder=builder,
         runner=runner,
         adapters=adapters,
+        grammars=hash_grammars(),
         num_blocks=num_blocks,
         logits_size=LOGITS_SIZE,
     )
@@ -304,18 +311,29 @@ def expected_choice(request: EngineRequest, index: int, adapter_value: float, ma
     while choice.finish_reason is None:
         tokens = prompt + choice.token_ids
         row = SamplingRow(params, params.seed + index, len(tokens), prompt, choice.token_ids, (EOS,))
-        sampled = sampler.sample(torch.from_numpy(logits_after(adapter_value, tokens)[None]), [row])
+        logits = logits_after(adapter_value, tokens)
+        if params.grammar is not None:
+            can_come = can_follow(params.grammar, choice.token_ids)
+            logits = np.where(np.isin(np.arange(LOGITS_SIZE), can_come), logits, np.float32(-np.inf))
+        sampled = sampler.sample(torch.from_numpy(logits[None]), [row])
         token_id, logprob = sampled.token_ids[0], sampled.logprobs[0]
         choice.token_ids = [*choice.token_ids, token_id]
         choice.logprobs += [] if logprob is None else [approximately(logprob)]
         num_output = len(choice.token_ids)
         if num_output >= params.min_tokens and token_id in params.stop_token_ids:
             choice.finish_reason, choice.stop_token_id = FinishReason.STOP, token_id
-        elif num_output >= params.min_tokens and token_id == EOS and not params.ignore_eos:
+        elif _is_complete(params, choice.token_ids):
             choice.finish_reason = FinishReason.STOP
         elif num_output == params.max_tokens or len(prompt) + num_output == max_model_len:
             choice.finish_reason = FinishReason.LENGTH
     return choice
+
+
+def _is_complete(params: SamplingParams, token_ids: Sequence[int]) -> bool:
+    """Whether EOS ends it, or its grammar does."""
+    if params.grammar is not None:
+        return token_ids[-1] == EOS or can_follow(params.grammar, token_ids) == [EOS]
+    return len(token_ids) >= params.min_tokens and token_ids[-1] == EOS and not params.ignore_eos
 
 
 def run_to_idle(engine: Engine, max_steps: int = 2000) -> dict[tuple[str, int], Choice]:

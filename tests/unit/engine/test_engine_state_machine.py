@@ -16,6 +16,7 @@ from loraserve.engine.engine import NOT_FINITE_MESSAGE
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput
 from tests.support.delayed_accelerator import DelayedAccelerator
+from tests.support.hash_grammars import hash_grammars, one_of
 from tests.support.hash_model import BASE, EOS, Choice, expected_choice, make_hash_engine
 from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
 
@@ -31,6 +32,8 @@ PROMPTS = [
     [1, 2, 3, 4, 5, 6, 8, 9, 20, 19] * 2,
 ]
 """Prompts are beginnings of these, so that they share blocks."""
+
+GRAMMARS = [one_of("abc", "abd", "b", "bcde", "bcdefg"), one_of("i0i1i2i3k", "i0i1j"), one_of("uvwxyz")]
 
 TENANTS = ["red", "blue", "green"]
 
@@ -59,6 +62,7 @@ asks = st.builds(
         min_tokens=st.integers(0, 2),
         logprobs=st.sampled_from([None, 1]),
         prompt_logprobs=st.sampled_from([None, None, 1]),
+        grammar=st.sampled_from([None, None, *GRAMMARS]),
     ),
     adapter=st.sampled_from([None, *ADAPTERS]),
     tenant=st.sampled_from(TENANTS),
@@ -79,6 +83,7 @@ def random_ask(random: Random) -> Ask:
         ignore_eos=random.random() < 0.8,
         logprobs=random.choice([None, 1]),
         prompt_logprobs=random.choice([None, None, 1]),
+        grammar=random.choice([None, None, *GRAMMARS]),
     )
     prompt = random.choice(PROMPTS)[: random.randint(1, 20)]
     return Ask(prompt, params, random.choice([None, *ADAPTERS]), random.choice(TENANTS), random.random() < 0.5)
@@ -135,6 +140,8 @@ class EngineMachine(RuleBasedStateMachine):
             accelerator=accelerator,
         )
         self.scheduler = self.engine._scheduler
+        for grammar in GRAMMARS:
+            hash_grammars().compile(grammar).result()  # so that no step only waits
         self.ledger: dict[str, Ledger] = {}
         self.usable: set[TinyAdapter] = set()
         self.damaged: set[TinyAdapter] = set()
@@ -300,7 +307,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len({sequence.request.adapter_digest for sequence in running} - {None}) <= MAX_LORAS
         live = {request_id for request_id, ledger in self.ledger.items() if ledger.is_live}
         assert set(self.engine._states) == live
-        waiting = list(self.scheduler.waiting)
+        waiting = [*self.scheduler.waiting, *(state.sequences[0] for state in self.engine._compiling)]
         assert {sequence.request.request_id for sequence in [*running, *waiting]} == live
         assert all(not sequence.blocks and sequence.adapter_slot == -1 for sequence in waiting)
 

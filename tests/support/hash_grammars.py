@@ -1,0 +1,44 @@
+"""Grammars over the hash model's tokens, each of which is one character, and what they allow in plain Python."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+
+from loraserve.engine.grammar import Grammars
+from loraserve.engine.request import Grammar, GrammarKind
+
+VOCAB_SIZE = 30
+EOS = 7
+CHARS = "abcdefg\0ijklmnopqrstuvwxyz0123"
+"""Of each token id; EOS has none."""
+
+
+@cache
+def hash_grammars() -> Grammars:
+    vocab = {char: token_id for token_id, char in enumerate(CHARS) if token_id != EOS} | {"<eos>": EOS}
+    added = {"id": EOS, "content": "<eos>", "special": True}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [added],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    }
+    return Grammars(json.dumps(tokenizer), [EOS])
+
+
+def one_of(*texts: str) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps(texts))
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    return "".join(CHARS[token_id] for token_id in token_ids)
+
+
+def can_follow(grammar: Grammar, token_ids: Sequence[int]) -> list[int]:
+    """Of a choice of texts."""
+    text, texts = text_of(token_ids), json.loads(grammar.text)
+    longer = {each[len(text)] for each in texts if each.startswith(text) and len(each) > len(text)}
+    return sorted([CHARS.index(char) for char in longer] + [EOS] * (text in texts))

@@ -1,0 +1,204 @@
+"""Requests whose outputs follow a grammar, in the engine around a model that is a hash."""
+
+import json
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from loraserve.engine.engine import Engine
+from loraserve.engine.grammar import GrammarMatcher, Grammars, grammar_refused
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    FinishReason,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+)
+from tests.support.delayed_accelerator import DelayedAccelerator
+from tests.support.hash_grammars import EOS, hash_grammars, one_of, text_of
+from tests.support.hash_model import BASE, HashRunner, expected_choice, make_hash_engine, run_to_idle
+
+TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=one_of(*TEXTS))
+
+
+class SlowGrammars(Grammars):
+    """Compiles when it is told to."""
+
+    def __init__(self) -> None:
+        self.futures: dict[Grammar, Future[GrammarMatcher]] = {}
+        self.num_waits = 0
+
+    def compile(self, grammar: Grammar) -> Future[GrammarMatcher]:
+        return self.futures.setdefault(grammar, Future())
+
+    def finish(self, grammar: Grammar) -> None:
+        self.futures[grammar].set_result(hash_grammars().compile(grammar).result())
+
+    def wait(self) -> None:
+        self.num_waits += 1
+
+
+@pytest.fixture(params=["host", "device"])
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, HashRunner]:
+    hash_grammars().compile(one_of(*TEXTS)).result()
+    return make_hash_engine(monkeypatch, accelerator=DelayedAccelerator() if request.param == "device" else None)
+
+
+@pytest.fixture
+def engine(parts: tuple[Engine, HashRunner]) -> Engine:
+    return parts[0]
+
+
+@pytest.fixture
+def grammars(engine: Engine) -> SlowGrammars:
+    engine._grammars = SlowGrammars()
+    return engine._grammars
+
+
+def ask(request_id: str, params: SamplingParams = GREEDY, prompt: int = 1) -> EngineRequest:
+    return EngineRequest(request_id, [prompt, 2, 3], params)
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("logprobs", [None, 1])
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        replace(GREEDY, temperature=1.0),
+        replace(GREEDY, temperature=1.0, repetition_penalty=1.5, top_k=3),
+        replace(GREEDY, max_tokens=3),
+        replace(GREEDY, min_tokens=5),
+        replace(GREEDY, stop_token_ids=(25,)),
+    ],
+)
+def test_tokens_are_chosen_among_those_that_can_follow(
+    engine: Engine, params: SamplingParams, logprobs: int | None, num_choices: int
+) -> None:
+    params = replace(params, logprobs=logprobs, n=num_choices)
+    requests = [ask(str(seed), replace(params, seed=seed), prompt=seed) for seed in range(6)]
+    for request in requests:
+        engine.add_request(request)
+    answers = run_to_idle(engine)
+    for request in requests:
+        for index in range(num_choices):
+            assert answers[request.request_id, index] == expected_choice(request, index, BASE)
+    engine.check_invariants()
+
+
+def test_answers_are_of_the_grammar_and_end_with_it(engine: Engine) -> None:
+    for seed in range(12):
+        engine.add_request(ask(str(seed), replace(GREEDY, temperature=1.0, seed=seed), prompt=seed))
+    answers = run_to_idle(engine)
+    texts = [text_of([token_id for token_id in each.token_ids if token_id != EOS]) for each in answers.values()]
+    assert set(texts) <= set(TEXTS)
+    assert len(set(texts)) > 1
+    assert {each.finish_reason for each in answers.values()} == {FinishReason.STOP}
+
+
+def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> None:
+    params = replace(GREEDY, grammar=one_of("abcdefg", "xyz0123"))
+    engine.add_request(ask("forced", params))
+    engine.add_request(ask("sampled", replace(params, logprobs=0)))
+    answers: dict[str, list[list[int]]] = {"forced": [], "sampled": []}
+    while engine.has_work():
+        for output in engine.step():
+            answers[output.request_id].append(output.token_ids)
+    assert [len(token_ids) for token_ids in answers["forced"]] == [7]
+    assert [len(token_ids) for token_ids in answers["sampled"]] == [1] * 7
+    assert [*chain(*answers["forced"])] == [*chain(*answers["sampled"])]
+
+
+def test_neighbours_without_a_grammar_get_what_they_would_get_alone(engine: Engine) -> None:
+    free = replace(GREEDY, grammar=None, ignore_eos=True)
+    engine.add_request(ask("free", free))
+    engine.add_request(ask("held"))
+    engine.add_request(ask("drawn", replace(free, temperature=1.0)))
+    answers = run_to_idle(engine)
+    for request_id, params in (("free", free), ("drawn", replace(free, temperature=1.0))):
+        assert answers[request_id, 0] == expected_choice(ask(request_id, params), 0, BASE)
+
+
+def test_a_device_runs_ahead_again_when_nobody_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make_hash_engine(monkeypatch, accelerator=DelayedAccelerator())
+    hash_grammars().compile(one_of("abcabd")).result()
+    held = SamplingParams(max_tokens=6, temperature=0.0, grammar=one_of("abcabd"), logprobs=0)
+    engine.add_request(ask("held", held))
+    run_to_idle(engine)
+    assert runner.num_ahead == 0, "the mask of a token depends on the token before"
+    engine.add_request(ask("free", SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)))
+    run_to_idle(engine)
+    assert runner.num_ahead > 0
+
+
+def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, grammars: SlowGrammars) -> None:
+    free = replace(GREEDY, grammar=None, ignore_eos=True)
+    engine.add_request(ask("held"))
+    engine.add_request(ask("free", free))
+    assert engine.stats().num_waiting == 2
+    while engine.stats().num_running or len(engine._scheduler.waiting):
+        assert {output.request_id for output in engine.step()} <= {"free"}
+    assert grammars.num_waits == 0, "there was something to do"
+    assert engine.has_work()
+    assert engine.step() == []
+    assert grammars.num_waits == 1
+    grammars.finish(one_of(*TEXTS))
+    assert run_to_idle(engine)["held", 0] == expected_choice(ask("held"), 0, BASE)
+    assert not engine.has_work()
+
+
+def test_a_refused_grammar_ends_its_request_alone(engine: Engine, grammars: SlowGrammars) -> None:
+    engine.add_request(ask("refused", replace(GREEDY, n=2, grammar=one_of("q"))))
+    engine.add_request(ask("held"))
+    grammars.futures[one_of("q")].set_exception(grammar_refused("no such rule\nwith details"))
+    grammars.finish(one_of(*TEXTS))
+    answers = run_to_idle(engine)
+    for index in range(2):
+        refused = answers["refused", index]
+        assert (refused.finish_reason, refused.error) == (FinishReason.ERROR, "no such rule")
+        assert refused.error_code is EngineErrorCode.GRAMMAR
+    assert answers["held", 0] == expected_choice(ask("held"), 0, BASE)
+    engine.check_invariants()
+
+
+@pytest.mark.parametrize("index", [None, 0, 1])
+def test_an_abort_while_it_is_compiled(engine: Engine, grammars: SlowGrammars, index: int | None) -> None:
+    engine.add_request(ask("held", replace(GREEDY, n=2)))
+    aborted = engine.abort("held", index)
+    assert [output.index for output in aborted] == ([0, 1] if index is None else [index])
+    grammars.finish(one_of(*TEXTS))
+    answers = run_to_idle(engine)
+    assert sorted(answers) == ([] if index is None else [("held", 1 - index)])
+    assert engine._states == {}
+    engine.check_invariants()
+
+
+def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.engine.grammar.MAX_LEXER_STATES", 40)
+    engine._grammars = hash_grammars.__wrapped__()
+    costly = Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")
+    engine._grammars.compile(costly).result()
+    engine._grammars.compile(one_of(*TEXTS)).result()
+    engine.add_request(ask("costly", SamplingParams(max_tokens=40, temperature=0.0, grammar=costly)))
+    engine.add_request(ask("held"))
+    answers = run_to_idle(engine)
+    assert answers["costly", 0].finish_reason is FinishReason.ERROR
+    assert answers["costly", 0].error_code is EngineErrorCode.GRAMMAR
+    assert "too many states" in (answers["costly", 0].error or "")
+    assert answers["held", 0] == expected_choice(ask("held"), 0, BASE)
+    engine.check_invariants()
+
+
+def test_a_schema_of_the_real_kind(engine: Engine) -> None:
+    schema = {"enum": ["abc", 12, 30], "x-guidance": {"whitespace_flexible": False}}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    hash_grammars().compile(grammar).result()
+    engine.add_request(ask("schema", SamplingParams(max_tokens=9, temperature=0.0, grammar=grammar)))
+    (answer,) = run_to_idle(engine).values()
+    assert json.loads(text_of(answer.token_ids)) in (12, 30), "there are no quotes among the tokens"

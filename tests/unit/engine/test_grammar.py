@@ -1,0 +1,142 @@
+import json
+
+import numpy as np
+import pytest
+
+from loraserve.engine import grammar as module
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.grammar import GrammarMatcher, Grammars
+from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
+from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, one_of
+
+
+def ids(text: str) -> list[int]:
+    return [CHARS.index(char) for char in text]
+
+
+def matcher_of(grammar: Grammar, text: str = "") -> GrammarMatcher:
+    matcher = hash_grammars().compile(grammar).result().copy()
+    assert all(matcher.take(token_id) for token_id in ids(text)), matcher.error
+    return matcher
+
+
+def allowed(matcher: GrammarMatcher) -> list[int]:
+    return np.flatnonzero(np.unpackbits(matcher.mask(), bitorder="little")).tolist()
+
+
+def test_what_can_follow_after_each_token() -> None:
+    grammar = one_of("abc", "abd", "a", "zz")
+    for text in ("", "a", "ab", "z"):
+        assert allowed(matcher_of(grammar, text)) == can_follow(grammar, ids(text)), text
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "start", "expected"),
+    [
+        (GrammarKind.REGEX, "[ab]{2}0", "a", "ab"),
+        (GrammarKind.REGEX, "a/b", "a", None),  # the alphabet has no "/"
+        (GrammarKind.GRAMMAR, 'start: "ab" | "ac" tail\ntail: "d"+', "ac", "d"),
+        (GrammarKind.GRAMMAR, 'root ::= ("a" | "b") "c"', "", "ab"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "integer"}', "1", "0123"),
+    ],
+)
+def test_kinds(kind: GrammarKind, text: str, start: str, expected: str | None) -> None:
+    found = allowed(matcher_of(Grammar(kind, text), start))
+    if expected is not None:
+        assert {CHARS[token_id] for token_id in found if token_id != EOS} == set(expected), found
+
+
+def test_it_is_complete_when_nothing_follows() -> None:
+    grammar = one_of("ab", "abc")
+    assert not matcher_of(grammar, "a").is_complete
+    assert not matcher_of(grammar, "ab").is_complete, "c may follow"
+    assert matcher_of(grammar, "abc").is_complete
+    ended = matcher_of(grammar, "ab")
+    assert ended.take(EOS)
+    assert ended.is_complete
+
+
+def test_forced_tokens_are_the_tokenizers() -> None:
+    assert matcher_of(one_of("abc", "xyz"), "a").forced_tokens() == ids("bc")
+    assert matcher_of(one_of("abc", "abd"), "a").forced_tokens() == ids("b")
+    assert matcher_of(one_of("abc", "ab"), "a").forced_tokens() == ids("b")
+    assert matcher_of(one_of("abc", "xyz")).forced_tokens() == []
+
+
+def test_a_token_that_cannot_follow_is_an_error() -> None:
+    matcher = matcher_of(one_of("ab"), "a")
+    assert not matcher.take(CHARS.index("c"))
+    assert matcher.error
+    assert not matcher.is_complete
+
+
+def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LEXER_STATES", 40)
+    matcher = hash_grammars.__wrapped__().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
+    for token_id in ids("caaaabbccacbbcbbc"):
+        matcher.mask()
+        assert matcher.take(token_id)
+    assert allowed(matcher) == [EOS]
+    assert not matcher.take(EOS)
+
+
+def test_copies_go_their_own_ways() -> None:
+    first = matcher_of(one_of("ab", "ac"), "a")
+    second = first.copy()
+    assert first.take(CHARS.index("b"))
+    assert first.is_complete
+    assert not second.is_complete
+    assert second.take(CHARS.index("c"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        (Grammar(GrammarKind.REGEX, "(a"), "regex parse error"),
+        (Grammar(GrammarKind.GRAMMAR, "start: nosuch"), "nosuch"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"type": "nosuch"}'), "nosuch"),
+        (Grammar(GrammarKind.JSON_SCHEMA, '{"$ref": "https://example.com/x"}'), "example.com"),
+    ],
+)
+def test_what_cannot_be_used_says_why(grammar: Grammar, message: str) -> None:
+    with pytest.raises(EngineRequestError, match=message) as refused:
+        hash_grammars().compile(grammar).result()
+    assert refused.value.code is EngineErrorCode.GRAMMAR
+    assert "\n" not in str(refused.value)
+
+
+def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> None:
+    grammars = Grammars('{"model": {"type": "nosuch"}}', [EOS])
+    with pytest.raises(EngineRequestError, match="not with this model's tokenizer"):
+        grammars.compile(one_of("a")).result()
+
+
+def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUM_KEPT", 2)
+    grammars = hash_grammars.__wrapped__()
+    first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
+    assert grammars.compile(one_of("a")) is first
+    grammars.compile(one_of("c"))  # in place of b, used longest ago
+    assert grammars.compile(one_of("a")) is first
+    assert grammars.compile(one_of("b")) is not second
+
+
+def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LEXER_STATES", 50)
+    matcher = hash_grammars.__wrapped__().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
+    for _ in range(100):
+        (token_id, *_) = allowed(matcher)
+        if not matcher.take(token_id):
+            break
+    assert "too many states" in matcher.error
+    assert not matcher.is_complete
+
+
+def test_tokens_of_several_characters() -> None:
+    vocab = {char: index for index, char in enumerate("abc")} | {"ab": 3, "abc": 4}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["ab", "c"]]}
+    grammars = Grammars(json.dumps({"version": "1.0", "added_tokens": [], "decoder": byte_level, "model": model}), [2])
+    found = grammars.compile(Grammar(GrammarKind.CHOICE, '["abab", "b"]')).result()
+    assert allowed(found) == [0, 1, 3]
