@@ -52,7 +52,7 @@ def _refused(reason: str) -> ServingError:
         param = _joined(path, found["field"])
         return ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{param}'.", param=param)
     expectation = PATH.sub("", reason)
-    if expectation.startswith("Invalid enum value"):
+    if expectation.startswith(("Invalid enum value", "Invalid value")):
         return ServingError(
             ErrorCode.INVALID_VALUE, f"'{path}': {expectation[0].lower()}{expectation[1:]}.", param=path
         )

@@ -37,6 +37,7 @@ def completion_of(asked: LoraxRequest) -> tuple[CompletionRequest, LoraxParamete
         stop=parameters.stop,
         include_stop_str_in_output=True,
         ignore_eos=parameters.ignore_eos_token,
+        response_format=parameters.response_format,
     )
     return request, parameters
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 from loraserve.api.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.request_id import HARMLESS_ID
 from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.api.structured_outputs import grammar_of
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.choice import TextOptions
@@ -105,6 +106,7 @@ class SamplingChecker:
             min_tokens=min_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar_of(request, self._limits),
         )
         text = TextOptions(
             eos_token_ids=self._eos_token_ids,

@@ -30,6 +30,9 @@ def request_failed(output: SequenceOutput, adapter: BoundAdapter | None) -> Serv
             logger.error("adapter %s (%s): %s", adapter.name, adapter.digest, message)
             text = f"The adapter '{adapter.name}' cannot be read. Load it again; the server's log says why."
             return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
+        case EngineErrorCode.GRAMMAR:
+            text = f"No answer can be held to what 'response_format' or 'structured_outputs' asks for: {message}."
+            return ServingError(ErrorCode.INVALID_VALUE, text)
         case EngineErrorCode.NOT_FINITE:
             return ServingError(ErrorCode.NOT_FINITE, f"{message[0].upper()}{message[1:]}.")
         case _:

@@ -23,6 +23,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_logprobs: int = 2_000_000
     """Of all tokens of all prompts, again for each choice that echoes them. One takes some 100 bytes of memory."""
     max_messages: int = 4096
+    max_schema_chars: int = 65_536
+    """Of a JSON schema that an answer is held to, and of a choice of texts."""
+    max_grammar_chars: int = 8_192
+    """Of a regular expression or a grammar, whose characters may cost more."""
     max_queued: int = 256
     """Sequences beyond those the engine can run at once; more are answered 429."""
 

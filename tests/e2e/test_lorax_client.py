@@ -83,7 +83,7 @@ class TestRoutes:
             ({"best_of": 2}, "best_of"),
             ({"adapter_source": "s3"}, "adapter_source"),
             ({"api_token": "x"}, "api_token"),
-            ({"response_format": {"type": "json_object", "schema": {}}}, "response_format"),
+            ({"response_format": {"type": "regex"}}, "response_format"),
             ({"schema": {}}, "schema"),
             ({"max_new_tokens": 0}, "max_new_tokens"),
             ({"adapter_id": ""}, "adapter_id"),

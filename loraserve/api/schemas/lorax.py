@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
+from loraserve.api.schemas.structured_outputs import JsonObjectFormat
 from loraserve.api.schemas.unsupported import ABSENT
 
 
@@ -32,6 +33,8 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Keep this many of the prompt's last tokens."""
     return_full_text: bool | None = None
     """Begin the text with the prompt."""
+    response_format: JsonObjectFormat | None = None
+    """Holds the text to a JSON schema."""
     details: bool = True
     decoder_input_details: bool = False
     return_k_alternatives: int | None = None
@@ -41,7 +44,6 @@ class LoraxParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     best_of: int | None = None
     """Only 1."""
     merged_adapters: Raw = ABSENT
-    response_format: Raw = ABSENT
     typical_p: Raw = ABSENT
     watermark: Raw = ABSENT
 

@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import Raw
 
+from loraserve.api.schemas.structured_outputs import ResponseFormat, StructuredOutputs
 from loraserve.api.schemas.unsupported import ABSENT, UnsupportedEverywhere
 
 
@@ -40,6 +41,10 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     ignore_eos: bool = False
     min_tokens: int | None = None
     skip_special_tokens: bool = True
+    response_format: ResponseFormat | None = None
+    """Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should."""
+    structured_outputs: StructuredOutputs | None = None
+    """Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one."""
     prompt_logprobs: int | None = None

@@ -18,6 +18,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": (b"{}",),
     "documents": (b"[]",),
+    "disable_additional_properties": (b"false",),
     "early_stopping": (b"false",),
     "echo": (b"false",),
     "function_call": (b'"none"', b'"auto"'),
@@ -40,9 +41,8 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "prediction": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (b'"none"',),
-    "response_format": (b'{"type":"text"}',),
     "spaces_between_special_tokens": (b"true",),
-    "structured_outputs": (),
+    "structural_tag": (),
     "suffix": (),
     "tool_choice": (b'"none"', b'"auto"'),
     "tools": (b"[]",),
@@ -79,9 +79,7 @@ class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     kv_transfer_params: Raw = ABSENT
     length_penalty: Raw = ABSENT
     logits_processors: Raw = ABSENT
-    response_format: Raw = ABSENT
     spaces_between_special_tokens: Raw = ABSENT
-    structured_outputs: Raw = ABSENT
     use_beam_search: Raw = ABSENT
     vllm_xargs: Raw = ABSENT
 

@@ -1,0 +1,78 @@
+"""From the fields that say what an answer must look like to a grammar."""
+
+from typing import Any
+
+import msgspec
+
+from loraserve.api.ranges import check_at_most
+from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.settings import Limits
+
+ANY_OBJECT = {"type": "object"}
+WHITESPACE = r" |\r?\n[ \t]{0,40}"
+"""Between JSON's tokens, where there is any: a space, or a line break with indentation. Where JSON allows whitespace
+without end, so do others, and small models write it until they have no tokens left."""
+
+
+def grammar_of(request: GenerationFields, limits: Limits) -> Grammar | None:
+    """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid."""
+    asked = _asked_for(request)
+    if not asked:
+        return None
+    (param, kind, value), *others = asked
+    if others:
+        raise invalid_value(others[0][0], f"cannot be combined with '{param}': an answer follows one of them.")
+    for other in ("allowed_token_ids", "ignore_eos"):
+        if getattr(request, other):
+            raise invalid_value(other, f"cannot be combined with '{param}'.")
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if not text or value == []:
+        raise invalid_value(param, "is empty.")
+    is_program = kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR)
+    check_at_most(param, len(text), limits.max_grammar_chars if is_program else limits.max_schema_chars, "characters")
+    return Grammar(kind, text)
+
+
+def _asked_for(request: GenerationFields) -> list[tuple[str, GrammarKind, Any]]:
+    """(the field that asks, what its value is, the value) of all that ask for something."""
+    asked: list[tuple[str, GrammarKind, Any]] = []
+    match request.response_format:
+        case JsonObjectFormat(schema):
+            asked.append(("response_format", GrammarKind.JSON_SCHEMA, _laid_out(schema or ANY_OBJECT)))
+        case JsonSchemaFormat(json_schema):
+            schema = _laid_out(json_schema.schema)
+            asked.append(("response_format.json_schema.schema", GrammarKind.JSON_SCHEMA, schema))
+    if request.structured_outputs is not None:
+        asked += _of_structured_outputs(request.structured_outputs)
+    return asked
+
+
+def _of_structured_outputs(outputs: StructuredOutputs) -> list[tuple[str, GrammarKind, Any]]:
+    refuse_unsupported(outputs, "structured_outputs.")
+    schema = _parsed(outputs.json) if isinstance(outputs.json, str) else outputs.json
+    whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
+    given = {
+        "json": (GrammarKind.JSON_SCHEMA, None if schema is None else _laid_out(schema, whitespace)),
+        "json_object": (GrammarKind.JSON_SCHEMA, _laid_out(ANY_OBJECT, whitespace) if outputs.json_object else None),
+        "regex": (GrammarKind.REGEX, outputs.regex),
+        "choice": (GrammarKind.CHOICE, outputs.choice),
+        "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
+    }
+    return [(f"structured_outputs.{name}", kind, value) for name, (kind, value) in given.items() if value is not None]
+
+
+def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
+    """With options for llguidance, unless it comes with its own. whitespace: a regular expression; None = none."""
+    options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
+    return {"x-guidance": options} | schema
+
+
+def _parsed(schema: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(schema, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_value("structured_outputs.json", f"is not a JSON schema: {error}.") from error
