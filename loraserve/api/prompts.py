@@ -1,18 +1,10 @@
 """From what a request says to token ids."""
 
-from collections.abc import Sequence
 from typing import cast
 
-from loraserve.api.ranges import check_at_most, check_token_ids, unsupported
-from loraserve.api.schemas.chat import ContentPart, RequestMessage
-from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.serving.chat_template import ChatMessage
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.api.ranges import check_at_most, check_token_ids
+from loraserve.serving.errors import invalid_value
 from loraserve.serving.settings import Limits
-
-ROLES = ("system", "developer", "user", "assistant")
-SPLIT_TEXT = "\n"
-"""Between the text parts of one message, as in vLLM."""
 
 
 def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, vocab_size: int) -> list[str | list[int]]:
@@ -36,12 +28,6 @@ def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, voc
 def prompt_bytes(prompt: str | list[int]) -> int:
     """About how many, before anybody tokenised it: four for each token id."""
     return len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
-
-
-def message_bytes(message: RequestMessage) -> int:
-    """About how many."""
-    content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
 def truncate(token_ids: list[int], limit: int | None, max_model_len: int, max_tokens: int | None) -> list[int]:
@@ -69,42 +55,3 @@ def check_prompt_logprobs(num_tokens: int, num_answered: int, top: int, limits: 
             f"would be {count} for the tokens of the prompts; the limit is {limits.max_prompt_logprobs}. "
             "Send fewer prompts at once, or ask for fewer choices or log-probabilities.",
         )
-
-
-def chat_messages(
-    messages: Sequence[RequestMessage], limits: Limits, *, add_generation_prompt: bool, continue_final_message: bool
-) -> list[ChatMessage]:
-    """Raises `ServingError` naming the message at fault."""
-    if not messages:
-        raise invalid_value("messages", "is empty.")
-    check_at_most("messages", len(messages), limits.max_messages, "messages")
-    if continue_final_message and add_generation_prompt:
-        raise invalid_value("continue_final_message", "needs 'add_generation_prompt': false.")
-    if continue_final_message and messages[-1].role != "assistant":
-        raise invalid_value("continue_final_message", "needs a last message of role 'assistant'.")
-    return [_chat_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def _chat_message(param: str, message: RequestMessage) -> ChatMessage:
-    refuse_unsupported(message, f"{param}.")
-    if message.role in ("tool", "function"):
-        raise unsupported(f"{param}.role", f"is '{message.role}', which is not supported.")
-    if message.role not in ROLES:
-        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
-    if message.content is None:
-        raise ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}.content' is missing.", param=f"{param}.content")
-    return ChatMessage(message.role, _text(f"{param}.content", message.content), message.name)
-
-
-def _text(param: str, content: str | list[ContentPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part) for index, part in enumerate(content))
-
-
-def _part_text(param: str, part: ContentPart) -> str:
-    if part.type != "text":
-        raise unsupported(param, f"is of type {part.type[:32]!r}; only text is supported.")
-    if part.text is None:
-        raise ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}.text' is missing.", param=f"{param}.text")
-    return part.text

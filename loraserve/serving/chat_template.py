@@ -1,65 +1,84 @@
-"""The base model's own chat template, rendered as transformers does. Clients send neither template nor arguments."""
+"""The base model's own chat template, rendered as transformers does. Clients send no template."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from loraserve.serving.conversation import Conversation, JsonObject
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
-
-
-@dataclass(frozen=True, slots=True)
-class ChatMessage:
-    role: str
-    content: str
-    name: str | None = None
-
-    def for_template(self, developer_role: str) -> dict[str, str]:
-        """Templates index messages like JSON objects."""
-        message = {"role": developer_role if self.role == "developer" else self.role, "content": self.content}
-        return message if self.name is None else message | {"name": self.name}
+OF_THE_REQUEST = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+OF_TRANSFORMERS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""Arguments of `apply_chat_template` that are no variables of templates."""
+REMEDY = "Start the server with a --chat-template that does."
 
 
 class ChatTemplate:
     """Compiled once; `render` is safe to call from several threads."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        self._template = _environment().from_string(source)
+        environment = _environment()
+        self._template = environment.from_string(source)
         self._special_tokens = special_tokens
+        self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
+        self._uses_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self._uses_tool_calls = "tool_calls" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
 
-    def render(
-        self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, continue_final_message: bool
-    ) -> str:
+    def render(self, conversation: Conversation) -> str:
         """Raises `ServingError` where the template refuses the conversation."""
-        chat = [message.for_template(self._developer_role) for message in messages]
-        if continue_final_message:
-            chat[-1]["content"] += CONTINUE_TAG
-        text = self._render(chat, add_generation_prompt)
-        return _cut_at_tag(text) if continue_final_message else text
-
-    def _render(self, chat: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        self._check(conversation)
         try:
-            return self._template.render(
-                messages=chat,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            )
+            text = self._template.render(self._variables(conversation))
         except jinja2.TemplateError as error:
             raise invalid_value("messages", f"does not fit the model's chat template: {error}") from error
         except Exception as error:
             raise invalid_value("messages", "does not fit the model's chat template.") from error
+        return _cut_at_tag(text) if conversation.continue_final_message else text
+
+    def _check(self, conversation: Conversation) -> None:
+        for name in conversation.template_kwargs:
+            if name in self._reserved:
+                param = f"chat_template_kwargs.{name}"
+                raise invalid_value(param, "is not the request's to set. Leave it out.")
+        if conversation.tools and not self._uses_tools:
+            raise invalid_value("tools", f"cannot be used: the model's chat template shows no tools. {REMEDY}")
+        if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
+            raise invalid_value("messages", f"have tool calls, which the model's chat template does not show. {REMEDY}")
+
+    def _variables(self, conversation: Conversation) -> JsonObject:
+        chat = [message.for_template(self._developer_role) for message in conversation.messages]
+        if conversation.continue_final_message:
+            chat[-1]["content"] += CONTINUE_TAG
+        return {
+            **conversation.template_kwargs,
+            **self._special_tokens,
+            "messages": chat,
+            "tools": list(conversation.tools) or None,
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
 
 
 def no_chat_template() -> ServingError:

@@ -27,6 +27,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Of a JSON schema that an answer is held to, and of a choice of texts."""
     max_grammar_chars: int = 8_192
     """Of a regular expression or a grammar, whose characters may cost more."""
+    max_tools: int = 128
+    """Also of the calls in one message."""
+    max_tools_bytes: int = 256 * 1024
+    max_template_kwargs: int = 32
+    max_template_kwargs_bytes: int = 16 * 1024
     max_queued: int = 256
     """Sequences beyond those the engine can run at once; more are answered 429."""
 

@@ -1,21 +1,20 @@
 """Text to token ids and back, as AutoTokenizer does it, without blocking the event loop."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from tokenizers import Tokenizer
 
 from loraserve.engine.model_description import ModelDescription
-from loraserve.serving.chat_template import ChatMessage, ChatTemplate, no_chat_template
+from loraserve.serving.chat_template import ChatTemplate, no_chat_template
+from loraserve.serving.conversation import Conversation
 from loraserve.serving.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from loraserve.serving.token_text import TokenText
 
 INLINE_SIZE = 2048
 """Up to so many characters or tokens, work is done on the event loop: about 1 ms, and no thread hop."""
-MESSAGE_SIZE = 32
-"""What a template adds to each message, at least in time."""
 NUM_THREADS = 2
 
 T = TypeVar("T")
@@ -35,27 +34,16 @@ class TextTokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return await self.run(len(text), lambda: self._encode(text, add_special_tokens))
 
-    async def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        add_special_tokens: bool,
-    ) -> list[int]:
+    async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """Raises `ServingError` where the template refuses the conversation."""
         template = self._template
         if template is None:
             raise no_chat_template()
 
         def render_and_encode() -> list[int]:
-            text = template.render(
-                messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
-            )
-            return self._encode(text, add_special_tokens)
+            return self._encode(template.render(conversation), add_special_tokens)
 
-        size = sum(len(message.content) + MESSAGE_SIZE for message in messages)
-        return await self.run(size, render_and_encode)
+        return await self.run(conversation.size, render_and_encode)
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))

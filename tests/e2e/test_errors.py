@@ -155,15 +155,15 @@ class TestFields:
 
     def test_tools_and_images_are_refused_by_name(self, client: openai.OpenAI) -> None:
         tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-        with pytest.raises(openai.BadRequestError, match="tools"):
+        with pytest.raises(openai.BadRequestError, match="tool"):
             client.chat.completions.create(model="spell", messages=user("x"), tools=tools)  # pyright: ignore
         image: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
         with pytest.raises(openai.BadRequestError, match="image_url"):
             client.chat.completions.create(model="spell", messages=image)
 
     def test_a_role_of_no_template_is_refused(self, client: openai.OpenAI) -> None:
-        for role in ("tool", "function", "wizard"):
-            turns: Any = [{"role": role, "content": "x"}]
+        for turn in ({"role": "tool", "tool_call_id": "x"}, {"role": "function"}, {"role": "wizard"}):
+            turns: Any = [{**turn, "content": "x"}]
             with pytest.raises(openai.BadRequestError, match="role"):
                 client.chat.completions.create(model="spell", messages=turns)
 

@@ -466,11 +466,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("tools", [{"type": "function"}]),
             ("tool_choice", "required"),
             ("functions", [{}]),
             ("function_call", {"name": "f"}),
-            ("parallel_tool_calls", True),
             ("modalities", ["text", "audio"]),
             ("audio", {"voice": "x"}),
             ("prediction", {"type": "content"}),
@@ -481,7 +479,6 @@ class TestRefusals:
             ("use_beam_search", True),
             ("best_of", 3),
             ("chat_template", "{{ 1 }}"),
-            ("chat_template_kwargs", {"enable_thinking": False}),
             ("echo", True),
             ("documents", [{}]),
             ("spaces_between_special_tokens", False),

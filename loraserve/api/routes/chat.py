@@ -8,6 +8,7 @@ from litestar.params import FromPath
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
 from loraserve.api.chat_writer import ChatOptions, ChatWriter
+from loraserve.api.conversations import conversation_of
 from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
@@ -15,14 +16,16 @@ from loraserve.api.inference_call import Demand
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
-from loraserve.api.prompts import chat_messages, check_not_empty, message_bytes, truncate
+from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
+from loraserve.api.tools import check_tool_choice, checked_tools
 from loraserve.control.admission import reserve_tokens
 from loraserve.control.running import Asked, Route
+from loraserve.serving.conversation import Conversation
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
 
@@ -69,10 +72,10 @@ async def _chat(
     target = await context.control.resolver.resolve(
         principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
-    checked = _check(context, asked)
-    demand, own_id = _demand(context, asked, checked), own_request_id(request.scope)
+    checked, conversation = _check(context, asked), _conversation(context, asked)
+    demand, own_id = _demand(context, asked, checked, conversation), own_request_id(request.scope)
     async with context.calls.admit(principal, target, own_id, demand) as call:
-        prompt = await _prompt(context, asked, checked)
+        prompt = await _prompt(context, asked, checked, conversation)
         generation = await call.start([prompt], checked.text, received_s(request.scope), checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(
@@ -89,11 +92,12 @@ async def _chat(
         return await respond(request, runtime, call, generation, writer, asked)
 
 
-def _demand(context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling) -> Demand:
+def _demand(
+    context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling, conversation: Conversation
+) -> Demand:
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
-    num_bytes = sum(map(message_bytes, asked.messages))
     how = Asked(Route.CHAT, bool(asked.stream))
-    return Demand(reserve_tokens(num_bytes, max_tokens, checked.params.n), checked.params.n, how)
+    return Demand(reserve_tokens(conversation.num_chars, max_tokens, checked.params.n), checked.params.n, how)
 
 
 def _check(context: AppContext, asked: ChatCompletionRequest) -> CheckedSampling:
@@ -124,18 +128,20 @@ def _logprobs(context: AppContext, asked: ChatCompletionRequest) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-async def _prompt(context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling) -> Prompt:
+def _conversation(context: AppContext, asked: ChatCompletionRequest) -> Conversation:
+    limits = context.runtime.settings.limits
+    tools = checked_tools(asked.tools, limits)
+    if check_tool_choice(asked.tool_choice, tools):
+        raise unsupported("tool_choice", "is 'auto', but this server does not parse tool calls.")
+    return conversation_of(asked, asked.messages, [], limits)
+
+
+async def _prompt(
+    context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling, conversation: Conversation
+) -> Prompt:
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
-        chat_messages(
-            asked.messages,
-            context.runtime.settings.limits,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-        ),
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        add_special_tokens=bool(asked.add_special_tokens),
+        conversation, add_special_tokens=bool(asked.add_special_tokens)
     )
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty("messages", token_ids)

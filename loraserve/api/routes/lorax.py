@@ -29,7 +29,7 @@ from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest
 from loraserve.api.timing import timing_headers
 from loraserve.control.admission import reserve_tokens
 from loraserve.control.running import Asked, Route
-from loraserve.serving.chat_template import ChatMessage
+from loraserve.serving.conversation import ChatMessage, Conversation
 from loraserve.serving.generation import Generation, Prompt, collect
 
 DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
@@ -150,10 +150,7 @@ async def _prompt(
     tokenizer, max_model_len = context.runtime.tokenizer, context.runtime.engine.model.max_model_len
     if parameters.apply_chat_template:
         token_ids = await tokenizer.encode_chat(
-            [ChatMessage("user", asked.inputs, None)],
-            add_generation_prompt=True,
-            continue_final_message=False,
-            add_special_tokens=False,
+            Conversation([ChatMessage("user", asked.inputs)]), add_special_tokens=False
         )
     else:
         token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)

@@ -7,12 +7,13 @@ from msgspec import UNSET
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
+from loraserve.api.conversations import conversation_of
 from loraserve.api.decoding import decode_body
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.prompts import chat_messages
 from loraserve.api.ranges import check_token_ids
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from loraserve.api.tools import checked_tools
 from loraserve.control.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
@@ -66,21 +67,17 @@ async def _check_model(request: Request, context: AppContext, model: str | None)
 
 
 async def _token_ids(context: AppContext, asked: TokenizeRequest) -> list[int]:
-    tokenizer = context.runtime.tokenizer
+    tokenizer, limits = context.runtime.tokenizer, context.runtime.settings.limits
     if (asked.prompt is None) == (asked.messages is None):
         raise ServingError(ErrorCode.MISSING_PARAMETER, "Send either 'prompt' or 'messages'.", param="prompt")
     if asked.messages is None:
-        if asked.continue_final_message:
-            raise invalid_value("continue_final_message", "is only for 'messages'.")
+        _refuse_chat_fields(asked)
         return await tokenizer.encode(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
-    return await tokenizer.encode_chat(
-        chat_messages(
-            asked.messages,
-            context.runtime.settings.limits,
-            add_generation_prompt=asked.add_generation_prompt,
-            continue_final_message=asked.continue_final_message,
-        ),
-        add_generation_prompt=asked.add_generation_prompt,
-        continue_final_message=asked.continue_final_message,
-        add_special_tokens=bool(asked.add_special_tokens),
-    )
+    conversation = conversation_of(asked, asked.messages, checked_tools(asked.tools, limits), limits)
+    return await tokenizer.encode_chat(conversation, add_special_tokens=bool(asked.add_special_tokens))
+
+
+def _refuse_chat_fields(asked: TokenizeRequest) -> None:
+    for field in ("continue_final_message", "chat_template_kwargs", "tools"):
+        if getattr(asked, field):
+            raise invalid_value(field, "is only for 'messages'.")

@@ -6,6 +6,7 @@ from msgspec import UNSET, Raw, UnsetType
 from loraserve.api.schemas.logprobs import PromptLogprobs
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.api.schemas.tools import MessageToolCall, NamedToolChoice, Tool
 from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
 
@@ -27,7 +28,12 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: str
     content: str | list[ContentPart] | None = None
+    """May only be missing beside `tool_calls`."""
     name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    """Of role "assistant"."""
+    tool_call_id: str | None = None
+    """Of role "tool", whose content is the call's result."""
     # What assistants' messages carry when clients send them back.
     annotations: Raw = ABSENT
     audio: Raw = ABSENT
@@ -35,8 +41,6 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reasoning: Raw = ABSENT
     reasoning_content: Raw = ABSENT
     refusal: Raw = ABSENT
-    tool_call_id: Raw = ABSENT
-    tool_calls: Raw = ABSENT
 
 
 class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,12 +51,18 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Go on writing the last message, which must be the assistant's."""
+    chat_template_kwargs: dict[str, Raw] | None = None
+    """More variables of the model's chat template, such as {"enable_thinking": false}."""
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedToolChoice | None = None
+    """"none": the model is not shown the tools."""
+    parallel_tool_calls: bool | None = None
+    """False: of several calls the first counts."""
 
     audio: Raw = ABSENT
     best_of: int | None = None
     """Only equal to `n`."""
     chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
     documents: Raw = ABSENT
     echo: Raw = ABSENT
     function_call: Raw = ABSENT
@@ -61,12 +71,9 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     mm_processor_kwargs: Raw = ABSENT
     modalities: Raw = ABSENT
     moderation: Raw = ABSENT
-    parallel_tool_calls: Raw = ABSENT
     prediction: Raw = ABSENT
     prompt_cache_retention: Raw = ABSENT
     reasoning_effort: Raw = ABSENT
-    tool_choice: Raw = ABSENT
-    tools: Raw = ABSENT
     verbosity: Raw = ABSENT
     web_search_options: Raw = ABSENT
 

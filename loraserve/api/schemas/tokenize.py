@@ -4,6 +4,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from loraserve.api.schemas.chat import RequestMessage
+from loraserve.api.schemas.tools import Tool
 from loraserve.api.schemas.unsupported import ABSENT
 
 
@@ -18,10 +19,10 @@ class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, Raw] | None = None
+    tools: list[Tool] | None = None
     chat_template: Raw = ABSENT
-    chat_template_kwargs: Raw = ABSENT
     mm_processor_kwargs: Raw = ABSENT
-    tools: Raw = ABSENT
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True):

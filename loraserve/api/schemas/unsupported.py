@@ -16,7 +16,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "audio": (),
     "best_of": (b"1",),
     "chat_template": (),
-    "chat_template_kwargs": (b"{}",),
     "documents": (b"[]",),
     "disable_additional_properties": (b"false",),
     "early_stopping": (b"false",),
@@ -37,15 +36,12 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "mm_processor_kwargs": (b"{}",),
     "modalities": (b'["text"]',),
     "moderation": (),
-    "parallel_tool_calls": (),
     "prediction": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (b'"none"',),
     "spaces_between_special_tokens": (b"true",),
     "structural_tag": (),
     "suffix": (),
-    "tool_choice": (b'"none"', b'"auto"'),
-    "tools": (b"[]",),
     "use_beam_search": (b"false",),
     "verbosity": (),
     "vllm_xargs": (b"{}",),
@@ -59,8 +55,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "reasoning": (),
     "reasoning_content": (),
     "refusal": (),
-    "tool_call_id": (),
-    "tool_calls": (b"[]",),
 }
 """JSON values, without spaces, that ask for nothing; null is always one of them."""
 

@@ -1,13 +1,10 @@
-import msgspec
 import pytest
 
-from loraserve.api.prompts import chat_messages, check_prompt_logprobs, split_prompts, truncate
-from loraserve.api.schemas.chat import RequestMessage
-from loraserve.serving.chat_template import ChatMessage
+from loraserve.api.prompts import check_prompt_logprobs, split_prompts, truncate
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
 
-LIMITS = Limits(max_prompts=3, max_messages=4)
+LIMITS = Limits(max_prompts=3)
 
 
 @pytest.mark.parametrize(
@@ -52,59 +49,3 @@ def test_log_probabilities_of_prompts_are_bounded(num_tokens: int, num_answered:
     check_prompt_logprobs(num_tokens - 1, num_answered, top, limits)
     with pytest.raises(ServingError, match="the limit is 100"):
         check_prompt_logprobs(num_tokens, num_answered, top, limits)
-
-
-def messages(*chat: object) -> list[RequestMessage]:
-    return msgspec.convert(list(chat), list[RequestMessage])
-
-
-def test_text_parts_are_joined_and_names_kept() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    chat = chat_messages(
-        messages({"role": "user", "content": parts, "name": "ada"}),
-        LIMITS,
-        add_generation_prompt=True,
-        continue_final_message=False,
-    )
-    assert chat == [ChatMessage("user", "a\nb", "ada")]
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "tool", "content": "x"}, "messages[1].role"),
-        ({"role": "function", "content": "x"}, "messages[1].role"),
-        ({"role": "narrator", "content": "x"}, "messages[1].role"),
-        ({"role": "user"}, "messages[1].content"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0]"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
-    ],
-)
-def test_the_message_at_fault_is_named(message: object, param: str) -> None:
-    with pytest.raises(ServingError) as caught:
-        chat_messages(
-            messages({"role": "user", "content": "fine"}, message),
-            LIMITS,
-            add_generation_prompt=True,
-            continue_final_message=False,
-        )
-    assert caught.value.param == param
-
-
-def test_continue_final_message_needs_an_assistants_message_and_no_generation_prompt() -> None:
-    user, assistant = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
-    for chat, add in (([user, assistant], True), ([user], False)):
-        with pytest.raises(ServingError, match="continue_final_message"):
-            chat_messages(messages(*chat), LIMITS, add_generation_prompt=add, continue_final_message=True)
-    assert chat_messages(messages(user, assistant), LIMITS, add_generation_prompt=False, continue_final_message=True)
-
-
-def test_how_many_messages() -> None:
-    for count in (0, 5):
-        with pytest.raises(ServingError, match="messages"):
-            chat_messages(
-                messages(*[{"role": "user", "content": "x"}] * count),
-                LIMITS,
-                add_generation_prompt=True,
-                continue_final_message=False,
-            )

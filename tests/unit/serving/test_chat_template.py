@@ -1,7 +1,8 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from loraserve.serving.chat_template import ChatMessage, ChatTemplate
+from loraserve.serving.chat_template import ChatTemplate
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 from loraserve.serving.errors import ServingError
 from tests.support.fake_engine_client import CHAT_TEMPLATE
 
@@ -46,28 +47,23 @@ def theirs(template: str, messages: list[ChatMessage], add_generation_prompt: bo
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, CHATML])
 @pytest.mark.parametrize(("add", "continue_final"), [(True, False), (False, False), (False, True)])
 def test_renders_as_transformers_does(template: str, add: bool, continue_final: bool) -> None:
-    ours = ChatTemplate(template, SPECIAL).render(
-        CHAT, add_generation_prompt=add, continue_final_message=continue_final
-    )
+    ours = ChatTemplate(template, SPECIAL).render(Conversation(CHAT, add, continue_final))
     assert ours == theirs(template, CHAT, add, continue_final)
 
 
 def test_what_the_template_refuses_is_the_clients_error() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, SPECIAL)
     with pytest.raises(ServingError, match="no such role") as caught:
-        template.render([ChatMessage("tool", "x")], add_generation_prompt=True, continue_final_message=False)
+        template.render(Conversation([ChatMessage("tool", "x")]))
     assert caught.value.param == "messages"
 
 
 def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
-    text = ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(
-        [ChatMessage("developer", "x")], add_generation_prompt=False, continue_final_message=False
-    )
+    chat = Conversation([ChatMessage("developer", "x")], add_generation_prompt=False)
+    text = ChatTemplate(CHAT_TEMPLATE, SPECIAL).render(chat)
     assert text == "<|bos|><|system|>x<|end|>\n"
     knows = ChatTemplate("{{ messages[0].role }} {# developer #}", SPECIAL)
-    assert knows.render([ChatMessage("developer", "x")], add_generation_prompt=False, continue_final_message=False) == (
-        "developer "
-    )
+    assert knows.render(chat) == "developer "
 
 
 @pytest.mark.parametrize(
@@ -81,12 +77,98 @@ def test_developer_becomes_system_where_the_template_does_not_know_it() -> None:
 )
 def test_the_sandbox_holds(template: str) -> None:
     with pytest.raises(ServingError):
-        ChatTemplate(template, SPECIAL).render(
-            [ChatMessage("user", "x")], add_generation_prompt=False, continue_final_message=False
-        )
+        ChatTemplate(template, SPECIAL).render(Conversation([ChatMessage("user", "x")]))
 
 
 def test_strftime_now_and_unicode_json() -> None:
     template = ChatTemplate("{{ strftime_now('%Y')[:2] }}{{ messages[0].content | tojson }}", SPECIAL)
-    text = template.render([ChatMessage("user", "<é>")], add_generation_prompt=False, continue_final_message=False)
+    text = template.render(Conversation([ChatMessage("user", "<é>")]))
     assert text == '20"<é>"'
+
+
+TOOLS: list[JsonObject] = [{"type": "function", "function": {"name": "add", "description": "Adds <two>, é."}}]
+TOOL_TEMPLATE = """
+{%- if not tools is defined %}{% set tools = none %}{% endif %}
+{%- if not style is defined %}{% set style = 'plain' %}{% endif %}
+{{- style }}
+{%- if tools is not none %}{% for tool in tools %}{{ tool | tojson(indent=4) }}{% endfor %}{% endif %}
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>' }}
+    {%- if message.content is not none %}{{ message.content }}{% endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- call.id + call.type + call.function.name + (call.function.arguments | tojson) }}
+    {%- endfor %}
+    {%- if message.tool_call_id is defined %}{{ message.tool_call_id }}{% endif %}
+{%- endfor %}
+"""
+CALLING = [
+    ChatMessage("user", "2 + 0.50?"),
+    ChatMessage("assistant", None, tool_calls=(ToolCall("abcdefghi", "add", '{"b": "é<", "a": [2, 0.50]}'),)),
+    ChatMessage("tool", "2.5", tool_call_id="abcdefghi"),
+]
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+@pytest.mark.parametrize("variables", [{}, {"style": {"of": ["cité"]}}])
+def test_tools_calls_and_variables_are_rendered_as_transformers_does(
+    tools: list[JsonObject], variables: JsonObject
+) -> None:
+    called = {"name": "add", "arguments": {"b": "é<", "a": [2, 0.5]}}
+    chat = [
+        {"role": "user", "content": "2 + 0.50?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "abcdefghi", "type": "function", "function": called}],
+        },
+        {"role": "tool", "content": "2.5", "tool_call_id": "abcdefghi"},
+    ]
+    expected, _ = render_jinja_template([chat], tools=tools or None, chat_template=TOOL_TEMPLATE, **variables)
+    ours = ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(Conversation(CALLING, tools=tools, template_kwargs=variables))
+    assert ours == expected[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "bos_token",
+        "eos_token",
+        "tokenize",
+        "chat_template",
+        "return_dict",
+        "raise_exception",
+        "strftime_now",
+        "namespace",
+    ],
+)
+def test_variables_that_are_the_servers_are_refused_by_name(name: str) -> None:
+    template = ChatTemplate(TOOL_TEMPLATE, SPECIAL)
+    with pytest.raises(ServingError) as caught:
+        template.render(Conversation(CALLING, template_kwargs={name: 1}))
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+    assert name in caught.value.message
+
+
+def test_any_other_name_may_be_a_variable() -> None:
+    chat = Conversation([ChatMessage("user", "x")], template_kwargs={"self": 1, "no name": 2, "": 3, "style": "x"})
+    assert ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(chat) == "x<|user|>x"
+
+
+def test_a_template_that_shows_no_tools_refuses_them() -> None:
+    mute = ChatTemplate("{# tools #}{{ messages[0].content }}{{ messages[0].tools }}", SPECIAL)
+    with pytest.raises(ServingError, match="chat template shows no tools") as caught:
+        mute.render(Conversation([ChatMessage("user", "x")], tools=TOOLS))
+    assert caught.value.param == "tools"
+    with pytest.raises(ServingError, match="tool calls"):
+        mute.render(Conversation(CALLING))
+
+
+def test_arguments_that_python_cannot_hold_are_the_clients_error() -> None:
+    call = ToolCall("abcdefghi", "add", '{"a": 1e999}')
+    with pytest.raises(ServingError, match="messages"):
+        ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(Conversation([ChatMessage("assistant", "", tool_calls=(call,))]))

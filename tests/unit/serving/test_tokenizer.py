@@ -1,12 +1,14 @@
 import asyncio
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from loraserve.serving.chat_template import ChatMessage, ChatTemplate
+from loraserve.serving.chat_template import ChatTemplate
+from loraserve.serving.conversation import ChatMessage, Conversation
 from loraserve.serving.errors import ServingError
 from loraserve.serving.tokenizer import TextTokenizer
 from tests.support.fake_engine_client import CHAT_TEMPLATE, make_model, make_tokenizer
@@ -32,14 +34,7 @@ def test_chat_ids_equal_autotokenizers(text: str) -> None:
         add_generation_prompt=True,
         return_dict=False,
     )
-    ours = asyncio.run(
-        OURS.encode_chat(
-            [ChatMessage("user", text)],
-            add_generation_prompt=True,
-            continue_final_message=False,
-            add_special_tokens=False,
-        )
-    )
+    ours = asyncio.run(OURS.encode_chat(Conversation([ChatMessage("user", text)]), add_special_tokens=False))
     assert ours == theirs
 
 
@@ -55,17 +50,14 @@ def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(mon
     threads = []
     render = ChatTemplate.render
 
-    def rendering(*args: object, **kwargs: bool) -> str:
+    def rendering(*args: Any) -> str:
         threads.append(threading.current_thread())
-        return render(*args, **kwargs)
+        return render(*args)
 
     monkeypatch.setattr(ChatTemplate, "render", rendering)
     for count in (1, 4096):
-        messages = [ChatMessage("user", "")] * count
-        chat = OURS.encode_chat(
-            messages, add_generation_prompt=True, continue_final_message=False, add_special_tokens=False
-        )
-        asyncio.run(chat)
+        chat = Conversation([ChatMessage("user", "")] * count)
+        asyncio.run(OURS.encode_chat(chat, add_special_tokens=False))
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
@@ -81,11 +73,4 @@ def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
 def test_a_model_without_a_template_says_so() -> None:
     ours = TextTokenizer(make_model(TOKENIZER, chat_template=None))
     with pytest.raises(ServingError, match="no chat template"):
-        asyncio.run(
-            ours.encode_chat(
-                [ChatMessage("user", "x")],
-                add_generation_prompt=True,
-                continue_final_message=False,
-                add_special_tokens=False,
-            )
-        )
+        asyncio.run(ours.encode_chat(Conversation([ChatMessage("user", "x")]), add_special_tokens=False))

@@ -1,0 +1,129 @@
+"""From the messages of a request to what a chat template is given."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from loraserve.api.nesting import nesting_depth
+from loraserve.api.ranges import check_at_most, unsupported
+from loraserve.api.raw_json import num_bytes_of, parsed
+from loraserve.api.schemas.chat import ChatCompletionRequest, ContentPart, RequestMessage
+from loraserve.api.schemas.tokenize import TokenizeRequest
+from loraserve.api.schemas.tools import MessageToolCall
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.api.tools import FUNCTION, check_function_name
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.settings import Limits
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+SPLIT_TEXT = "\n"
+"""Between the text parts of one message, as in vLLM."""
+JSON_OBJECT = msgspec.json.Decoder(dict[str, Raw])
+"""Checks all of it, and parses the outermost level only."""
+
+
+def conversation_of(
+    asked: ChatCompletionRequest | TokenizeRequest,
+    messages: Sequence[RequestMessage],
+    tools: Sequence[JsonObject],
+    limits: Limits,
+) -> Conversation:
+    """Raises `ServingError` naming what is at fault."""
+    if not messages:
+        raise invalid_value("messages", "is empty.")
+    check_at_most("messages", len(messages), limits.max_messages, "messages")
+    if asked.continue_final_message:
+        _check_continued(asked.add_generation_prompt, messages[-1])
+    return Conversation(
+        messages=[_chat_message(f"messages[{index}]", message, limits) for index, message in enumerate(messages)],
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+        tools=tools,
+        template_kwargs=_template_kwargs(asked.chat_template_kwargs or {}, limits),
+    )
+
+
+def _check_continued(add_generation_prompt: bool, last: RequestMessage) -> None:
+    if add_generation_prompt:
+        raise invalid_value("continue_final_message", "needs 'add_generation_prompt': false.")
+    if last.role != "assistant" or last.content is None:
+        raise invalid_value("continue_final_message", "needs a last message of role 'assistant' with content.")
+
+
+def _template_kwargs(given: dict[str, Raw], limits: Limits) -> dict[str, Any]:
+    """Which names may be set is for the template to say."""
+    param = "chat_template_kwargs"
+    check_at_most(param, len(given), limits.max_template_kwargs, "entries")
+    check_at_most(param, num_bytes_of(given), limits.max_template_kwargs_bytes, "bytes")
+    return parsed(param, given)
+
+
+def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMessage:
+    refuse_unsupported(message, f"{param}.")
+    if message.role == "function":
+        raise unsupported(f"{param}.role", "is 'function', which is not supported. Use 'tool'.")
+    if message.role not in ROLES:
+        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
+    calls = message.tool_calls or []
+    _check_tool_fields(param, message)
+    if message.content is None and not calls:
+        raise _missing(f"{param}.content")
+    check_at_most(f"{param}.tool_calls", len(calls), limits.max_tools, "calls")
+    return ChatMessage(
+        message.role,
+        None if message.content is None else _text(f"{param}.content", message.content),
+        message.name,
+        tuple(_tool_call(f"{param}.tool_calls[{index}]", call, limits) for index, call in enumerate(calls)),
+        message.tool_call_id,
+    )
+
+
+def _check_tool_fields(param: str, message: RequestMessage) -> None:
+    if message.tool_calls and message.role != "assistant":
+        raise invalid_value(f"{param}.tool_calls", "is only for role 'assistant'.")
+    if message.role == "tool" and message.tool_call_id is None:
+        raise _missing(f"{param}.tool_call_id")
+    if message.role != "tool" and message.tool_call_id is not None:
+        raise invalid_value(f"{param}.tool_call_id", "is only for role 'tool'.")
+
+
+def _tool_call(param: str, call: MessageToolCall, limits: Limits) -> ToolCall:
+    if call.type != FUNCTION:
+        raise unsupported(f"{param}.type", f"is {call.type[:32]!r}; only 'function' is supported.")
+    if call.function is None:
+        raise _missing(f"{param}.function")
+    check_function_name(f"{param}.function.name", call.function.name)
+    arguments = call.function.arguments.strip() or "{}"
+    _check_arguments(f"{param}.function.arguments", arguments, limits)
+    return ToolCall(call.id, call.function.name, arguments)
+
+
+def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
+    depth = nesting_depth(arguments.encode(), limits.max_json_depth)
+    if depth > limits.max_json_depth:
+        raise invalid_value(param, f"is nested {depth} levels deep; the limit is {limits.max_json_depth}.")
+    try:
+        JSON_OBJECT.decode(arguments)
+    except msgspec.DecodeError as error:
+        raise invalid_value(param, f"must be a JSON object: {error}.") from error
+
+
+def _text(param: str, content: str | list[ContentPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part) for index, part in enumerate(content))
+
+
+def _part_text(param: str, part: ContentPart) -> str:
+    if part.type != "text":
+        raise unsupported(param, f"is of type {part.type[:32]!r}; only text is supported.")
+    if part.text is None:
+        raise _missing(f"{param}.text")
+    return part.text
+
+
+def _missing(param: str) -> ServingError:
+    return ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}' is missing.", param=param)

@@ -1,0 +1,51 @@
+"""Tools that a chat's model may call, and its calls of them."""
+
+import msgspec
+from msgspec import Raw
+
+from loraserve.api.schemas.unsupported import ABSENT
+
+
+class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Raw] | None = None
+    """A JSON Schema."""
+    strict: bool | None = None
+    """Accepted; with `tool_choice` "auto" the arguments are what the model writes."""
+
+
+class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    """Only "function"."""
+    function: ToolFunction | None = None
+    # Known so that these tools are refused by their type.
+    custom: Raw = ABSENT
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    function: NamedFunction | None = None
+    # Known so that these choices are refused by their type.
+    allowed_tools: Raw = ABSENT
+    custom: Raw = ABSENT
+
+
+class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+    """A JSON object; "" is an empty one."""
+
+
+class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call that an assistant's message has when a client sends it back."""
+
+    id: str
+    function: CalledFunction | None = None
+    type: str = "function"
+    # Known so that these calls are refused by their type.
+    custom: Raw = ABSENT

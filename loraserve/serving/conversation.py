@@ -1,0 +1,75 @@
+"""All that a chat template is given."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+JsonObject = dict[str, Any]
+
+MESSAGE_SIZE = 32
+"""What a template adds to each message, at least in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One that the assistant made."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object, which templates get parsed."""
+
+    def for_template(self) -> JsonObject:
+        function = {"name": self.name, "arguments": msgspec.json.decode(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    role: str
+    content: str | None
+    """None only beside tool calls."""
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """Of role "tool": which call's result it is."""
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.content or "") + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+
+    def for_template(self, developer_role: str) -> JsonObject:
+        """Templates index messages like JSON objects, and ask which keys there are."""
+        role = developer_role if self.role == "developer" else self.role
+        message: JsonObject = {"role": role, "content": self.content}
+        if self.name is not None:
+            message["name"] = self.name
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    messages: Sequence[ChatMessage]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: Sequence[JsonObject] = ()
+    """As in OpenAI's API."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More variables of the template."""
+
+    @property
+    def num_chars(self) -> int:
+        """About how many, before anybody rendered it."""
+        num_chars = sum(message.num_chars for message in self.messages)
+        return num_chars + len(msgspec.json.encode(self.tools)) if self.tools else num_chars
+
+    @property
+    def size(self) -> int:
+        """Of the work to render and tokenise it, in characters."""
+        return self.num_chars + MESSAGE_SIZE * len(self.messages)
