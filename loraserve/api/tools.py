@@ -1,17 +1,15 @@
 """The tools of a request, checked, as chat templates are given them."""
 
-import re
 from collections.abc import Sequence
 
 from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
-from loraserve.serving.conversation import JsonObject
+from loraserve.serving.conversation import FUNCTION_NAME, JsonObject
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.serving.settings import Limits
 
 FUNCTION = "function"
-FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:

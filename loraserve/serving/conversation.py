@@ -1,5 +1,6 @@
 """All that a chat template is given."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,8 @@ import msgspec
 
 JsonObject = dict[str, Any]
 
+FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""As in OpenAI's API."""
 MESSAGE_SIZE = 32
 """What a template adds to each message, at least in time."""
 

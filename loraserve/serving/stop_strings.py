@@ -23,7 +23,7 @@ class StopMatcher:
             start, stop = found
             self._held, self.matched = "", stop
             return text[: start + len(stop)] if self._include_stop else text[:start]
-        num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
+        num_held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
 
@@ -37,7 +37,7 @@ class StopMatcher:
         return min(found, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest proper prefix of `stop` that `text` ends with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

@@ -1,0 +1,188 @@
+import json
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loraserve.serving.tool_calls.formats import FoundCall, ToolCallFormat
+from loraserve.serving.tool_calls.parser import MAX_AROUND, ToolCallParser
+
+HERMES, LLAMA, MISTRAL = ToolCallFormat.HERMES, ToolCallFormat.LLAMA3_JSON, ToolCallFormat.MISTRAL
+ADD = FoundCall("add", '{"a": 1}')
+SUB = FoundCall("sub", '{"a": {"b": ["}", "\\"]"]}}')
+
+
+def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[FoundCall]]:
+    parser = ToolCallParser(call_format)
+    parts = [*map(parser.feed, pieces), parser.finish()]
+    calls = [call for _, found in parts for call in found]
+    assert parser.num_calls == len(calls)
+    return "".join(content for content, _ in parts), calls
+
+
+def written(call_format: ToolCallFormat, call: FoundCall) -> str:
+    match call_format:
+        case ToolCallFormat.HERMES:
+            return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+        case ToolCallFormat.LLAMA3_JSON:
+            return f'<|python_tag|>{{"name": "{call.name}", "parameters": {call.arguments}}}'
+        case ToolCallFormat.MISTRAL:
+            return f'[TOOL_CALLS] [{{"name": "{call.name}", "arguments": {call.arguments}}}]'
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text"),
+    [
+        (HERMES, '<tool_call>{"name":"add","arguments":{"a": 1}}</tool_call>'),
+        (HERMES, '\n<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call>\n'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}}'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}}\n</tool'),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1}}'),
+        (LLAMA, ' {"type": "function", "name": "add", "arguments": {"a": 1}} '),
+        (LLAMA, '<|python_tag|>{"name": "add", "parameters": {"a": 1}}'),
+        (MISTRAL, '[TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]'),
+        (MISTRAL, '[TOOL_CALLS] [ {"name": "add", "arguments": {"a": 1}, "id": "abcdefghi"} ]\n'),
+        (MISTRAL, '[TOOL_CALLS]add{"a": 1}'),
+        (MISTRAL, '[TOOL_CALLS]add[ARGS]{"a": 1}'),
+        (MISTRAL, '[TOOL_CALLS]add[CALL_ID]abcdefghi[ARGS]{"a": 1}'),
+    ],
+)
+def test_one_call(call_format: ToolCallFormat, text: str) -> None:
+    assert parse(call_format, text) == ("", [ADD])
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text"),
+    [
+        (HERMES, f"{written(HERMES, ADD)}\n{written(HERMES, SUB)}"),
+        (LLAMA, f'{{"name": "add", "parameters": {{"a": 1}}}}; {{"name": "sub", "parameters": {SUB.arguments}}}'),
+        (LLAMA, f"{written(LLAMA, ADD)}{written(LLAMA, SUB)};"),
+        (MISTRAL, f'{written(MISTRAL, ADD)[:-1]}, {{"name": "sub", "arguments": {SUB.arguments}}}]'),
+        (MISTRAL, f'[TOOL_CALLS]add{{"a": 1}}[TOOL_CALLS]sub{SUB.arguments}'),
+    ],
+)
+def test_several_calls(call_format: ToolCallFormat, text: str) -> None:
+    assert parse(call_format, text) == ("", [ADD, SUB])
+
+
+@pytest.mark.parametrize("call_format", ToolCallFormat)
+def test_content_around_calls_is_kept(call_format: ToolCallFormat) -> None:
+    text = f" Let me see.\n{written(call_format, ADD)}\nDone <b> [x] {{y}}."
+    assert parse(call_format, text) == (" Let me see.\n\nDone <b> [x] {y}.", [ADD])
+
+
+@pytest.mark.parametrize("call_format", ToolCallFormat)
+@pytest.mark.parametrize(
+    "text", ["", " \n", "Hello.", "a < b [c] {d}", "\n{", "<tool", "[TOOL_CALLS", "<|python_tag|>", '{"answer": [1]}']
+)
+def test_an_answer_without_calls_is_unchanged(call_format: ToolCallFormat, text: str) -> None:
+    assert parse(call_format, text) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("call_format", "text"),
+    [
+        (HERMES, "<tool_call></tool_call>"),
+        (HERMES, '<tool_call>add{"name": "add", "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {}} and</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": "{}"}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add"}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "not a name", "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add, "arguments": {}}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "1\n"}}</tool_call>'),
+        (HERMES, "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 40 + "]" * 40 + "}}</tool_call>"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a'),
+        (HERMES, "<tool_call>" + " " * MAX_AROUND + '{"name": "add", "arguments": {}}</tool_call>'),
+        (LLAMA, '{"name": "Ada", "age": 36}'),
+        (LLAMA, '<|python_tag|>brave_search.call(query="x")'),
+        (LLAMA, 'Sure: {"name": "add", "parameters": {}}'),
+        (MISTRAL, "[TOOL_CALLS] []"),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {}}, 1]'),
+        (MISTRAL, '[TOOL_CALLS]not a name{"a": 1}'),
+        (MISTRAL, "[TOOL_CALLS]add{a: 1}"),
+        (MISTRAL, 'add{"a": 1}'),
+    ],
+)
+def test_what_is_no_call_is_content(call_format: ToolCallFormat, text: str) -> None:
+    assert parse(call_format, text) == (text, [])
+    assert parse(call_format, *text) == (text, [])
+
+
+def test_a_call_after_a_malformed_one_is_found() -> None:
+    malformed = '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'
+    assert parse(HERMES, f"{malformed}\n{written(HERMES, ADD)}") == (f"{malformed}\n", [ADD])
+    unopened = "The tag <tool_call> begins a call."
+    assert parse(HERMES, f"{unopened} {written(HERMES, ADD)}") == (f"{unopened} ", [ADD])
+
+
+def test_a_closing_tag_in_a_string_closes_nothing() -> None:
+    call = FoundCall("say", '{"text": "</tool_call>"}')
+    assert parse(HERMES, written(HERMES, call)) == ("", [call])
+
+
+def test_content_is_let_out_as_soon_as_it_can_be_no_call() -> None:
+    parser = ToolCallParser(HERMES)
+    assert parser.feed("a <tool_") == ("a ", [])
+    assert parser.feed("box> ") == ("<tool_box> ", [])
+    assert parser.feed(written(HERMES, ADD)[:-1]) == ("", [])
+    assert parser.feed(">") == ("", [ADD])
+    assert parser.feed("\n") == ("", [])
+    assert parser.feed("b") == ("\nb", [])
+
+
+FRAGMENTS = st.sampled_from(
+    [
+        *(written(call_format, call) for call_format in ToolCallFormat for call in (ADD, SUB)),
+        *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[CALL_ID]"),
+        *('{"name": "add", "arguments": {}}', '{"name":', '"', "\\", "{", "}", "[", "]", ";", " ", "\n", "add", "<"),
+        *(" " * MAX_AROUND, "x" * (MAX_AROUND - 1)),
+    ]
+)
+TEXTS = st.lists(st.one_of(FRAGMENTS, st.text(max_size=4)), max_size=12).map("".join)
+
+
+@given(call_format=st.sampled_from(ToolCallFormat), text=TEXTS, data=st.data())
+def test_the_outcome_does_not_depend_on_the_cuts(call_format: ToolCallFormat, text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(call_format, text)
+    assert parse(call_format, *pieces) == whole
+    assert parse(call_format, *text) == whole
+
+
+@given(call_format=st.sampled_from(ToolCallFormat), text=TEXTS)
+def test_nothing_is_lost(call_format: ToolCallFormat, text: str) -> None:
+    content, calls = parse(call_format, text)
+    if not calls:
+        assert content == text
+    remaining = iter(text)
+    assert all(char in remaining for char in content)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+CALLS = st.builds(
+    FoundCall,
+    st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=64),
+    st.builds(
+        json.dumps,
+        st.dictionaries(st.text(), JSON, max_size=3),
+        indent=st.none() | st.just(1),
+        ensure_ascii=st.booleans(),
+    ),
+)
+
+
+@given(call_format=st.sampled_from(ToolCallFormat), calls=st.lists(CALLS, min_size=1, max_size=3))
+def test_any_calls_are_found_as_they_were_written(call_format: ToolCallFormat, calls: list[FoundCall]) -> None:
+    text = "\n".join(written(call_format, call) for call in calls)
+    assert parse(call_format, f"Calling: {text}") == ("Calling: ", calls)
+    assert parse(call_format, *text) == ("", calls)
