@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
+from loraserve.api.chat_answer import ChatAnswer, call_deltas
 from loraserve.api.chunks import ChunkHead
 from loraserve.api.prompt_logprobs import prompt_logprobs
 from loraserve.api.schemas.chat import (
@@ -17,8 +18,10 @@ from loraserve.api.schemas.chat import (
     ResponseMessage,
     TopLogprob,
 )
+from loraserve.api.schemas.tools import ToolCallItem
 from loraserve.api.schemas.usage import usage_of
 from loraserve.api.token_names import TokenNames, finite
+from loraserve.api.tools import ToolUse
 from loraserve.engine.request import TokenLogprob
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.generation import Generation
@@ -35,14 +38,19 @@ class ChatOptions:
     prompt_logprobs: int | None
     return_token_ids: bool
     tokens_as_ids: bool
+    tool_use: ToolUse
 
 
 class ChatWriter:
+    """One per request: where tools may be called, it remembers what is held back."""
+
     def __init__(self, head: ChunkHead, options: ChatOptions, token_text: TokenText) -> None:
         self.head = head
         self._options = options
         self._token_text = token_text
         self._names = TokenNames(token_text, options.tokens_as_ids)
+        self._answers = _answers(options)
+        """Of each choice, where tools may be called."""
 
     def response(self, deltas: list[ChoiceDelta], generation: Generation) -> ChatCompletionResponse:
         prompt, options = generation.prompts[0], self._options
@@ -61,38 +69,59 @@ class ChatWriter:
         )
 
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
-        return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content="")) for index in range(self._options.n)]
+        content = None if self._answers else ""
+        return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content=content)) for index in range(self._options.n)]
 
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
         """The last one has an empty delta and the finish reason."""
+        content, calls = self._read(delta)
         choices: list[msgspec.Struct] = []
-        is_silent_end = delta.finish_reason is not None and not delta.text
-        tells_tokens = bool(delta.token_ids) and (
-            self._options.top_logprobs is not None or self._options.return_token_ids
-        )
-        if delta.text or tells_tokens or (delta.token_ids and not is_silent_end):
+        if content or self._tells_tokens(delta) or (content is not None and _has_tokens(delta)):
             choices.append(
                 ChatChunkChoice(
-                    delta.index, ChatDelta(content=delta.text), self._logprobs(delta), token_ids=self._token_ids(delta)
+                    delta.index, ChatDelta(content=content), self._logprobs(delta), token_ids=self._token_ids(delta)
                 )
             )
+        if calls:
+            first_index = self._answers[delta.index].num_calls - len(calls)
+            parts = call_deltas(first_index, calls)
+            choices += [ChatChunkChoice(delta.index, ChatDelta(tool_calls=[part])) for part in parts]
         if delta.finish_reason is not None:
             choices.append(
                 ChatChunkChoice(
-                    delta.index, ChatDelta(), finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+                    delta.index,
+                    ChatDelta(),
+                    finish_reason=self._finish_reason(delta),
+                    stop_reason=delta.stop_reason,
                 )
             )
         return choices
 
     def _choice(self, delta: ChoiceDelta) -> ChatChoice:
+        content, calls = self._read(delta)
         return ChatChoice(
             index=delta.index,
-            message=ResponseMessage(ASSISTANT, delta.text),
+            message=ResponseMessage(ASSISTANT, content if calls else content or "", tool_calls=calls or UNSET),
             logprobs=self._logprobs(delta),
-            finish_reason=delta.finish_reason,
+            finish_reason=self._finish_reason(delta),
             stop_reason=delta.stop_reason,
             token_ids=self._token_ids(delta),
         )
+
+    def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ToolCallItem]]:
+        """Content and calls; None = no content, or none yet."""
+        if not self._answers:
+            return delta.text, []
+        content, calls = self._answers[delta.index].read(delta)
+        return content or None, calls
+
+    def _finish_reason(self, delta: ChoiceDelta) -> str | None:
+        if delta.finish_reason is None or not self._answers:
+            return delta.finish_reason
+        return self._answers[delta.index].finish_reason(delta.finish_reason)
+
+    def _tells_tokens(self, delta: ChoiceDelta) -> bool:
+        return bool(delta.token_ids) and (self._options.top_logprobs is not None or self._options.return_token_ids)
 
     def _token_ids(self, delta: ChoiceDelta) -> list[int] | msgspec.UnsetType:
         return delta.token_ids if self._options.return_token_ids else UNSET
@@ -113,3 +142,14 @@ class ChatWriter:
                 for token_id, logprob in token.top[:count]
             ],
         )
+
+
+def _answers(options: ChatOptions) -> list[ChatAnswer]:
+    use = options.tool_use
+    return [] if use.call_format is None else [ChatAnswer(use.call_format, use.max_calls) for _ in range(options.n)]
+
+
+def _has_tokens(delta: ChoiceDelta) -> bool:
+    """Besides one that silently ended it."""
+    is_silent_end = delta.finish_reason is not None and not delta.text
+    return bool(delta.token_ids) and not is_silent_end

@@ -1,15 +1,46 @@
-"""The tools of a request, checked, as chat templates are given them."""
+"""The tools of a request, checked, and what its `tool_choice` makes of them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.raw_json import num_bytes_of, parsed
+from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
 from loraserve.serving.conversation import FUNCTION_NAME, JsonObject
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 FUNCTION = "function"
+FLAG = f"--tool-call-parser {{{','.join(ToolCallFormat)}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a chat does with tools."""
+
+    tools: Sequence[JsonObject] = ()
+    """That the template shows to the model."""
+    call_format: ToolCallFormat | None = None
+    """How to find calls in the answer; None = it is all content."""
+    max_calls: int | None = None
+    """More are left out of the answer, as in vLLM."""
+
+
+def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
+    """Raises `ServingError`.
+
+    With the choice "none" the model does not see the tools, so that it cannot call them; vLLM shows them unless it is
+    started with --exclude-tools-when-tool-choice-none.
+    """
+    tools = checked_tools(asked.tools, settings.limits)
+    _check_choice(asked.tool_choice)
+    if not tools or asked.tool_choice == "none":
+        return ToolUse()
+    if settings.tool_call_parser is None:
+        raise unsupported("tool_choice", f"is 'auto', which needs a server started with {FLAG}. Or send 'none'.")
+    return ToolUse(tools, settings.tool_call_parser, 1 if asked.parallel_tool_calls is False else None)
 
 
 def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
@@ -21,13 +52,11 @@ def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObje
     return [_for_template(f"tools[{index}]", function) for index, function in enumerate(functions)]
 
 
-def check_tool_choice(choice: str | NamedToolChoice | None, tools: Sequence[JsonObject]) -> bool:
-    """Whether the model may call any of the tools. Raises `ServingError`."""
+def _check_choice(choice: str | NamedToolChoice | None) -> None:
     if isinstance(choice, NamedToolChoice) or choice == "required":
         raise unsupported("tool_choice", "may only be 'none' or 'auto' on this server.")
     if choice not in (None, "none", "auto"):
         raise invalid_value("tool_choice", f"is {choice[:32]!r}; it must be 'none' or 'auto'.")
-    return bool(tools) and choice != "none"
 
 
 def check_function_name(param: str, name: str) -> None:

@@ -14,6 +14,7 @@ from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
 from loraserve.engine.config import EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 MODEL_ALIASES = ("--model-id", "--model-path")
 
@@ -92,6 +93,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Jinja file to use instead of the model's chat template.",
 )
+@_option(
+    "--tool-call-parser",
+    panel="Model",
+    type=click.Choice([parser.value for parser in ToolCallFormat]),
+    help="How the model writes tool calls. [chats with tools are refused]",
+)
+@_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Not needed beside --tool-call-parser.")
 @_option(
     "--generation-config",
     panel="Model",
@@ -274,6 +282,8 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
     if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
         raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser")
     if settings.uds and settings.host:
         raise click.UsageError("--uds excludes --host")
     if settings.metrics_host and settings.metrics_port is None:

@@ -9,6 +9,7 @@ import rich_click as click
 from loraserve.cli.option_types import LoraModule
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 DEMO = Path(__file__).parents[1] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -26,6 +27,8 @@ class ServeSettings:
     revision: str | None
     served_model_name: tuple[str, ...]
     chat_template: Path | None
+    tool_call_parser: str | None
+    enable_auto_tool_choice: bool
     generation_config: str
     load_format: str
     dtype: str
@@ -141,6 +144,7 @@ class ServeSettings:
             adapter_roots=[root.resolve() for root in self.adapter_roots],
             has_free_paths=self.is_open_on_loopback,
             limits=Limits(max_queued=self.max_queued),
+            tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
             compat_metrics=self.vllm_metrics,
             config=list(self.config),
         )

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request, and all of them together, may ask for."""
@@ -71,6 +73,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Folders that such a path must be in."""
     has_free_paths: bool = False
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
+    tool_call_parser: ToolCallFormat | None = None
+    """How the base model, and so its adapters, write calls of tools; None = chats with tools are refused."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
     unload_timeout_s: float = 30.0

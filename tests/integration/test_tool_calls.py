@@ -1,13 +1,17 @@
 """Tools, their calls and results, through the unmodified openai client and raw HTTP, with a fake engine."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings
 
@@ -28,7 +32,8 @@ CALL: Any = {"id": "abcdefghi", "type": "function", "function": {"name": "add", 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Its model's answers are `server.engine.reply`."""
     engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
-    with live_server(engine, make_settings(tmp_path_factory.mktemp("data")), ("calls",)) as server:
+    settings = make_settings(tmp_path_factory.mktemp("data"), tool_call_parser=ToolCallFormat.HERMES)
+    with live_server(engine, settings, ("calls",)) as server:
         yield server
 
 
@@ -69,6 +74,11 @@ class TestPrompts:
             assert prompt_of(http, **fields).endswith("<|assistant|><quiet>")
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
+    def test_a_chat_shows_its_tools(self, server: LiveServer, client: openai.OpenAI, http: httpx.Client) -> None:
+        client.chat.completions.create(model="calls", messages=[USER], tools=[ADD], max_tokens=1)
+        tokens = http.post("/tokenize", json={"messages": [USER], "tools": [ADD]}).json()["tokens"]
+        assert server.engine.requests[-1].prompt_token_ids == tokens
+
     def test_no_choice_of_tools_shows_none(self, server: LiveServer, client: openai.OpenAI, http: httpx.Client) -> None:
         client.chat.completions.create(
             model="calls", messages=[USER], tools=[ADD], tool_choice="none", parallel_tool_calls=False, max_tokens=1
@@ -104,3 +114,157 @@ class TestPrompts:
         response = http.post("/tokenize", json={"prompt": "x", **fields})
         assert response.status_code == 400
         assert response.json()["error"]["param"] in fields
+
+
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"b": 2,  "a": [2.0, "🙂"]}}\n</tool_call>'
+ARGUMENTS = '{"b": 2,  "a": [2.0, "🙂"]}'
+CALLING: Any = {"model": "calls", "messages": [USER], "tools": [ADD]}
+
+
+@pytest.fixture(params=[1, 3, 1000])
+def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Sets what the model says, in steps of so many tokens."""
+
+    def say(*texts: str, ended: bool = True) -> None:
+        token_ids = [TOKENIZER.encode(text, add_special_tokens=False).ids + [1] * ended for text in texts]
+        server.engine.reply = lambda asked, index: token_ids[index]
+
+    usual = server.engine.reply
+    server.engine.tokens_per_step = request.param
+    yield say
+    server.engine.reply, server.engine.tokens_per_step = usual, 1
+
+
+def streamed(client: openai.OpenAI, **fields: Any) -> list[ChatCompletion]:
+    """What the openai client makes of a stream, after every chunk."""
+    with client.chat.completions.stream(**CALLING, **fields) as stream:
+        return [event.snapshot for event in stream if event.type == "chunk"]
+
+
+class TestAnswers:
+    def test_a_call(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(WRITTEN)
+        (choice,) = client.chat.completions.create(**CALLING).choices
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        (call,) = choice.message.tool_calls or []
+        assert (call.type, call.function.name, call.function.arguments) == ("function", "add", ARGUMENTS)
+        assert re.fullmatch("[a-zA-Z0-9]{9}", call.id)
+
+    def test_a_streamed_call(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(WRITTEN)
+        (choice,) = streamed(client)[-1].choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls or []
+        assert (call.type, call.function.name, call.function.arguments) == ("function", "add", ARGUMENTS)
+
+    def test_the_chunks_of_calls(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(f"Two: {WRITTEN}{WRITTEN}")
+        body = http.post("/v1/chat/completions", json={**CALLING, "stream": True}).text
+        blocks = body.split("\n\n")[:-2]
+        choices = [json.loads(block.removeprefix("data: "))["choices"][0] for block in blocks]
+        assert choices[0]["delta"] == {"role": "assistant"}
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == "Two: "
+        calls = [choice["delta"]["tool_calls"][0] for choice in choices if "tool_calls" in choice["delta"]]
+        ids = [call.pop("id") for call in calls if "id" in call]
+        assert len(set(ids)) == 2
+        assert calls == [
+            part
+            for index in range(2)
+            for part in (
+                {"index": index, "type": "function", "function": {"name": "add", "arguments": ""}},
+                {"index": index, "function": {"arguments": ARGUMENTS}},
+            )
+        ]
+        assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["tool_calls"]
+        assert choices[-1]["delta"] == {}
+
+    @pytest.mark.parametrize(
+        "text", ["Just text.", "", " \n", "<tool_call>{}</tool_call>", '<tool_call>{"name": "add"']
+    )
+    def test_text_that_is_no_call(self, client: openai.OpenAI, answer: Callable[..., None], text: str) -> None:
+        answer(text)
+        for (choice,) in (client.chat.completions.create(**CALLING).choices, streamed(client)[-1].choices):
+            assert (choice.message.content or "", choice.message.tool_calls) == (text, None)
+            assert choice.finish_reason == "stop"
+
+    def test_choices_are_read_apart(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer("Hm.", WRITTEN, f"{WRITTEN}\n{WRITTEN}")
+        for choices in (client.chat.completions.create(**CALLING, n=3).choices, streamed(client, n=3)[-1].choices):
+            assert [len(choice.message.tool_calls or []) for choice in choices] == [0, 1, 2]
+            assert [choice.finish_reason for choice in choices] == ["stop", "tool_calls", "tool_calls"]
+            assert choices[0].message.content == "Hm."
+
+    def test_one_call_at_most(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(f"{WRITTEN}\n{WRITTEN}")
+        one: Any = {"parallel_tool_calls": False}
+        for choices in (client.chat.completions.create(**CALLING, **one).choices, streamed(client, **one)[-1].choices):
+            assert [len(choice.message.tool_calls or []) for choice in choices] == [1]
+            assert choices[0].message.content is None
+
+    def test_an_answer_that_was_cut_off_says_so(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(WRITTEN + WRITTEN[:-20], ended=False)
+        (choice,) = client.chat.completions.create(**CALLING).choices
+        assert choice.finish_reason == "length"
+        assert len(choice.message.tool_calls or []) == 1
+        assert choice.message.content == WRITTEN[:-20]
+
+    def test_no_choice_of_tools_reads_nothing(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(WRITTEN)
+        (choice,) = client.chat.completions.create(**CALLING, tool_choice="none").choices
+        assert (choice.message.content, choice.message.tool_calls) == (WRITTEN, None)
+        assert choice.finish_reason == "stop"
+
+    def test_every_token_is_told(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(f"Two: {WRITTEN}")
+        asked = {**CALLING, "logprobs": True, "return_token_ids": True}
+        whole = http.post("/v1/chat/completions", json=asked).json()["choices"][0]
+        body = http.post("/v1/chat/completions", json={**asked, "stream": True}).text
+        chunks = [json.loads(block.removeprefix("data: "))["choices"][0] for block in body.split("\n\n")[:-2]]
+        assert [token for chunk in chunks for token in chunk.get("token_ids", [])] == whole["token_ids"]
+        told = [token for chunk in chunks for token in (chunk["logprobs"] or {"content": []})["content"]]
+        assert told == whole["logprobs"]["content"]
+
+    def test_what_was_answered_can_be_sent_back(
+        self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
+        answer(WRITTEN)
+        message = client.chat.completions.create(**CALLING).choices[0].message
+        calls = message.tool_calls or []
+        result = {"role": "tool", "tool_call_id": calls[0].id, "content": "4"}
+        prompt = prompt_of(http, messages=[USER, message.to_dict(), result])
+        assert '<tool_call>{"name": "add", "arguments": {"b": 2, "a": [2.0, "🙂"]}}</tool_call>' in prompt
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+    def test_calls_that_must_come_are_refused(self, client: openai.OpenAI, choice: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match="'none' or 'auto'") as caught:
+            client.chat.completions.create(**CALLING, tool_choice=choice)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+
+    def test_a_template_without_tools(self, tmp_path: Path) -> None:
+        settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.HERMES)
+        with (
+            live_server(FakeEngine(model=make_model(TOKENIZER)), settings, ("calls",)) as mute,
+            openai.OpenAI(base_url=f"{mute.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.BadRequestError, match="chat template shows no tools") as caught,
+        ):
+            client.chat.completions.create(**CALLING)
+        assert caught.value.param == "tools"
+
+
+def test_a_special_token_may_open_calls(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens(["[TOOL_CALLS]"])
+    token_ids = [*tokenizer.encode('[TOOL_CALLS]add{"b": 2}', add_special_tokens=False).ids, 1]
+    model = make_model(tokenizer, chat_template=TEMPLATE)
+    engine = FakeEngine(model=model, reply=lambda asked, index: token_ids)
+    settings = make_settings(tmp_path, tool_call_parser=ToolCallFormat.MISTRAL)
+    with (
+        live_server(engine, settings, ("calls",)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        (choice,) = client.chat.completions.create(**CALLING).choices
+    assert [call.function.arguments for call in choice.message.tool_calls or []] == ['{"b": 2}']
+    assert choice.message.content is None

@@ -1,5 +1,7 @@
 """POST /v1/chat/completions."""
 
+from dataclasses import replace
+
 import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
@@ -22,7 +24,7 @@ from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
-from loraserve.api.tools import check_tool_choice, checked_tools
+from loraserve.api.tools import ToolUse, tool_use
 from loraserve.control.admission import reserve_tokens
 from loraserve.control.running import Asked, Route
 from loraserve.serving.conversation import Conversation
@@ -72,7 +74,9 @@ async def _chat(
     target = await context.control.resolver.resolve(
         principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
-    checked, conversation = _check(context, asked), _conversation(context, asked)
+    use = tool_use(asked, runtime.settings)
+    checked = _check(context, asked, use)
+    conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
     demand, own_id = _demand(context, asked, checked, conversation), own_request_id(request.scope)
     async with context.calls.admit(principal, target, own_id, demand) as call:
         prompt = await _prompt(context, asked, checked, conversation)
@@ -86,6 +90,7 @@ async def _chat(
                 prompt_logprobs=asked.prompt_logprobs,
                 return_token_ids=bool(asked.return_token_ids),
                 tokens_as_ids=bool(asked.return_tokens_as_token_ids),
+                tool_use=use,
             ),
             runtime.tokenizer.token_text,
         )
@@ -100,12 +105,16 @@ def _demand(
     return Demand(reserve_tokens(conversation.num_chars, max_tokens, checked.params.n), checked.params.n, how)
 
 
-def _check(context: AppContext, asked: ChatCompletionRequest) -> CheckedSampling:
+def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
-    return context.sampling.check(
+    checked = context.sampling.check(
         asked, max_tokens=_max_tokens(asked), logprobs=_logprobs(context, asked), prompt_logprobs=asked.prompt_logprobs
     )
+    if use.call_format is None:
+        return checked
+    # What opens a call may be a special token.
+    return replace(checked, text=replace(checked.text, skip_special_tokens=False))
 
 
 def _max_tokens(asked: ChatCompletionRequest) -> int | None:
@@ -126,14 +135,6 @@ def _logprobs(context: AppContext, asked: ChatCompletionRequest) -> int | None:
         if asked.top_logprobs and not asked.logprobs:
             raise invalid_value("top_logprobs", "needs 'logprobs': true.")
     return (asked.top_logprobs or 0) if asked.logprobs else None
-
-
-def _conversation(context: AppContext, asked: ChatCompletionRequest) -> Conversation:
-    limits = context.runtime.settings.limits
-    tools = checked_tools(asked.tools, limits)
-    if check_tool_choice(asked.tool_choice, tools):
-        raise unsupported("tool_choice", "is 'auto', but this server does not parse tool calls.")
-    return conversation_of(asked, asked.messages, [], limits)
 
 
 async def _prompt(

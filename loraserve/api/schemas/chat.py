@@ -6,7 +6,7 @@ from msgspec import UNSET, Raw, UnsetType
 from loraserve.api.schemas.logprobs import PromptLogprobs
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields
-from loraserve.api.schemas.tools import MessageToolCall, NamedToolChoice, Tool
+from loraserve.api.schemas.tools import MessageToolCall, NamedToolChoice, Tool, ToolCallDelta, ToolCallItem
 from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
 
@@ -97,8 +97,10 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 
 class ResponseMessage(msgspec.Struct, frozen=True):
     role: str
-    content: str
+    content: str | None
+    """Null where there are only tool calls."""
     refusal: None = None
+    tool_calls: list[ToolCallItem] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -127,6 +129,7 @@ class ChatCompletionResponse(msgspec.Struct, frozen=True):
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

@@ -41,6 +41,28 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object; "" is an empty one."""
 
 
+class ToolCallItem(msgspec.Struct, frozen=True):
+    """A call in an answer."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first of a call's has all but the arguments, the others have those."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
 class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call that an assistant's message has when a client sends it back."""
 

@@ -1,15 +1,20 @@
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from loraserve.api.schemas.chat import ChatCompletionRequest
-from loraserve.api.tools import check_tool_choice, checked_tools
+from loraserve.api.tools import ToolUse, checked_tools, tool_use
 from loraserve.serving.conversation import JsonObject
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.settings import Limits
+from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 LIMITS = Limits(max_tools=3, max_tools_bytes=200)
+SETTINGS = ServingSettings(
+    served_model_names=["tiny"], data_dir=Path(), limits=LIMITS, tool_call_parser=ToolCallFormat.HERMES
+)
 SCHEMA = {"type": "object", "properties": {"b": {"type": "number"}, "a": {"enum": [1, None]}}}
 
 
@@ -65,11 +70,30 @@ def test_tools_are_bounded(given: list[object], shown: str) -> None:
     assert caught.value.param == "tools"
 
 
-def test_tools_may_be_called_unless_the_choice_is_none() -> None:
+def use_of(**fields: object) -> ToolUse:
+    return tool_use(asked(**fields), SETTINGS)
+
+
+def test_tools_are_shown_and_calls_looked_for_unless_the_choice_is_none() -> None:
     for choice in (None, "auto"):
-        assert check_tool_choice(choice, [tool()])
-        assert not check_tool_choice(choice, [])
-    assert not check_tool_choice("none", [tool()])
+        assert use_of(tools=[tool()], tool_choice=choice) == ToolUse([tool()], ToolCallFormat.HERMES)
+    assert use_of(tools=[tool()], tool_choice="none") == ToolUse()
+    assert use_of(tools=[tool()], parallel_tool_calls=True).max_calls is None
+    assert use_of(tools=[tool()], parallel_tool_calls=False).max_calls == 1
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_a_choice_without_tools_means_nothing(tools: object) -> None:
+    for choice in (None, "auto", "none"):
+        assert use_of(tools=tools, tool_choice=choice, parallel_tool_calls=True) == ToolUse()
+
+
+def test_calls_that_nobody_would_find_are_refused() -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
+    with pytest.raises(ServingError, match="--tool-call-parser") as caught:
+        tool_use(asked(tools=[tool()]), settings)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "tool_choice")
+    assert tool_use(asked(tools=[tool()], tool_choice="none"), settings) == ToolUse()
 
 
 @pytest.mark.parametrize(
@@ -83,5 +107,5 @@ def test_tools_may_be_called_unless_the_choice_is_none() -> None:
 )
 def test_other_choices_are_refused(choice: object, code: ErrorCode) -> None:
     with pytest.raises(ServingError) as caught:
-        check_tool_choice(asked(tool_choice=choice).tool_choice, [tool()])
+        use_of(tools=[tool()], tool_choice=choice)
     assert (caught.value.code, caught.value.param) == (code, "tool_choice")

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from loraserve.cli.main import main
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
+from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 Invoke = Callable[..., Result]
 
@@ -287,3 +288,18 @@ def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
     code = "import sys, loraserve.cli.server; print(sorted({'litestar', 'uvicorn', 'numpy'} & sys.modules.keys()))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
+    invoke("m", "--tool-call-parser", name, *extra)
+    assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
+    invoke("m")
+    assert started[-1].serving.tool_call_parser is None
+
+
+def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:
+    assert "needs --tool-call-parser" in invoke("m", "--enable-auto-tool-choice", code=2)
+    assert "'hermes'" in invoke("m", "--tool-call-parser", "pythonic", code=2)
+    assert "may not call" in invoke("m", "--exclude-tools-when-tool-choice-none", code=2)

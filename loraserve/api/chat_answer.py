@@ -1,0 +1,53 @@
+"""What an answer's text says where it may call tools: content and calls."""
+
+import secrets
+import string
+from collections.abc import Iterator
+
+from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallItem
+from loraserve.api.tools import FUNCTION
+from loraserve.engine.request import FinishReason
+from loraserve.serving.choice import ChoiceDelta
+from loraserve.serving.tool_calls.formats import FoundCall, ToolCallFormat
+from loraserve.serving.tool_calls.parser import ToolCallParser
+
+ID_CHARS = string.ascii_letters + string.digits
+NUM_ID_CHARS = 9
+"""Mistral's templates refuse ids of another length."""
+CALLED = "tool_calls"
+
+
+class ChatAnswer:
+    """One choice's, which may come in pieces."""
+
+    def __init__(self, call_format: ToolCallFormat, max_calls: int | None) -> None:
+        self._parser = ToolCallParser(call_format)
+        self._max_calls = max_calls
+        self.num_calls = 0
+
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+        """The content and the calls that became certain."""
+        content, calls = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            rest, last_calls = self._parser.finish()
+            content, calls = content + rest, calls + last_calls
+        if self._max_calls is not None:
+            calls = calls[: self._max_calls - self.num_calls]
+        self.num_calls += len(calls)
+        return content, [_item(call) for call in calls]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """An answer that was cut off says so, whatever it called."""
+        return CALLED if self.num_calls and reason is FinishReason.STOP else reason
+
+
+def call_deltas(first_index: int, calls: list[ToolCallItem]) -> Iterator[ToolCallDelta]:
+    """Two for each call, as OpenAI begins it: the name, then the arguments."""
+    for index, call in enumerate(calls, first_index):
+        yield ToolCallDelta(index, FunctionDelta(call.function.name, ""), call.id, call.type)
+        yield ToolCallDelta(index, FunctionDelta(arguments=call.function.arguments))
+
+
+def _item(call: FoundCall) -> ToolCallItem:
+    call_id = "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))
+    return ToolCallItem(call_id, FUNCTION, CalledFunction(call.name, call.arguments))
