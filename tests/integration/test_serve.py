@@ -316,6 +316,23 @@ def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
     assert f"curl -N {server.url}/v1/chat/completions" in "\n".join(server.output)
 
 
+@pytest.mark.parametrize("flags", [(), ("--tool-call-parser", "llama3_json", "--enable-auto-tool-choice")])
+def test_tools_need_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
+    tool = {"type": "function", "function": {"name": "add"}}
+    body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "tools": [tool], "max_tokens": 3}
+    with running_server(tmp_path / "data", "--chat-template", str(template), *flags) as server:
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        server.stop()
+        assert server.wait() == 0
+    if flags:
+        assert answer.json()["usage"]["prompt_tokens"] == len("addhello")
+    else:
+        assert answer.status_code == 400
+        assert "--tool-call-parser {hermes,llama3_json,mistral}" in answer.json()["error"]["message"]
+
+
 def _send(server: Server, data: bytes) -> bytes:
     """What comes back until the server closes the connection."""
     url = httpx.URL(server.url)
