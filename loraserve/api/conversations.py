@@ -35,6 +35,8 @@ def conversation_of(
     if not messages:
         raise invalid_value("messages", "is empty.")
     check_at_most("messages", len(messages), limits.max_messages, "messages")
+    num_calls = sum(len(message.tool_calls or ()) for message in messages)
+    check_at_most("messages", num_calls, limits.max_messages, "tool calls")
     if asked.continue_final_message:
         _check_continued(asked.add_generation_prompt, messages[-1])
     return Conversation(
@@ -71,7 +73,6 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
     _check_tool_fields(param, message)
     if message.content is None and not calls:
         raise _missing(f"{param}.content")
-    check_at_most(f"{param}.tool_calls", len(calls), limits.max_tools, "calls")
     return ChatMessage(
         message.role,
         None if message.content is None else _text(f"{param}.content", message.content),

@@ -25,12 +25,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_logprobs: int = 2_000_000
     """Of all tokens of all prompts, again for each choice that echoes them. One takes some 100 bytes of memory."""
     max_messages: int = 4096
+    """Also of all tool calls in them."""
     max_schema_chars: int = 65_536
     """Of a JSON schema that an answer is held to, and of a choice of texts."""
     max_grammar_chars: int = 8_192
     """Of a regular expression or a grammar, whose characters may cost more."""
     max_tools: int = 128
-    """Also of the calls in one message."""
     max_tools_bytes: int = 256 * 1024
     max_template_kwargs: int = 32
     max_template_kwargs_bytes: int = 16 * 1024

@@ -9,7 +9,7 @@ from loraserve.serving.conversation import ChatMessage, Conversation, ToolCall
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
 
-LIMITS = Limits(max_messages=4, max_tools=2, max_template_kwargs=2, max_template_kwargs_bytes=40, max_json_depth=8)
+LIMITS = Limits(max_messages=4, max_template_kwargs=2, max_template_kwargs_bytes=40, max_json_depth=8)
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "add", "arguments": '{"a": [1, 2.50]}'}}
 
@@ -62,7 +62,6 @@ OF_CALL = "messages[1].tool_calls[0].function"
         ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
         ({"role": "user", "content": "x", "tool_call_id": "x"}, "messages[1].tool_call_id"),
         ({"role": "user", "content": "x", "tool_calls": [CALL]}, "messages[1].tool_calls"),
-        ({"role": "assistant", "tool_calls": [CALL] * 3}, "messages[1].tool_calls"),
         ({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, "messages[1].tool_calls[0].type"),
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, OF_CALL),
         (call(name="no spaces"), f"{OF_CALL}.name"),
@@ -86,10 +85,13 @@ def test_continue_final_message_needs_an_assistants_text_and_no_generation_promp
     assert conversation(USER, assistant, add_generation_prompt=False, continue_final_message=True)
 
 
-def test_how_many_messages() -> None:
+def test_how_many_messages_and_calls() -> None:
     for count in (0, 5):
         with pytest.raises(ServingError, match="messages"):
             conversation(*[USER] * count)
+    calling = [{"role": "assistant", "tool_calls": [CALL] * count} for count in (2, 3)]
+    with pytest.raises(ServingError, match="5 tool calls; the limit is 4"):
+        conversation(*calling)
 
 
 def test_template_variables_are_parsed() -> None:
