@@ -76,6 +76,7 @@ class ChatWriter:
         """The last one has an empty delta and the finish reason."""
         content, calls = self._read(delta)
         choices: list[msgspec.Struct] = []
+        # Where tools may be called there is no empty content: a message of calls alone has none.
         if content or self._tells_tokens(delta) or (content is not None and _has_tokens(delta)):
             choices.append(
                 ChatChunkChoice(

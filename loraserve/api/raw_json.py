@@ -10,7 +10,7 @@ from loraserve.serving.errors import invalid_value
 
 
 def num_bytes_of(fields: Mapping[str, Raw]) -> int:
-    return sum(len(name) + len(bytes(value)) for name, value in fields.items())
+    return sum(len(name.encode()) + len(bytes(value)) for name, value in fields.items())
 
 
 def parsed(param: str, fields: Mapping[str, Raw]) -> dict[str, Any]:

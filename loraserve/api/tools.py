@@ -75,7 +75,8 @@ def _function(param: str, tool: Tool) -> ToolFunction:
 
 
 def _num_bytes(function: ToolFunction) -> int:
-    return len(function.name) + len(function.description or "") + num_bytes_of(function.parameters or {})
+    description = (function.description or "").encode()
+    return len(function.name) + len(description) + num_bytes_of(function.parameters or {})
 
 
 def _for_template(param: str, function: ToolFunction) -> JsonObject:

@@ -60,7 +60,7 @@ def test_the_tool_at_fault_is_named(given: object, param: str) -> None:
     ("given", "shown"),
     [
         ([tool()] * 4, "4 tools; the limit is 3"),
-        ([tool(description="x" * 198)], "201 bytes; the limit is 200"),
+        ([tool(description="é" * 99)], "201 bytes; the limit is 200"),
         ([tool(parameters={"a": "x" * 195})], "201 bytes; the limit is 200"),
     ],
 )
