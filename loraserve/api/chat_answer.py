@@ -3,9 +3,11 @@
 import secrets
 import string
 from collections.abc import Iterator
+from typing import Protocol
 
+from loraserve.api.forced_calls import calls_of
 from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallItem
-from loraserve.api.tools import FUNCTION
+from loraserve.api.tools import FUNCTION, ToolUse
 from loraserve.engine.request import FinishReason
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.tool_calls.formats import FoundCall, ToolCallFormat
@@ -17,8 +19,49 @@ NUM_ID_CHARS = 9
 CALLED = "tool_calls"
 
 
-class ChatAnswer:
+class ChatAnswer(Protocol):
     """One choice's, which may come in pieces."""
+
+    num_calls: int
+
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+        """The content and the calls that became certain."""
+        ...
+
+    def finish_reason(self, reason: FinishReason) -> str: ...
+
+
+def chat_answer(use: ToolUse) -> ChatAnswer | None:
+    """None where nothing can be called: all that is said is content."""
+    if use.schema is not None:
+        return ForcedAnswer(use.named)
+    return None if use.call_format is None else FreeAnswer(use.call_format, use.max_calls)
+
+
+class ForcedAnswer:
+    """All of it is calls, unless it was cut off."""
+
+    def __init__(self, named: str | None) -> None:
+        self._named = named
+        self._text = ""
+        self.num_calls = 0
+
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+        """See `ChatAnswer.read`."""
+        self._text += delta.text
+        if delta.finish_reason is None:
+            return "", []
+        calls = calls_of(self._text, self._named)
+        self.num_calls = len(calls)
+        return "" if calls else self._text, [_item(call) for call in calls]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """As in OpenAI's API, "stop" where the request named the function."""
+        return CALLED if self.num_calls and self._named is None and reason is FinishReason.STOP else reason
+
+
+class FreeAnswer:
+    """It calls where the model likes to."""
 
     def __init__(self, call_format: ToolCallFormat, max_calls: int | None) -> None:
         self._parser = ToolCallParser(call_format)
@@ -26,7 +69,7 @@ class ChatAnswer:
         self.num_calls = 0
 
     def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
-        """The content and the calls that became certain."""
+        """See `ChatAnswer.read`."""
         content, calls = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             rest, last_calls = self._parser.finish()

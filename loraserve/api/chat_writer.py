@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from loraserve.api.chat_answer import ChatAnswer, call_deltas
+from loraserve.api.chat_answer import ChatAnswer, call_deltas, chat_answer
 from loraserve.api.chunks import ChunkHead
 from loraserve.api.prompt_logprobs import prompt_logprobs
 from loraserve.api.schemas.chat import (
@@ -146,8 +146,8 @@ class ChatWriter:
 
 
 def _answers(options: ChatOptions) -> list[ChatAnswer]:
-    use = options.tool_use
-    return [] if use.call_format is None else [ChatAnswer(use.call_format, use.max_calls) for _ in range(options.n)]
+    answers = (chat_answer(options.tool_use) for _ in range(options.n))
+    return [answer for answer in answers if answer is not None]
 
 
 def _has_tokens(delta: ChoiceDelta) -> bool:

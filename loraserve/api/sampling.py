@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from loraserve.api.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.request_id import HARMLESS_ID
@@ -72,7 +72,13 @@ class SamplingChecker:
         self._defaults = SamplingDefaults.of(model)
 
     def check(
-        self, request: GenerationFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+        self,
+        request: GenerationFields,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
+        tool_schema: dict[str, Any] | None = None,
     ) -> CheckedSampling:
         """Raises `ServingError`. max_tokens 0 means: nothing is to be generated."""
         self._check_without_effect(request)
@@ -106,7 +112,7 @@ class SamplingChecker:
             min_tokens=min_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            grammar=grammar_of(request, self._limits),
+            grammar=grammar_of(request, self._limits, tool_schema),
         )
         text = TextOptions(
             eos_token_ids=self._eos_token_ids,

@@ -18,9 +18,14 @@ WHITESPACE = r" |\r?\n[ \t]{0,40}"
 without end, so do others, and small models write it until they have no tokens left."""
 
 
-def grammar_of(request: GenerationFields, limits: Limits) -> Grammar | None:
-    """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid."""
+def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str, Any] | None = None) -> Grammar | None:
+    """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid.
+
+    tool_schema: what `tool_choice` holds the answer to.
+    """
     asked = _asked_for(request)
+    if tool_schema is not None:
+        asked.insert(0, ("tool_choice", GrammarKind.JSON_SCHEMA, _laid_out(tool_schema)))
     if not asked:
         return None
     (param, kind, value), *others = asked

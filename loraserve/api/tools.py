@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from loraserve.api.forced_calls import schema_of_arguments, schema_of_calls
 from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest
@@ -26,6 +27,9 @@ class ToolUse:
     """How to find calls in the answer; None = it is all content."""
     max_calls: int | None = None
     """More are left out of the answer, as in vLLM."""
+    schema: JsonObject | None = None
+    """What the answer is held to, and read as: a list of calls, or what `named` is called with."""
+    named: str | None = None
 
 
 def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
@@ -34,13 +38,23 @@ def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse
     With the choice "none" the model does not see the tools, so that it cannot call them; vLLM shows them unless it is
     started with --exclude-tools-when-tool-choice-none.
     """
-    tools = checked_tools(asked.tools, settings.limits)
-    _check_choice(asked.tool_choice)
-    if not tools or asked.tool_choice == "none":
+    tools, choice = checked_tools(asked.tools, settings.limits), asked.tool_choice
+    max_calls = 1 if asked.parallel_tool_calls is False else None
+    if isinstance(choice, NamedToolChoice):
+        named = _named(choice, tools)
+        return ToolUse(tools, schema=schema_of_arguments(named), named=named["function"]["name"])
+    if choice not in (None, "none", "auto", "required"):
+        raise invalid_value("tool_choice", f"is {choice[:32]!r}; it must be 'none', 'auto', 'required' or a function.")
+    if choice == "required" and not tools:
+        raise invalid_value("tool_choice", "is 'required', but there are no 'tools'.")
+    if not tools or choice == "none":
         return ToolUse()
+    if choice == "required":
+        return ToolUse(tools, max_calls=max_calls, schema=schema_of_calls(tools, max_calls))
     if settings.tool_call_parser is None:
-        raise unsupported("tool_choice", f"is 'auto', which needs a server started with {FLAG}. Or send 'none'.")
-    return ToolUse(tools, settings.tool_call_parser, 1 if asked.parallel_tool_calls is False else None)
+        message = f"is 'auto', which needs a server started with {FLAG}. Or send 'none', 'required' or a function."
+        raise unsupported("tool_choice", message)
+    return ToolUse(tools, settings.tool_call_parser, max_calls)
 
 
 def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
@@ -52,11 +66,17 @@ def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObje
     return [_for_template(f"tools[{index}]", function) for index, function in enumerate(functions)]
 
 
-def _check_choice(choice: str | NamedToolChoice | None) -> None:
-    if isinstance(choice, NamedToolChoice) or choice == "required":
-        raise unsupported("tool_choice", "may only be 'none' or 'auto' on this server.")
-    if choice not in (None, "none", "auto"):
-        raise invalid_value("tool_choice", f"is {choice[:32]!r}; it must be 'none' or 'auto'.")
+def _named(choice: NamedToolChoice, tools: Sequence[JsonObject]) -> JsonObject:
+    if choice.type != FUNCTION:
+        raise unsupported("tool_choice.type", f"is {choice.type[:32]!r}; only 'function' is supported.")
+    if choice.function is None:
+        message = "'tool_choice.function' is missing."
+        raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="tool_choice.function")
+    name = choice.function.name
+    named = next((tool for tool in tools if tool["function"]["name"] == name), None)
+    if named is None:
+        raise invalid_value("tool_choice.function.name", f"is {name[:64]!r}, which none of 'tools' is.")
+    return named
 
 
 def check_function_name(param: str, name: str) -> None:

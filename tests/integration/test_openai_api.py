@@ -466,7 +466,6 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("tool_choice", "required"),
             ("functions", [{}]),
             ("function_call", {"name": "f"}),
             ("modalities", ["text", "audio"]),

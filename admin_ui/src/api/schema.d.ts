@@ -1608,6 +1608,12 @@ export interface components {
             /** @default list */
             object: string;
         };
+        /** CalledFunction */
+        CalledFunction: {
+            name: string;
+            /** @description A JSON object; "" is an empty one. */
+            arguments: string;
+        };
         /** CanaryItem */
         CanaryItem: {
             version: number;
@@ -2332,8 +2338,10 @@ export interface components {
         /** ResponseMessage */
         ResponseMessage: {
             role: string;
-            content: string;
+            /** @description Null where there are only tool calls. */
+            content: string | null;
             refusal?: null;
+            tool_calls?: components["schemas"]["ToolCallItem"][];
         };
         /**
          * Role
@@ -2473,6 +2481,15 @@ export interface components {
             max_model_len: number;
             tokens: number[];
             token_strs?: (string | null)[] | null;
+        };
+        /**
+         * ToolCallItem
+         * @description A call in an answer.
+         */
+        ToolCallItem: {
+            id: string;
+            type: string;
+            function: components["schemas"]["CalledFunction"];
         };
         /** TopLogprob */
         TopLogprob: {
@@ -2724,9 +2741,7 @@ export interface components {
             kv_transfer_params?: unknown;
             length_penalty?: unknown;
             logits_processors?: unknown;
-            response_format?: unknown;
             spaces_between_special_tokens?: unknown;
-            structured_outputs?: unknown;
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
@@ -2776,6 +2791,16 @@ export interface components {
             min_tokens: number | null;
             /** @default true */
             skip_special_tokens: boolean;
+            /**
+             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @default null
+             */
+            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
+            /**
+             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @default null
+             */
+            structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
@@ -2864,6 +2889,86 @@ export interface components {
             include_obfuscation: boolean | null;
         };
         /**
+         * TextFormat
+         * @description Anything.
+         */
+        TextFormat: {
+            /** @enum {unknown} */
+            type: "text";
+        };
+        /** JsonObjectFormat */
+        JsonObjectFormat: {
+            /** @enum {unknown} */
+            type: "json_object";
+            /**
+             * @description Left out: any object.
+             * @default null
+             */
+            schema: Record<string, never> | null;
+        };
+        /** JsonSchemaFormat */
+        JsonSchemaFormat: {
+            /** @enum {unknown} */
+            type: "json_schema";
+            json_schema: components["schemas"]["JsonSchema"];
+        };
+        /** JsonSchema */
+        JsonSchema: {
+            schema: Record<string, never>;
+            /** @default null */
+            name: string | null;
+            /** @default null */
+            description: string | null;
+            /**
+             * @description Without effect: answers always follow the schema.
+             * @default null
+             */
+            strict: boolean | null;
+        };
+        /**
+         * StructuredOutputs
+         * @description One of `json`, `json_object`, `regex`, `choice` and `grammar`.
+         */
+        StructuredOutputs: {
+            /**
+             * @description A JSON schema.
+             * @default null
+             */
+            json: Record<string, never> | string | null;
+            /**
+             * @description Any JSON object.
+             * @default null
+             */
+            json_object: boolean | null;
+            /** @default null */
+            regex: string | null;
+            /** @default null */
+            choice: string[] | null;
+            /**
+             * @description Lark or GBNF.
+             * @default null
+             */
+            grammar: string | null;
+            /**
+             * @description JSON without spaces and line breaks between its tokens.
+             * @default false
+             */
+            disable_any_whitespace: boolean;
+            /**
+             * @description A regular expression for what may stand between JSON's tokens; by default a space, or a line break with
+             *     indentation.
+             * @default null
+             */
+            whitespace_pattern: string | null;
+            /**
+             * @description Without effect: there is no other way that could be fallen back to.
+             * @default false
+             */
+            disable_fallback: boolean;
+            disable_additional_properties?: unknown;
+            structural_tag?: unknown;
+        };
+        /**
          * ChatCompletionRequest
          * @example {
          *       "model": "sql@v3",
@@ -2889,9 +2994,7 @@ export interface components {
             kv_transfer_params?: unknown;
             length_penalty?: unknown;
             logits_processors?: unknown;
-            response_format?: unknown;
             spaces_between_special_tokens?: unknown;
-            structured_outputs?: unknown;
             use_beam_search?: unknown;
             vllm_xargs?: unknown;
             /**
@@ -2941,6 +3044,16 @@ export interface components {
             min_tokens: number | null;
             /** @default true */
             skip_special_tokens: boolean;
+            /**
+             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @default null
+             */
+            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
+            /**
+             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @default null
+             */
+            structured_outputs: components["schemas"]["StructuredOutputs"] | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
@@ -3008,6 +3121,25 @@ export interface components {
              * @default false
              */
             continue_final_message: boolean;
+            /**
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @default null
+             */
+            chat_template_kwargs: {
+                [key: string]: unknown;
+            } | null;
+            /** @default null */
+            tools: components["schemas"]["Tool"][] | null;
+            /**
+             * @description "none": the model is not shown the tools.
+             * @default null
+             */
+            tool_choice: string | components["schemas"]["NamedToolChoice"] | null;
+            /**
+             * @description False: of several calls the first counts.
+             * @default null
+             */
+            parallel_tool_calls: boolean | null;
             audio?: unknown;
             /**
              * @description Only equal to `n`.
@@ -3015,7 +3147,6 @@ export interface components {
              */
             best_of: number | null;
             chat_template?: unknown;
-            chat_template_kwargs?: unknown;
             documents?: unknown;
             echo?: unknown;
             function_call?: unknown;
@@ -3024,30 +3155,38 @@ export interface components {
             mm_processor_kwargs?: unknown;
             modalities?: unknown;
             moderation?: unknown;
-            parallel_tool_calls?: unknown;
             prediction?: unknown;
             prompt_cache_retention?: unknown;
             reasoning_effort?: unknown;
-            tool_choice?: unknown;
-            tools?: unknown;
             verbosity?: unknown;
             web_search_options?: unknown;
         };
         /** RequestMessage */
         RequestMessage: {
             role: string;
-            /** @default null */
+            /**
+             * @description May only be missing beside `tool_calls`.
+             * @default null
+             */
             content: string | components["schemas"]["ContentPart"][] | null;
             /** @default null */
             name: string | null;
+            /**
+             * @description Of role "assistant".
+             * @default null
+             */
+            tool_calls: components["schemas"]["MessageToolCall"][] | null;
+            /**
+             * @description Of role "tool", whose content is the call's result.
+             * @default null
+             */
+            tool_call_id: string | null;
             annotations?: unknown;
             audio?: unknown;
             function_call?: unknown;
             reasoning?: unknown;
             reasoning_content?: unknown;
             refusal?: unknown;
-            tool_call_id?: unknown;
-            tool_calls?: unknown;
         };
         /**
          * ContentPart
@@ -3063,6 +3202,57 @@ export interface components {
             input_audio?: unknown;
             refusal?: unknown;
             video_url?: unknown;
+        };
+        /**
+         * MessageToolCall
+         * @description A call that an assistant's message has when a client sends it back.
+         */
+        MessageToolCall: {
+            id: string;
+            /** @default null */
+            function: components["schemas"]["CalledFunction"] | null;
+            /** @default function */
+            type: string;
+            custom?: unknown;
+        };
+        /** Tool */
+        Tool: {
+            /** @description Only "function". */
+            type: string;
+            /** @default null */
+            function: components["schemas"]["ToolFunction"] | null;
+            custom?: unknown;
+        };
+        /** ToolFunction */
+        ToolFunction: {
+            name: string;
+            /** @default null */
+            description: string | null;
+            /**
+             * @description A JSON Schema.
+             * @default null
+             */
+            parameters: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * @description Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
+             *     the model writes where it is "auto".
+             * @default null
+             */
+            strict: boolean | null;
+        };
+        /** NamedToolChoice */
+        NamedToolChoice: {
+            type: string;
+            /** @default null */
+            function: components["schemas"]["NamedFunction"] | null;
+            allowed_tools?: unknown;
+            custom?: unknown;
+        };
+        /** NamedFunction */
+        NamedFunction: {
+            name: string;
         };
         /**
          * TokenizeRequest
@@ -3095,10 +3285,14 @@ export interface components {
             continue_final_message: boolean;
             /** @default null */
             return_token_strs: boolean | null;
+            /** @default null */
+            chat_template_kwargs: {
+                [key: string]: unknown;
+            } | null;
+            /** @default null */
+            tools: components["schemas"]["Tool"][] | null;
             chat_template?: unknown;
-            chat_template_kwargs?: unknown;
             mm_processor_kwargs?: unknown;
-            tools?: unknown;
         };
         /**
          * DetokenizeRequest
@@ -3193,6 +3387,11 @@ export interface components {
              * @default null
              */
             return_full_text: boolean | null;
+            /**
+             * @description Holds the text to a JSON schema.
+             * @default null
+             */
+            response_format: components["schemas"]["JsonObjectFormat"] | null;
             /** @default true */
             details: boolean;
             /** @default false */
@@ -3210,7 +3409,6 @@ export interface components {
              */
             best_of: number | null;
             merged_adapters?: unknown;
-            response_format?: unknown;
             typical_p?: unknown;
             watermark?: unknown;
         };

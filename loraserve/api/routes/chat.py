@@ -109,7 +109,11 @@ def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> C
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
     checked = context.sampling.check(
-        asked, max_tokens=_max_tokens(asked), logprobs=_logprobs(context, asked), prompt_logprobs=asked.prompt_logprobs
+        asked,
+        max_tokens=_max_tokens(asked),
+        logprobs=_logprobs(context, asked),
+        prompt_logprobs=asked.prompt_logprobs,
+        tool_schema=use.schema,
     )
     if use.call_format is None:
         return checked

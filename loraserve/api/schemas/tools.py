@@ -12,7 +12,8 @@ class ToolFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Raw] | None = None
     """A JSON Schema."""
     strict: bool | None = None
-    """Accepted; with `tool_choice` "auto" the arguments are what the model writes."""
+    """Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
+    the model writes where it is "auto"."""
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

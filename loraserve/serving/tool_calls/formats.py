@@ -60,16 +60,20 @@ def _read_one(head: re.Match[str], text: str) -> list[FoundCall]:
 
 
 def _read_mistral(head: re.Match[str], text: str) -> list[FoundCall]:
-    if head["array"]:
-        return [_found(call) for call in CALLS.decode(text)]
-    return [_checked(head["name"], text)]
+    return read_calls(text) if head["array"] else [read_arguments(head["name"], text)]
+
+
+def read_calls(text: str) -> list[FoundCall]:
+    """Of a JSON list of them. Raises `msgspec.DecodeError`."""
+    return [_found(call) for call in CALLS.decode(text)]
 
 
 def _found(call: _Call) -> FoundCall:
-    return _checked(call.name, (bytes(call.arguments) or bytes(call.parameters)).decode().strip())
+    return read_arguments(call.name, (bytes(call.arguments) or bytes(call.parameters)).decode().strip())
 
 
-def _checked(name: str, arguments: str) -> FoundCall:
+def read_arguments(name: str, arguments: str) -> FoundCall:
+    """Raises `msgspec.DecodeError` unless they are a JSON object and the name can be one."""
     if not FUNCTION_NAME.fullmatch(name):
         raise msgspec.ValidationError("no function has such a name")
     ARGUMENTS.decode(arguments)

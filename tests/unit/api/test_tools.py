@@ -4,6 +4,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from loraserve.api.forced_calls import NO_PARAMETERS
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.tools import ToolUse, checked_tools, tool_use
 from loraserve.serving.conversation import JsonObject
@@ -97,15 +98,30 @@ def test_calls_that_nobody_would_find_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "code"),
+    ("choice", "code", "param"),
     [
-        ("required", ErrorCode.UNSUPPORTED_PARAMETER),
-        ({"type": "function", "function": {"name": "add"}}, ErrorCode.UNSUPPORTED_PARAMETER),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}, ErrorCode.UNSUPPORTED_PARAMETER),
-        ("always", ErrorCode.INVALID_VALUE),
+        ({"type": "allowed_tools", "allowed_tools": {}}, ErrorCode.UNSUPPORTED_PARAMETER, "tool_choice.type"),
+        ({"type": "function"}, ErrorCode.MISSING_PARAMETER, "tool_choice.function"),
+        ({"type": "function", "function": {"name": "x"}}, ErrorCode.INVALID_VALUE, "tool_choice.function.name"),
+        ("always", ErrorCode.INVALID_VALUE, "tool_choice"),
     ],
 )
-def test_other_choices_are_refused(choice: object, code: ErrorCode) -> None:
+def test_other_choices_are_refused(choice: object, code: ErrorCode, param: str) -> None:
     with pytest.raises(ServingError) as caught:
         use_of(tools=[tool()], tool_choice=choice)
-    assert (caught.value.code, caught.value.param) == (code, "tool_choice")
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_what_has_to_be_called_must_be_there(choice: object) -> None:
+    with pytest.raises(ServingError, match="tools"):
+        use_of(tools=[], tool_choice=choice)
+
+
+def test_calls_that_have_to_come_need_no_parser() -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
+    required = tool_use(asked(tools=[tool()], tool_choice="required", parallel_tool_calls=False), settings)
+    assert required.schema is not None
+    assert (required.schema["minItems"], required.schema["maxItems"], required.named) == (1, 1, None)
+    named = tool_use(asked(tools=[tool()], tool_choice={"type": "function", "function": {"name": "add"}}), settings)
+    assert (named.schema, named.named) == (NO_PARAMETERS, "add")
