@@ -12,7 +12,7 @@ from loraserve.cli.main import COMMANDS, main
 from loraserve.cli.serve import spread_values
 
 ROOT = Path(__file__).parents[3]
-FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *(path for path in (ROOT / "deploy").iterdir())])
+FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *filter(Path.is_file, ROOT.glob("deploy/**/*"))])
 COMMAND = re.compile(rf"\bloraserve ((?:{'|'.join(COMMANDS)})\b[^\n`]*)")
 ENDS = ("&&", "||", "|", ">", "2>", ";", "#")
 LEAST = 60
