@@ -1,21 +1,37 @@
-"""Standard streams of a process that goes on where nobody can take them: closed, a full disk, a reader that is gone."""
+"""Standard streams of a process that goes on where nobody takes them: closed, a full disk, a reader gone or asleep."""
 
 import contextlib
 import io
 import os
+import select
 import sys
 from typing import TextIO, cast
 
+PATIENCE_S = 0.1
+"""So long a reader may be behind, once, until what it does not take is lost."""
+
 
 class _Unfailing(io.FileIO):
-    """What cannot be written is lost, so that nothing of it waits in a buffer for the interpreter's last flush."""
+    """What cannot be written is lost, so that nothing of it waits in a buffer for the interpreter's last flush, nor the
+    event loop for whoever should read it."""
+
+    _patience_s = PATIENCE_S
 
     # The type that `FileIO` has for it is Python's own.
     def write(self, data, /) -> int | None:  # pyright: ignore[reportMissingParameterType]
-        try:
-            return super().write(data)
-        except OSError:
-            return len(data)
+        view = memoryview(data)
+        with contextlib.suppress(OSError):
+            for begin in range(0, len(view), select.PIPE_BUF):
+                if not self._has_room():
+                    break
+                super().write(view[begin : begin + select.PIPE_BUF])
+        return len(view)
+
+    def _has_room(self) -> bool:
+        """For PIPE_BUF bytes without waiting."""
+        _, ready, _ = select.select([], [self], [], self._patience_s)
+        self._patience_s = PATIENCE_S if ready else 0.0
+        return bool(ready)
 
 
 def open_closed() -> None:
@@ -29,7 +45,8 @@ def open_closed() -> None:
 
 
 def never_fail() -> None:
-    """Print, rich and logging never see an error of stdout and stderr from here on. Call it before they take them."""
+    """Print, rich and logging never see an error of stdout and stderr from here on, nor wait for them. Call it before
+    they take them."""
     sys.stdout = _unfailing(sys.stdout)
     sys.stderr = _unfailing(sys.stderr)
 

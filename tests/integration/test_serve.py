@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -347,36 +348,47 @@ def _send(server: Server, data: bytes) -> bytes:
     return received
 
 
-def _dead_output(kind: str) -> int:
+@contextmanager
+def _dead_output(kind: str) -> Iterator[int]:
     """A descriptor that takes nothing."""
     if kind == "full":
-        return os.open("/dev/full", os.O_WRONLY)
-    reader, writer = os.pipe()
-    os.close(reader)
-    return writer
+        ends = [os.open("/dev/full", os.O_WRONLY)]
+    else:
+        reader, writer = os.pipe()
+        if kind == "gone":
+            os.close(reader)
+            ends = [writer]
+        else:
+            ends = [writer, reader]
+            os.set_blocking(writer, False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    os.write(writer, b"x" * select.PIPE_BUF)
+            os.set_blocking(writer, True)
+    yield ends[0]
+    for end in ends:
+        os.close(end)
 
 
 @pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="+".join)
-@pytest.mark.parametrize("kind", ["full", "gone"])
+@pytest.mark.parametrize("kind", ["full", "gone", "unread"])
 def test_goes_on_where_its_output_cannot_be_written(kind: str, streams: tuple[str, ...], tmp_path: Path) -> None:
     if kind == "full" and not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     output = tmp_path / "output"
-    dead = _dead_output(kind)
     uds = tmp_path / "server.sock"
-    with output.open("wb") as file:
+    with output.open("wb") as file, _dead_output(kind) as dead:
         stdout, stderr = (dead if name in streams else file.fileno() for name in ("stdout", "stderr"))
         process = start(tmp_path / "data", "--uds", str(uds), stdout=stdout, stderr=stderr)
-    os.close(dead)
-    try:
-        wait_until(lambda: process.poll() is not None or _is_healthy(uds), "an answer")
-        time.sleep(0.5)  # the banner is printed after the first answers
-        assert _is_healthy(uds), output.read_text()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0, output.read_text()
-    finally:
-        process.kill()
-        process.wait(WAIT_S)
+        try:
+            wait_until(lambda: process.poll() is not None or _is_healthy(uds), "an answer")
+            time.sleep(0.5)  # the banner is printed after the first answers
+            assert _is_healthy(uds), output.read_text()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(WAIT_S) == 0, output.read_text()
+        finally:
+            process.kill()
+            process.wait(WAIT_S)
     text = output.read_text()
     assert "Traceback" not in text
     assert "ignored" not in text
