@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import signal
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -39,6 +40,7 @@ from loraserve.serving.socket_pairs import socket_pair
 
 EXIT_WAIT_S = 5.0
 """An engine whose socket is closed has this long to exit before it is killed."""
+REAP_EVERY_S = 0.01
 
 ENGINE_COMMAND = module_command("loraserve.serving.engine_process")
 
@@ -242,15 +244,18 @@ class LocalEngine:
             self._reaper = asyncio.get_running_loop().create_task(self._reap())
 
     async def _reap(self) -> None:
-        try:
-            exit_code = await asyncio.to_thread(self._process.wait, EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            exit_code = await asyncio.to_thread(self._process.wait)
+        """NOTE: without a thread, which the system may refuse."""
+        killed_at_s = time.monotonic() + EXIT_WAIT_S
+        while (exit_code := self._process.poll()) is None:
+            if time.monotonic() >= killed_at_s:
+                self._process.kill()
+            await asyncio.sleep(REAP_EVERY_S)
         self._die(exit_code)
 
     def _die(self, exit_code: int) -> None:
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        if exit_code == -signal.SIGKILL:
+            how += " (out of memory?)"
         self._error = self._failure or ("the engine was shut down" if self._closing else f"the engine ended with {how}")
         self._dead.set()
         for stream in self._streams.values():

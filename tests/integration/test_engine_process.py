@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -248,11 +249,24 @@ def test_killed_engine_fails_generate_load_and_everything_after() -> None:
                 async for _ in stream:
                     pass
             await engine.wait_dead()
-            assert engine.error == "the engine ended with signal 9"
+            assert engine.error == "the engine ended with signal 9 (out of memory?)"
             with pytest.raises(EngineDeadError):
                 await anext(engine.generate(request()))
             with pytest.raises(EngineDeadError):
                 await engine.load("d", "/packed")
+
+    run(test)
+
+
+def test_the_end_of_an_engine_is_noticed_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with running_engine() as engine:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            os.kill(engine.pid, signal.SIGKILL)
+            await engine.wait_dead()
 
     run(test)
 
