@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ class StartedServer:
 
 async def start_server(settings: ServeSettings, console: Console, opened: contextlib.AsyncExitStack) -> StartedServer:
     """opened: gets what is to be closed last. Raises `StartError`, `EngineStartFailedError`; then nothing runs."""
+    _check_temporary_folder()
     if settings.enable_lora:
         console.print("--enable-lora is not needed: adapters are always on", markup=False, soft_wrap=True)
     with StartupDisplay(console) as display:
@@ -104,6 +106,16 @@ async def _build(
         await control.close()
         raise
     return StartedServer(engine, context, http)
+
+
+def _check_temporary_folder() -> None:
+    """torch is not imported without one."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise StartError(
+            "no temporary folder can be written to: mount a tmpfs at /tmp, or set TMPDIR to a folder that can"
+        ) from error
 
 
 def _check_model(config: EngineConfig) -> None:

@@ -81,6 +81,25 @@ main(["serve"])
     assert "give --data-dir, or set HOME" in started.stderr
 
 
+def test_where_no_temporary_folder_can_be_written_to_one_is_asked_for(tmp_path: Path) -> None:
+    without_temporary = """
+import sys, tempfile
+tempfile._candidate_tempdir_list = lambda: ["/nowhere"]
+from loraserve.cli.main import main
+main(["serve", "--port", "0", "--data-dir", sys.argv[1]])
+"""
+    started = subprocess.run(
+        [sys.executable, "-P", "-c", without_temporary, str(tmp_path)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert started.returncode == 1
+    assert started.stderr.count("\n") == 1
+    assert "mount a tmpfs at /tmp, or set TMPDIR" in started.stderr
+
+
 def test_the_engine_imports_transformers_whatever_python_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     script = """
