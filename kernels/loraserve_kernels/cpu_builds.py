@@ -99,14 +99,20 @@ def cpu_description() -> str:
 
 
 def private_directory(cache_dir: Path | None) -> Path:
-    """cache_dir (or the default) if only we can write to it, else a new temporary directory."""
+    """cache_dir (or the default) if only we can write to it and libraries load from it, else a new temporary one."""
     try:
         directory = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "loraserve"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = directory.stat()
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        if status.st_uid == os.getuid() and not others_write and os.access(directory, os.W_OK):
+        is_ours = status.st_uid == os.getuid() and not others_write and os.access(directory, os.W_OK)
+        if is_ours and not is_noexec(directory):
             return directory
     except (OSError, RuntimeError):  # the latter: there is no home directory
         pass
     return Path(tempfile.mkdtemp(prefix="loraserve-"))
+
+
+def is_noexec(directory: Path) -> bool:
+    """Whether it is mounted so that no library can be loaded from there; False where the system does not tell."""
+    return bool(os.statvfs(directory).f_flag & getattr(os, "ST_NOEXEC", 0))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loraserve_kernels.c_compiler import CompilerUnavailable
-from loraserve_kernels.cpu_builds import Build, builds, loaded_openmp_runtime, private_directory
+from loraserve_kernels.cpu_builds import Build, builds, is_noexec, loaded_openmp_runtime, private_directory
 from loraserve_kernels.cpu_calls import open_functions
 from loraserve_kernels.cpu_variants import Variant, find_prebuilt
 
@@ -29,7 +29,7 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
     """The C functions: prebuilt for this CPU, else compiled, unless `cache_dir` has them already.
 
     cache_dir defaults to `$XDG_CACHE_HOME/loraserve` or `~/.cache/loraserve`. A directory that is not writable, or that
-    somebody else could put a library into, is replaced by a private temporary one.
+    somebody else could put a library into, or no library can be loaded from, is replaced by a private temporary one.
 
     Prebuilt comes first because it is as fast as `-march=native` and needs no compiling: see ADR 0005.
     Raises `CompilerUnavailable`.
@@ -44,6 +44,12 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
     if not candidates:
         raise CompilerUnavailable("; ".join([*reasons, "no C compiler found (looked for $CC, cc, gcc, clang)"]))
     directory = private_directory(cache_dir)
+    if is_noexec(directory):
+        # Finding it out by trying took three compilations at each start: 50 s on two cores.
+        directory.rmdir()
+        raise CompilerUnavailable(
+            f"{directory.parent} is mounted noexec: set TMPDIR to a folder that is not, or install a released wheel"
+        )
     for build in candidates:
         cached = directory / f"{build.key()}.so"
         for path in [cached] if cached.exists() else []:

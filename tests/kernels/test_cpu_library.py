@@ -2,8 +2,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +111,24 @@ def test_a_directory_others_can_write_to_is_not_used(tmp_path):
     assert private != shared
     assert private.stat().st_mode & 0o077 == 0
     private.rmdir()
+
+
+@pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="this system does not tell")
+def test_nothing_is_compiled_where_no_library_can_be_loaded(tiny_sources, monkeypatch, tmp_path):
+    cache, temporary = tmp_path / "cache", tmp_path / "temporary"
+    temporary.mkdir()
+    noexec = [cache]
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: SimpleNamespace(f_flag=os.ST_NOEXEC if any(path.is_relative_to(at) for at in noexec) else 0),
+    )
+    assert load_cpu_library(cache).path.is_relative_to(temporary)
+    noexec.append(temporary)
+    with pytest.raises(CompilerUnavailable, match=f"{temporary} is mounted noexec: .*TMPDIR"):
+        load_cpu_library(cache)
+    assert list(cache.iterdir()) == []
 
 
 def test_the_default_directory_follows_xdg(monkeypatch, tmp_path):
