@@ -67,9 +67,13 @@ def test_a_cache_of_less_than_two_blocks_names_the_option_to_raise() -> None:
     assert plan(kv_cache_bytes=2000).num_blocks == 2
 
 
-def test_a_machine_with_no_memory_to_spare_is_refused() -> None:
-    with pytest.raises(EngineStartError):
-        plan(available_bytes=0)
+@pytest.mark.parametrize("available_bytes", [0, 4000])
+def test_a_model_that_leaves_no_memory_is_refused_for_that(available_bytes: int) -> None:
+    with pytest.raises(EngineStartError) as refused:
+        plan(available_bytes=available_bytes)
+    assert f"the weights leave {available_bytes} bytes" in str(refused.value)
+    assert "more memory" in str(refused.value)
+    assert "--kv-cache-memory-bytes" not in str(refused.value)
 
 
 def test_a_length_beyond_the_model_is_refused() -> None:
