@@ -18,7 +18,8 @@ def bind_tcp(host: str, port: int, *, options: tuple[str, str] = ("--host", "--p
     """
     host_option, port_option = options
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # Brackets: as a URL has them around an address of IPv6.
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ListenError(f"{host_option} {host} is not an address of this machine: {error.strerror}") from error
     bound = socket.socket(family, kind, protocol)
