@@ -61,7 +61,7 @@ def _short_folder(folder: Path) -> Path:
     short = Path(runtime) / f"loraserve-{os.geteuid()}-{digest}"
     short.mkdir(mode=0o700, exist_ok=True)
     found = short.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o777 != 0o700:
         raise LiveServerError(f"{short} is not a folder of this user alone (0700): remove it, or set XDG_RUNTIME_DIR")
     if len(os.fsencode(short / SOCKET_NAME)) > LONGEST_SOCKET_PATH:
         raise LiveServerError(

@@ -304,6 +304,11 @@ def test_on_macos_paths_of_sockets_are_shorter(runtime: Path, monkeypatch: pytes
     assert on_macos.socket.parent.parent == runtime
 
 
+def test_a_socket_folder_may_belong_to_the_group_of_the_one_it_is_in(tmp_path: Path, runtime: Path) -> None:
+    runtime.chmod(0o2777)  # as Kubernetes' fsGroup makes a volume
+    assert prepare_place(tmp_path / ("long" * 25)).socket.parent.parent == runtime
+
+
 def test_a_socket_folder_that_others_could_enter_is_refused(tmp_path: Path, runtime: Path) -> None:
     data_dir = tmp_path / ("long" * 25)
 
