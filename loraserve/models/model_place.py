@@ -1,14 +1,15 @@
 """Whether a model is where it is said to be, found out without the seconds that importing torch takes."""
 
 import os
-from pathlib import Path
 
 
 def why_absent(model: str, revision: str | None) -> str | None:
     """For a person; None if its config is there, or if `HF_HUB_OFFLINE` is set, which may allow downloads."""
     if os.path.isdir(model):  # a name may be longer than pathlib takes
-        if (Path(model) / "config.json").is_file():
+        if os.path.isfile(os.path.join(model, "config.json")):
             return None
+        if not os.access(model, os.R_OK | os.X_OK):
+            return f"{model} may not be read by this user (uid {os.getuid()})"
         return f"{model} has no config.json: give the directory a model was saved to"
     if "HF_HUB_OFFLINE" in os.environ or is_cached(model, revision):
         return None

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,17 @@ def test_a_directory_needs_a_config(tmp_path: Path):
     assert why_absent(str(tmp_path), None) == f"{tmp_path} has no config.json: give the directory a model was saved to"
     (tmp_path / "config.json").touch()
     assert why_absent(str(tmp_path), None) is None
+
+
+def test_a_directory_of_somebody_else_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: str | Path, *_: object, **__: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    is_dir = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: True if path == str(tmp_path) else is_dir(path))
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert why_absent(str(tmp_path), None) == f"{tmp_path} may not be read by this user (uid {os.getuid()})"
 
 
 @pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "a name", "a" * 5000])
