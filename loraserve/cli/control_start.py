@@ -43,7 +43,8 @@ async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
             _check_reachable_only_with_admin(settings, declared)
             yield declared
     except OSError as error:
-        raise StartError(f"--data-dir {settings.data_path} cannot be used: {error.strerror or error}") from error
+        reason = f"{error.filename}: {error.strerror}" if error.filename else error
+        raise StartError(f"--data-dir {settings.data_path} cannot be used: {reason}") from error
     except (LiveError, StoreError) as error:
         raise StartError(str(error)) from error
 

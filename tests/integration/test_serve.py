@@ -194,6 +194,14 @@ def test_engine_death_stops_the_server_with_the_reason(tmp_path: Path) -> None:
     assert "the engine ended with signal 9" in "\n".join(server.output)
 
 
+def test_of_a_data_directory_that_cannot_be_used_the_path_in_it_is_named(tmp_path: Path) -> None:
+    (tmp_path / "docs").write_text("")
+    code, output = run_to_end(tmp_path)
+    assert code == 1
+    wrong = tmp_path / "docs" / "tmp"
+    assert output.splitlines()[-1] == f"error: --data-dir {tmp_path} cannot be used: {wrong}: Not a directory"
+
+
 def test_taken_port_is_one_line_before_anything_is_loaded(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
