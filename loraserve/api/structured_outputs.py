@@ -52,13 +52,19 @@ def _asked_for(request: GenerationFields) -> list[tuple[str, GrammarKind, Any]]:
             schema = _laid_out(json_schema.schema)
             asked.append(("response_format.json_schema.schema", GrammarKind.JSON_SCHEMA, schema))
     if request.structured_outputs is not None:
-        asked += _of_structured_outputs(request.structured_outputs)
-    return asked
+        refuse_unsupported(request.structured_outputs, "structured_outputs.")
+        asked += _of_structured_outputs(request.structured_outputs, "structured_outputs.")
+    older = StructuredOutputs(
+        json=request.guided_json,
+        regex=request.guided_regex,
+        choice=request.guided_choice,
+        grammar=request.guided_grammar,
+    )
+    return asked + _of_structured_outputs(older, "guided_")
 
 
-def _of_structured_outputs(outputs: StructuredOutputs) -> list[tuple[str, GrammarKind, Any]]:
-    refuse_unsupported(outputs, "structured_outputs.")
-    schema = _parsed(outputs.json) if isinstance(outputs.json, str) else outputs.json
+def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[tuple[str, GrammarKind, Any]]:
+    schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
     whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
     given = {
         "json": (GrammarKind.JSON_SCHEMA, None if schema is None else _laid_out(schema, whitespace)),
@@ -67,7 +73,7 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> list[tuple[str, Gramma
         "choice": (GrammarKind.CHOICE, outputs.choice),
         "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
     }
-    return [(f"structured_outputs.{name}", kind, value) for name, (kind, value) in given.items() if value is not None]
+    return [(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
 
 
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
@@ -76,8 +82,8 @@ def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> di
     return {"x-guidance": options} | schema
 
 
-def _parsed(schema: str) -> dict[str, Any]:
+def _parsed(param: str, schema: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(schema, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid_value("structured_outputs.json", f"is not a JSON schema: {error}.") from error
+        raise invalid_value(param, f"is not a JSON schema: {error}.") from error

@@ -143,7 +143,7 @@ class TestFields:
     def test_unknown_and_unsupported_fields_are_named(self, http: httpx.Client, path: str) -> None:
         for field, value, code in (
             ("tempature", 1, "unknown_parameter"),
-            ("guided_regex", "a", "unsupported_parameter"),
+            ("guided_decoding_backend", "outlines", "unsupported_parameter"),
             ("use_beam_search", True, "unsupported_parameter"),
             ("store", True, "unsupported_parameter"),
             ("priority", 3, "unsupported_parameter"),

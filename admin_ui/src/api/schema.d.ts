@@ -2730,11 +2730,7 @@ export interface components {
          *     }
          */
         CompletionRequest: {
-            guided_choice?: unknown;
             guided_decoding_backend?: unknown;
-            guided_grammar?: unknown;
-            guided_json?: unknown;
-            guided_regex?: unknown;
             guided_whitespace_pattern?: unknown;
             bad_words?: unknown;
             early_stopping?: unknown;
@@ -2801,6 +2797,17 @@ export interface components {
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /** @default null */
+            guided_choice: string[] | null;
+            /** @default null */
+            guided_grammar: string | null;
+            /** @default null */
+            guided_json: Record<string, never> | string | null;
+            /**
+             * @description vLLM's older names for what `structured_outputs` has.
+             * @default null
+             */
+            guided_regex: string | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
@@ -2983,11 +2990,7 @@ export interface components {
          *     }
          */
         ChatCompletionRequest: {
-            guided_choice?: unknown;
             guided_decoding_backend?: unknown;
-            guided_grammar?: unknown;
-            guided_json?: unknown;
-            guided_regex?: unknown;
             guided_whitespace_pattern?: unknown;
             bad_words?: unknown;
             early_stopping?: unknown;
@@ -3054,6 +3057,17 @@ export interface components {
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /** @default null */
+            guided_choice: string[] | null;
+            /** @default null */
+            guided_grammar: string | null;
+            /** @default null */
+            guided_json: Record<string, never> | string | null;
+            /**
+             * @description vLLM's older names for what `structured_outputs` has.
+             * @default null
+             */
+            guided_regex: string | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null

@@ -1,5 +1,7 @@
 """Request fields that completions and chat share."""
 
+from typing import Any
+
 import msgspec
 from msgspec import Raw
 
@@ -45,6 +47,11 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     """Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should."""
     structured_outputs: StructuredOutputs | None = None
     """Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar."""
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    """vLLM's older names for what `structured_outputs` has."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one."""
     prompt_logprobs: int | None = None

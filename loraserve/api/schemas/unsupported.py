@@ -22,11 +22,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "echo": (b"false",),
     "function_call": (b'"none"', b'"auto"'),
     "functions": (b"[]",),
-    "guided_choice": (),
     "guided_decoding_backend": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "guided_whitespace_pattern": (),
     "bad_words": (b"[]",),
     "include_reasoning": (b"true",),
@@ -62,11 +58,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
 class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Of completions and chat."""
 
-    guided_choice: Raw = ABSENT
     guided_decoding_backend: Raw = ABSENT
-    guided_grammar: Raw = ABSENT
-    guided_json: Raw = ABSENT
-    guided_regex: Raw = ABSENT
     guided_whitespace_pattern: Raw = ABSENT
     bad_words: Raw = ABSENT
     early_stopping: Raw = ABSENT

@@ -44,6 +44,7 @@ def test_nothing_asked_for_is_no_grammar(fields: dict[str, Any]) -> None:
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}},
         {"response_format": {"type": "json_object", "schema": SCHEMA}},
         {"structured_outputs": {"json": SCHEMA}},
+        {"guided_json": SCHEMA},
         {"structured_outputs": {"json": msgspec.json.encode(SCHEMA).decode()}},
     ],
 )
@@ -81,6 +82,7 @@ def test_whitespace_is_as_asked_for(options: dict[str, Any], expected: dict[str,
 )
 def test_what_else_there_is(outputs: dict[str, Any], expected: Grammar) -> None:
     assert grammar(structured_outputs=outputs) == expected
+    assert grammar(**{f"guided_{name}": value for name, value in outputs.items()}) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,8 @@ def test_what_else_there_is(outputs: dict[str, Any], expected: Grammar) -> None:
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids", "cannot be combined"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot be combined with 'guided_regex'"),
+        ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "is empty"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "is empty"),
         ({"structured_outputs": {"regex": "a" * 41}}, "structured_outputs.regex", "has 41 characters; the limit is 40"),
