@@ -33,6 +33,7 @@ from loraserve.store.errors import StoreError, UploadNotFoundError
 from loraserve.store.upload_session import UploadFile, UploadSession, UploadState
 from loraserve.store.uploads import UploadStore
 
+COMMITTABLE = (UploadState.OPEN, UploadState.FAILED)
 MAX_OPEN_UPLOADS = 64
 """Of one tenant, with forms on their way to a server; each may hold bytes on the disk for a day."""
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -188,17 +189,15 @@ class UploadService:
     async def commit(self, principal: Principal, request_id: str, upload_id: str) -> UploadSession:
         """Starts validation and publishing, and returns at once; `get` waits for the outcome. Idempotent."""
         session = await self._of(principal, upload_id)
-        if session.state not in (UploadState.OPEN, UploadState.FAILED):
+        if session.state not in COMMITTABLE:
             return session
-        if not session.is_complete:
-            missing = ", ".join(
-                f"{f.name} {f.received_bytes} of {f.size_bytes}" for f in session.files if not f.is_complete
-            )
-            message = f"Upload {upload_id} is not complete (bytes received: {missing}). Send the rest, then commit."
-            raise ServingError(ErrorCode.UPLOAD_STATE, message)
         with ExitStack() as claim, store_errors():
-            if not claim.enter_context(self._store.claim(upload_id)):
-                return await asyncio.to_thread(self._store.load, upload_id)
+            is_claimed = claim.enter_context(self._store.claim(upload_id))
+            # NOTE: read again: another server may have moved the files away, in the middle of the first time.
+            session = await asyncio.to_thread(self._store.load, upload_id)
+            if not is_claimed or session.state not in COMMITTABLE:
+                return session
+            _check_complete(session)
             session = await to_state(self._store, upload_id, UploadState.VALIDATING)
             self._judge.forget(upload_id)
             self._commits.begin(claim.pop_all(), principal, request_id, session)
@@ -328,6 +327,15 @@ def form_too_large(room_bytes: int) -> ServingError:
         "Delete versions, abort uploads, or ask for a higher limit."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+
+def _check_complete(session: UploadSession) -> None:
+    if not session.is_complete:
+        missing = ", ".join(
+            f"{file.name} {file.received_bytes} of {file.size_bytes}" for file in session.files if not file.is_complete
+        )
+        message = f"Upload {session.id} is not complete (bytes received: {missing}). Send the rest, then commit."
+        raise ServingError(ErrorCode.UPLOAD_STATE, message)
 
 
 def _outcome_unwritten(upload_id: str) -> ServingError:

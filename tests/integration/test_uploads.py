@@ -430,6 +430,28 @@ def test_only_one_of_two_servers_works_on_a_commit(bench: UploadBench) -> None:
     assert len(bench.smoked) + len(other.smoked) == 1
 
 
+def test_a_commit_that_another_server_ends_meanwhile_is_told_its_outcome(
+    bench: UploadBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session was read before that server's commit, the sizes of its files after it."""
+    other = UploadBench(bench.data_dir)
+
+    async def run() -> None:
+        session = await opened(bench, files())
+        before = other.store.load(session.id)
+        files_gone = [msgspec.structs.replace(file, received_bytes=0) for file in before.files]
+        await settled(bench, session.id)
+        read = [msgspec.structs.replace(before, files=files_gone)]
+        load = other.store.load
+        monkeypatch.setattr(other.store, "load", lambda upload_id: read.pop() if read else load(upload_id))
+        assert (await other.service.commit(ALICE, "request", session.id)).state is UploadState.READY
+        assert not read
+        await bench.service.close()
+        await other.service.close()
+
+    asyncio.run(run())
+
+
 def test_a_closing_server_leaves_its_commits_to_be_repeated(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
