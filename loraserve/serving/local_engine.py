@@ -245,18 +245,16 @@ class LocalEngine:
 
     async def _reap(self) -> None:
         """NOTE: without a thread, which the system may refuse."""
-        killed_at_s = time.monotonic() + EXIT_WAIT_S
+        kill_at_s, is_hung = time.monotonic() + EXIT_WAIT_S, False
         while (exit_code := self._process.poll()) is None:
-            if time.monotonic() >= killed_at_s:
+            if time.monotonic() >= kill_at_s:
+                is_hung = True
                 self._process.kill()
             await asyncio.sleep(REAP_EVERY_S)
-        self._die(exit_code)
+        self._die(f"the engine did not exit within {EXIT_WAIT_S} s and was killed" if is_hung else _ending(exit_code))
 
-    def _die(self, exit_code: int) -> None:
-        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
-        if exit_code == -signal.SIGKILL:
-            how += " (out of memory?)"
-        self._error = self._failure or ("the engine was shut down" if self._closing else f"the engine ended with {how}")
+    def _die(self, ending: str) -> None:
+        self._error = self._failure or ("the engine was shut down" if self._closing else ending)
         self._dead.set()
         for stream in self._streams.values():
             stream.wake()
@@ -302,6 +300,12 @@ def _spawn(command: Sequence[str], fd: int) -> subprocess.Popen[bytes]:
     """NOTE: never fork: the engine must not inherit our threads' locks or our event loop."""
     environment = {**with_huge_pages(os.environ), **python_environment()}
     return subprocess.Popen([*command, str(fd)], pass_fds=[fd], stdin=subprocess.DEVNULL, env=environment)
+
+
+def _ending(exit_code: int) -> str:
+    how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    hint = " (out of memory?)" if exit_code == -signal.SIGKILL else ""
+    return f"the engine ended with {how}{hint}"
 
 
 def _settle(waiting: dict[str, list[asyncio.Future[None]]], digest: str, error: Exception | None) -> None:

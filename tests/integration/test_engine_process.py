@@ -271,6 +271,17 @@ def test_the_end_of_an_engine_is_noticed_where_no_thread_can_be_started(monkeypa
     run(test)
 
 
+def test_an_engine_that_hangs_at_its_end_is_killed_and_memory_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraserve.serving.local_engine.EXIT_WAIT_S", 0.1)
+    hanging = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)")
+
+    async def test() -> None:
+        with pytest.raises(EngineStartFailedError, match=r"did not exit within 0\.1 s and was killed"):
+            await LocalEngine.start(EngineConfig("fake"), lambda *_: None, hanging)
+
+    run(test)
+
+
 def test_failing_step_says_what_failed(capfd: pytest.CaptureFixture[str]) -> None:
     async def test() -> None:
         async with running_engine() as engine:
