@@ -9,21 +9,23 @@ from loraserve.serving.errors import invalid_value
 from loraserve.serving.tool_calls.formats import FoundCall, read_arguments, read_calls
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
-DEFINITIONS = ("$defs", "definitions")
-"""What "#/$defs/..." points to lies in the schema as a whole."""
 
 
 def schema_of_calls(tools: Sequence[JsonObject], max_calls: int | None) -> JsonObject:
     """A list of one call or more, as vLLM has it. tools: as templates get them. Raises `ServingError`."""
-    shared: JsonObject = {}
-    calls = [_call(f"tools[{index}]", tool["function"], shared) for index, tool in enumerate(tools)]
+    calls = [_schema_of_call(index, tool) for index, tool in enumerate(tools)]
     most = {} if max_calls is None else {"maxItems": max_calls}
-    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **shared}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most}
 
 
 def schema_of_arguments(tool: JsonObject) -> JsonObject:
-    """What it is called with."""
-    return tool["function"].get("parameters") or NO_PARAMETERS
+    """Of an object, as arguments are. Raises `ServingError` where the tool's own schema is of another type."""
+    function = tool["function"]
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if parameters.get("type", "object") != "object":
+        raise invalid_value("tools", f"has {function['name']!r}, whose parameters are not of type 'object'.")
+    # llguidance takes no type beside a reference that leads back to itself.
+    return parameters if "$ref" in parameters else {"type": "object"} | parameters
 
 
 def calls_of(text: str, named: str | None) -> list[FoundCall]:
@@ -34,16 +36,9 @@ def calls_of(text: str, named: str | None) -> list[FoundCall]:
         return []
 
 
-def _call(param: str, function: JsonObject, shared: JsonObject) -> JsonObject:
-    """Definitions are moved to `shared`."""
-    parameters = dict(function.get("parameters") or NO_PARAMETERS)
-    for place in DEFINITIONS:
-        definitions = parameters.pop(place, {})
-        if not isinstance(definitions, dict):
-            raise invalid_value(f"{param}.function.parameters.{place}", "is not an object.")
-        for name, definition in definitions.items():
-            if shared.setdefault(place, {}).setdefault(name, definition) != definition:
-                message = "is not what an earlier tool has there. Give one of them another name."
-                raise invalid_value(f"{param}.function.parameters.{place}.{name}", message)
-    properties = {"name": {"const": function["name"]}, "parameters": parameters}
+def _schema_of_call(index: int, tool: JsonObject) -> JsonObject:
+    arguments = schema_of_arguments(tool)
+    # NOTE: its id is what "#" and "#/$defs/..." are relative to; dialects before 2019 ignore an id beside "$ref".
+    arguments = {name: value for name, value in arguments.items() if name != "$schema"} | {"$id": f"urn:tool:{index}"}
+    properties = {"name": {"const": tool["function"]["name"]}, "parameters": arguments}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

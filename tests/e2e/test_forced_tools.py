@@ -100,6 +100,7 @@ def test_the_conversation_goes_on_with_the_call(client: openai.OpenAI) -> None:
 
 
 def test_a_schema_that_cannot_be_followed(client: openai.OpenAI) -> None:
-    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "array", "uniqueItems": True}}}
+    unique = {"type": "array", "uniqueItems": True}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": unique}}}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(**ASKED | {"tools": [tool]}, model="spell", tool_choice="required")
