@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,7 +36,7 @@ class GrammarMatcher:
     @property
     def error(self) -> str:
         """Why the output cannot go on; "" = it can."""
-        return self._matcher.get_error()
+        return _first_line(self._matcher.get_error())
 
     @property
     def is_complete(self) -> bool:
@@ -77,7 +77,7 @@ class Grammars:
 
     def wait(self) -> None:
         """Up to a few milliseconds, for one that is being compiled."""
-        wait([each for each in self._compiled.values() if not each.done()], WAIT_S, "FIRST_COMPLETED")
+        wait([each for each in self._compiled.values() if not each.done()], WAIT_S, FIRST_COMPLETED)
 
     def _compile(self, grammar: Grammar) -> GrammarMatcher:
         from llguidance import LLMatcher, grammar_from
@@ -96,8 +96,12 @@ class Grammars:
 
 
 def grammar_refused(reason: str) -> EngineRequestError:
-    """For a person: without the parser's state, which follows in further lines."""
-    return EngineRequestError(reason.partition("\n")[0].strip(), EngineErrorCode.GRAMMAR)
+    return EngineRequestError(_first_line(reason), EngineErrorCode.GRAMMAR)
+
+
+def _first_line(reason: str) -> str:
+    """For a person: the parser's state follows in further lines."""
+    return reason.partition("\n")[0].strip()
 
 
 def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokenizer":

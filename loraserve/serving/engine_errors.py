@@ -31,7 +31,7 @@ def request_failed(output: SequenceOutput, adapter: BoundAdapter | None) -> Serv
             text = f"The adapter '{adapter.name}' cannot be read. Load it again; the server's log says why."
             return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
         case EngineErrorCode.GRAMMAR:
-            text = f"No answer can be held to what 'response_format' or 'structured_outputs' asks for: {message}."
+            text = f"The answer cannot be held to the schema or grammar that was asked for: {message}."
             return ServingError(ErrorCode.INVALID_VALUE, text)
         case EngineErrorCode.NOT_FINITE:
             return ServingError(ErrorCode.NOT_FINITE, f"{message[0].upper()}{message[1:]}.")

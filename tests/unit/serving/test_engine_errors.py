@@ -22,6 +22,7 @@ def failed(code: EngineErrorCode | None, adapter: BoundAdapter | None = ADAPTER)
         (EngineErrorCode.INVALID_REQUEST, ErrorCode.INVALID_REQUEST, 400),
         (EngineErrorCode.ADAPTER_NOT_LOADED, ErrorCode.MODEL_NOT_FOUND, 404),
         (EngineErrorCode.ADAPTER_UNREADABLE, ErrorCode.ADAPTER_UNREADABLE, 500),
+        (EngineErrorCode.GRAMMAR, ErrorCode.INVALID_VALUE, 400),
         (EngineErrorCode.NOT_FINITE, ErrorCode.NOT_FINITE, 500),
         (None, ErrorCode.ENGINE_ERROR, 500),
     ],
