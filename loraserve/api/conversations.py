@@ -13,9 +13,9 @@ from loraserve.api.schemas.chat import ChatCompletionRequest, ContentPart, Reque
 from loraserve.api.schemas.tokenize import TokenizeRequest
 from loraserve.api.schemas.tools import MessageToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.api.tools import FUNCTION, check_function_name
+from loraserve.api.tools import check_function_name, check_is_function
 from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -72,7 +72,7 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
     calls = message.tool_calls or []
     _check_tool_fields(param, message)
     if message.content is None and not calls:
-        raise _missing(f"{param}.content")
+        raise missing(f"{param}.content")
     return ChatMessage(
         message.role,
         None if message.content is None else _text(f"{param}.content", message.content),
@@ -86,16 +86,15 @@ def _check_tool_fields(param: str, message: RequestMessage) -> None:
     if message.tool_calls and message.role != "assistant":
         raise invalid_value(f"{param}.tool_calls", "is only for role 'assistant'.")
     if message.role == "tool" and message.tool_call_id is None:
-        raise _missing(f"{param}.tool_call_id")
+        raise missing(f"{param}.tool_call_id")
     if message.role != "tool" and message.tool_call_id is not None:
         raise invalid_value(f"{param}.tool_call_id", "is only for role 'tool'.")
 
 
 def _tool_call(param: str, call: MessageToolCall, limits: Limits) -> ToolCall:
-    if call.type != FUNCTION:
-        raise unsupported(f"{param}.type", f"is {call.type[:32]!r}; only 'function' is supported.")
+    check_is_function(param, call.type)
     if call.function is None:
-        raise _missing(f"{param}.function")
+        raise missing(f"{param}.function")
     check_function_name(f"{param}.function.name", call.function.name)
     arguments = call.function.arguments.strip() or "{}"
     _check_arguments(f"{param}.function.arguments", arguments, limits)
@@ -122,9 +121,5 @@ def _part_text(param: str, part: ContentPart) -> str:
     if part.type != "text":
         raise unsupported(param, f"is of type {part.type[:32]!r}; only text is supported.")
     if part.text is None:
-        raise _missing(f"{param}.text")
+        raise missing(f"{param}.text")
     return part.text
-
-
-def _missing(param: str) -> ServingError:
-    return ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}' is missing.", param=param)

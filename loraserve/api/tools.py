@@ -9,7 +9,7 @@ from loraserve.api.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
 from loraserve.serving.conversation import FUNCTION_NAME, JsonObject
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits, ServingSettings
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
@@ -67,16 +67,19 @@ def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObje
 
 
 def _named(choice: NamedToolChoice, tools: Sequence[JsonObject]) -> JsonObject:
-    if choice.type != FUNCTION:
-        raise unsupported("tool_choice.type", f"is {choice.type[:32]!r}; only 'function' is supported.")
+    check_is_function("tool_choice", choice.type)
     if choice.function is None:
-        message = "'tool_choice.function' is missing."
-        raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="tool_choice.function")
+        raise missing("tool_choice.function")
     name = choice.function.name
     named = next((tool for tool in tools if tool["function"]["name"] == name), None)
     if named is None:
         raise invalid_value("tool_choice.function.name", f"is {name[:64]!r}, which none of 'tools' is.")
     return named
+
+
+def check_is_function(param: str, kind: str) -> None:
+    if kind != FUNCTION:
+        raise unsupported(f"{param}.type", f"is {kind[:32]!r}; only 'function' is supported.")
 
 
 def check_function_name(param: str, name: str) -> None:
@@ -85,11 +88,9 @@ def check_function_name(param: str, name: str) -> None:
 
 
 def _function(param: str, tool: Tool) -> ToolFunction:
-    if tool.type != FUNCTION:
-        raise unsupported(f"{param}.type", f"is {tool.type[:32]!r}; only 'function' is supported.")
+    check_is_function(param, tool.type)
     if tool.function is None:
-        message = f"'{param}.function' is missing."
-        raise ServingError(ErrorCode.MISSING_PARAMETER, message, param=f"{param}.function")
+        raise missing(f"{param}.function")
     check_function_name(f"{param}.function.name", tool.function.name)
     return tool.function
 

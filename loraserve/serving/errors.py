@@ -81,5 +81,9 @@ class ServingError(Exception):
         self.headers = headers or {}
 
 
+def missing(param: str) -> ServingError:
+    return ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}' is missing.", param=param)
+
+
 def invalid_value(param: str, message: str) -> ServingError:
     return ServingError(ErrorCode.INVALID_VALUE, f"'{param}' {message}", param=param)
