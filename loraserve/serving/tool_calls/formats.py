@@ -1,4 +1,4 @@
-"""How models write calls of tools; the names are vLLM's."""
+"""How models write tool calls; the names are vLLM's."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Finds calls of tools in an answer that arrives in pieces, and holds back what may turn out to be one."""
+"""Finds tool calls in an answer that arrives in pieces, and holds back what may turn out to be one."""
 
 import re
 from enum import Enum, auto
@@ -43,7 +43,7 @@ class ToolCallParser:
         """Whether there was no content yet, or none since the last call."""
         self._content: list[str] = []
         self._calls: list[FoundCall] = []
-        self.num_calls = 0
+        self._has_called = False
 
     def feed(self, text: str) -> tuple[str, list[FoundCall]]:
         """The content and the calls that became certain."""
@@ -56,7 +56,7 @@ class ToolCallParser:
         """The rest, once no text follows."""
         if self._state is _State.CLOSING and self._syntax.closing.startswith(self._text.strip()):
             self._end_call(self._text)
-        elif self._state is not _State.CONTENT or self._text or not self.num_calls:
+        elif self._state is not _State.CONTENT or self._text or not self._has_called:
             self._release(self._text)
         self._text = ""
         return self._taken()
@@ -107,8 +107,8 @@ class ToolCallParser:
         if brace < 0 or self._head is None:
             self._release()
             return True
-        start_of_array = self._head.start("array") if "array" in self._head.re.groupindex else -1
-        self._hold(brace if start_of_array < 0 else start_of_array)
+        is_array = self._head.groupdict().get("array") is not None
+        self._hold(self._head.start("array") if is_array else brace)
         self._num_before_json, self._extent = len(self._held), JsonExtent()
         self._state = _State.JSON
         return True
@@ -145,7 +145,7 @@ class ToolCallParser:
             self._release(closing)
             return
         self._calls += calls
-        self.num_calls += len(calls)
+        self._has_called = True
         self._held.clear()
         self._only_calls = True
         self._state = _State.CONTENT

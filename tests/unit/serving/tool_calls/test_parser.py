@@ -16,9 +16,7 @@ SUB = FoundCall("sub", '{"a": {"b": ["}", "\\"]"]}}')
 def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[FoundCall]]:
     parser = ToolCallParser(call_format)
     parts = [*map(parser.feed, pieces), parser.finish()]
-    calls = [call for _, found in parts for call in found]
-    assert parser.num_calls == len(calls)
-    return "".join(content for content, _ in parts), calls
+    return "".join(content for content, _ in parts), [call for _, calls in parts for call in calls]
 
 
 def written(call_format: ToolCallFormat, call: FoundCall) -> str:
