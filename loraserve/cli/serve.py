@@ -97,7 +97,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--tool-call-parser",
     panel="Model",
     type=click.Choice([parser.value for parser in ToolCallFormat]),
-    help="How the model writes tool calls. [chats with tools are refused]",
+    help='How the model writes tool calls. [tool_choice "auto" is refused]',
 )
 @_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Not needed beside --tool-call-parser.")
 @_option(

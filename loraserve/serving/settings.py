@@ -74,7 +74,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     has_free_paths: bool = False
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
     tool_call_parser: ToolCallFormat | None = None
-    """How the base model, and so its adapters, write calls of tools; None = chats with tools are refused."""
+    """How the base model, and so its adapters, write tool calls; None = `tool_choice` "auto" is refused."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
     unload_timeout_s: float = 30.0
