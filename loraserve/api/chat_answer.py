@@ -1,4 +1,4 @@
-"""What an answer's text says where it may call tools: content and calls."""
+"""An answer that may call tools: its text read as content and tool calls."""
 
 import secrets
 import string
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from loraserve.api.forced_calls import calls_of
-from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ToolCallDelta, ToolCallItem
+from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseToolCall, ToolCallDelta
 from loraserve.api.tools import FUNCTION, ToolUse
 from loraserve.engine.request import FinishReason
 from loraserve.serving.choice import ChoiceDelta
@@ -16,15 +16,16 @@ from loraserve.serving.tool_calls.parser import ToolCallParser
 ID_CHARS = string.ascii_letters + string.digits
 NUM_ID_CHARS = 9
 """Mistral's templates refuse ids of another length."""
-CALLED = "tool_calls"
+TOOL_CALLS = "tool_calls"
+"""The finish reason."""
 
 
 class ChatAnswer(Protocol):
-    """One choice's, which may come in pieces."""
+    """Reads one choice, whose text may come in pieces."""
 
     num_calls: int
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
         """The content and the calls that became certain."""
         ...
 
@@ -46,29 +47,29 @@ class ForcedAnswer:
         self._text = ""
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
         """See `ChatAnswer.read`."""
         self._text += delta.text
         if delta.finish_reason is None:
             return "", []
         calls = calls_of(self._text, self._named)
         self.num_calls = len(calls)
-        return "" if calls else self._text, [_item(call) for call in calls]
+        return "" if calls else self._text, [_response_call(call) for call in calls]
 
     def finish_reason(self, reason: FinishReason) -> str:
         """As in OpenAI's API, "stop" where the request named the function."""
-        return CALLED if self.num_calls and self._named is None and reason is FinishReason.STOP else reason
+        return TOOL_CALLS if self.num_calls and self._named is None and reason is FinishReason.STOP else reason
 
 
 class FreeAnswer:
-    """It calls where the model likes to."""
+    """The model calls or talks, as it likes."""
 
     def __init__(self, call_format: ToolCallFormat, max_calls: int | None) -> None:
         self._parser = ToolCallParser(call_format)
         self._max_calls = max_calls
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ToolCallItem]]:
+    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
         """See `ChatAnswer.read`."""
         content, calls = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
@@ -77,20 +78,20 @@ class FreeAnswer:
         if self._max_calls is not None:
             calls = calls[: self._max_calls - self.num_calls]
         self.num_calls += len(calls)
-        return content, [_item(call) for call in calls]
+        return content, [_response_call(call) for call in calls]
 
     def finish_reason(self, reason: FinishReason) -> str:
         """An answer that was cut off says so, whatever it called."""
-        return CALLED if self.num_calls and reason is FinishReason.STOP else reason
+        return TOOL_CALLS if self.num_calls and reason is FinishReason.STOP else reason
 
 
-def call_deltas(first_index: int, calls: list[ToolCallItem]) -> Iterator[ToolCallDelta]:
-    """Two for each call, as OpenAI begins it: the name, then the arguments."""
+def call_deltas(first_index: int, calls: list[ResponseToolCall]) -> Iterator[ToolCallDelta]:
+    """Two for each call: as in OpenAI's API the name comes first, then the arguments."""
     for index, call in enumerate(calls, first_index):
         yield ToolCallDelta(index, FunctionDelta(call.function.name, ""), call.id, call.type)
         yield ToolCallDelta(index, FunctionDelta(arguments=call.function.arguments))
 
 
-def _item(call: FoundCall) -> ToolCallItem:
+def _response_call(call: FoundCall) -> ResponseToolCall:
     call_id = "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))
-    return ToolCallItem(call_id, FUNCTION, CalledFunction(call.name, call.arguments))
+    return ResponseToolCall(call_id, FUNCTION, CalledFunction(call.name, call.arguments))

@@ -18,7 +18,7 @@ from loraserve.api.schemas.chat import (
     ResponseMessage,
     TopLogprob,
 )
-from loraserve.api.schemas.tools import ToolCallItem
+from loraserve.api.schemas.tools import ResponseToolCall
 from loraserve.api.schemas.usage import usage_of
 from loraserve.api.token_names import TokenNames, finite
 from loraserve.api.tools import ToolUse
@@ -109,7 +109,7 @@ class ChatWriter:
             token_ids=self._token_ids(delta),
         )
 
-    def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ToolCallItem]]:
+    def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ResponseToolCall]]:
         """Content and calls; None = no content, or none yet."""
         if not self._answers:
             return delta.text, []

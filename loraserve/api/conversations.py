@@ -11,7 +11,7 @@ from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest, ContentPart, RequestMessage
 from loraserve.api.schemas.tokenize import TokenizeRequest
-from loraserve.api.schemas.tools import MessageToolCall
+from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.api.tools import check_function_name, check_is_function
 from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
@@ -91,7 +91,7 @@ def _check_tool_fields(param: str, message: RequestMessage) -> None:
         raise invalid_value(f"{param}.tool_call_id", "is only for role 'tool'.")
 
 
-def _tool_call(param: str, call: MessageToolCall, limits: Limits) -> ToolCall:
+def _tool_call(param: str, call: RequestToolCall, limits: Limits) -> ToolCall:
     check_is_function(param, call.type)
     if call.function is None:
         raise missing(f"{param}.function")

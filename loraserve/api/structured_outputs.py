@@ -37,8 +37,8 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if not text or value == []:
         raise invalid_value(param, "is empty.")
-    is_program = kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR)
-    check_at_most(param, len(text), limits.max_grammar_chars if is_program else limits.max_schema_chars, "characters")
+    limit = limits.max_grammar_chars if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR) else limits.max_schema_chars
+    check_at_most(param, len(text), limit, "characters")
     return Grammar(kind, text)
 
 

@@ -22,7 +22,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """A JSON object, which templates get parsed."""
+    """A JSON object as text; templates get it parsed."""
 
     def for_template(self) -> JsonObject:
         function = {"name": self.name, "arguments": msgspec.json.decode(self.arguments)}
@@ -68,11 +68,11 @@ class Conversation:
 
     @property
     def num_chars(self) -> int:
-        """About how many, before anybody rendered it."""
+        """About how many it will have once it is rendered."""
         num_chars = sum(message.num_chars for message in self.messages)
         return num_chars + len(msgspec.json.encode(self.tools)) if self.tools else num_chars
 
     @property
-    def size(self) -> int:
-        """Of the work to render and tokenise it, in characters."""
+    def work_size(self) -> int:
+        """How much there is to render and tokenise, in characters."""
         return self.num_chars + MESSAGE_SIZE * len(self.messages)

@@ -43,7 +43,7 @@ class TextTokenizer:
         def render_and_encode() -> list[int]:
             return self._encode(template.render(conversation), add_special_tokens)
 
-        return await self.run(conversation.size, render_and_encode)
+        return await self.run(conversation.work_size, render_and_encode)
 
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))

@@ -2341,7 +2341,16 @@ export interface components {
             /** @description Null where there are only tool calls. */
             content: string | null;
             refusal?: null;
-            tool_calls?: components["schemas"]["ToolCallItem"][];
+            tool_calls?: components["schemas"]["ResponseToolCall"][];
+        };
+        /**
+         * ResponseToolCall
+         * @description A call in an answer.
+         */
+        ResponseToolCall: {
+            id: string;
+            type: string;
+            function: components["schemas"]["CalledFunction"];
         };
         /**
          * Role
@@ -2481,15 +2490,6 @@ export interface components {
             max_model_len: number;
             tokens: number[];
             token_strs?: (string | null)[] | null;
-        };
-        /**
-         * ToolCallItem
-         * @description A call in an answer.
-         */
-        ToolCallItem: {
-            id: string;
-            type: string;
-            function: components["schemas"]["CalledFunction"];
         };
         /** TopLogprob */
         TopLogprob: {
@@ -2797,14 +2797,23 @@ export interface components {
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.choice`.
+             * @default null
+             */
             guided_choice: string[] | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.grammar`.
+             * @default null
+             */
             guided_grammar: string | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.json`.
+             * @default null
+             */
             guided_json: Record<string, never> | string | null;
             /**
-             * @description vLLM's older names for what `structured_outputs` has.
+             * @description vLLM's older name for `structured_outputs.regex`.
              * @default null
              */
             guided_regex: string | null;
@@ -3057,14 +3066,23 @@ export interface components {
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.choice`.
+             * @default null
+             */
             guided_choice: string[] | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.grammar`.
+             * @default null
+             */
             guided_grammar: string | null;
-            /** @default null */
+            /**
+             * @description vLLM's older name for `structured_outputs.json`.
+             * @default null
+             */
             guided_json: Record<string, never> | string | null;
             /**
-             * @description vLLM's older names for what `structured_outputs` has.
+             * @description vLLM's older name for `structured_outputs.regex`.
              * @default null
              */
             guided_regex: string | null;
@@ -3145,12 +3163,13 @@ export interface components {
             /** @default null */
             tools: components["schemas"]["Tool"][] | null;
             /**
-             * @description "none": the model is not shown the tools.
+             * @description By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
+             *     the model is not shown the tools.
              * @default null
              */
             tool_choice: string | components["schemas"]["NamedToolChoice"] | null;
             /**
-             * @description False: of several calls the first counts.
+             * @description False: one call at most; of several that the model writes, the first.
              * @default null
              */
             parallel_tool_calls: boolean | null;
@@ -3189,7 +3208,7 @@ export interface components {
              * @description Of role "assistant".
              * @default null
              */
-            tool_calls: components["schemas"]["MessageToolCall"][] | null;
+            tool_calls: components["schemas"]["RequestToolCall"][] | null;
             /**
              * @description Of role "tool", whose content is the call's result.
              * @default null
@@ -3218,10 +3237,10 @@ export interface components {
             video_url?: unknown;
         };
         /**
-         * MessageToolCall
-         * @description A call that an assistant's message has when a client sends it back.
+         * RequestToolCall
+         * @description A call in an assistant's message that a client sends back.
          */
-        MessageToolCall: {
+        RequestToolCall: {
             id: string;
             /** @default null */
             function: components["schemas"]["CalledFunction"] | null;

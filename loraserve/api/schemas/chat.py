@@ -6,7 +6,7 @@ from msgspec import UNSET, Raw, UnsetType
 from loraserve.api.schemas.logprobs import PromptLogprobs
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields
-from loraserve.api.schemas.tools import MessageToolCall, NamedToolChoice, Tool, ToolCallDelta, ToolCallItem
+from loraserve.api.schemas.tools import NamedToolChoice, RequestToolCall, ResponseToolCall, Tool, ToolCallDelta
 from loraserve.api.schemas.unsupported import ABSENT
 from loraserve.api.schemas.usage import Usage
 
@@ -30,7 +30,7 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     content: str | list[ContentPart] | None = None
     """May only be missing beside `tool_calls`."""
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: list[RequestToolCall] | None = None
     """Of role "assistant"."""
     tool_call_id: str | None = None
     """Of role "tool", whose content is the call's result."""
@@ -55,9 +55,10 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     """More variables of the model's chat template, such as {"enable_thinking": false}."""
     tools: list[Tool] | None = None
     tool_choice: str | NamedToolChoice | None = None
-    """"none": the model is not shown the tools."""
+    """By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
+    the model is not shown the tools."""
     parallel_tool_calls: bool | None = None
-    """False: of several calls the first counts."""
+    """False: one call at most; of several that the model writes, the first."""
 
     audio: Raw = ABSENT
     best_of: int | None = None
@@ -100,7 +101,7 @@ class ResponseMessage(msgspec.Struct, frozen=True):
     content: str | None
     """Null where there are only tool calls."""
     refusal: None = None
-    tool_calls: list[ToolCallItem] | UnsetType = UNSET
+    tool_calls: list[ResponseToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):

@@ -48,10 +48,13 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     structured_outputs: StructuredOutputs | None = None
     """Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar."""
     guided_choice: list[str] | None = None
+    """vLLM's older name for `structured_outputs.choice`."""
     guided_grammar: str | None = None
+    """vLLM's older name for `structured_outputs.grammar`."""
     guided_json: dict[str, Any] | str | None = None
+    """vLLM's older name for `structured_outputs.json`."""
     guided_regex: str | None = None
-    """vLLM's older names for what `structured_outputs` has."""
+    """vLLM's older name for `structured_outputs.regex`."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one."""
     prompt_logprobs: int | None = None

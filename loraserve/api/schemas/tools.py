@@ -1,4 +1,4 @@
-"""Tools that a chat's model may call, and its calls of them."""
+"""Tools that a chat's model may call, and its tool calls."""
 
 import msgspec
 from msgspec import Raw
@@ -42,7 +42,7 @@ class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A JSON object; "" is an empty one."""
 
 
-class ToolCallItem(msgspec.Struct, frozen=True):
+class ResponseToolCall(msgspec.Struct, frozen=True):
     """A call in an answer."""
 
     id: str
@@ -56,7 +56,7 @@ class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first of a call's has all but the arguments, the others have those."""
+    """The first one of a call has all but the arguments, the next one has these."""
 
     index: int
     function: FunctionDelta
@@ -64,8 +64,8 @@ class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str | None = None
 
 
-class MessageToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that an assistant's message has when a client sends it back."""
+class RequestToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call in an assistant's message that a client sends back."""
 
     id: str
     function: CalledFunction | None = None
