@@ -151,6 +151,10 @@ def accelerator_of(device: torch.device) -> Accelerator | None:
 
 
 def upload_ids(ids: Iterable[int], device: torch.device) -> Tensor:
-    """int64, on the device for what is queued there from now on. From page-locked memory, so that nobody waits."""
-    on_host = torch.tensor(list(ids), dtype=torch.int64)
+    """int64, see `upload`."""
+    return upload(torch.tensor(list(ids), dtype=torch.int64), device)
+
+
+def upload(on_host: Tensor, device: torch.device) -> Tensor:
+    """On the device for what is queued there from now on. From page-locked memory, so that nobody waits."""
     return on_host if device.type == "cpu" else on_host.pin_memory().to(device, non_blocking=True)

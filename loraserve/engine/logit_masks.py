@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from loraserve.engine.accelerator import upload
 from loraserve.engine.grammar import GrammarMatcher
 
 _IS_ALLOWED = (np.arange(256)[:, None] >> np.arange(8)) % 2 == 1
@@ -27,23 +28,28 @@ def mask_logits(logits: Tensor, matchers: Sequence[tuple[int, GrammarMatcher]], 
     rows = [logits[row, :vocab_size] for row, _ in matchers]
     masks = [matcher.mask() for _, matcher in matchers]
     if logits.device.type == "cpu":
-        for row, mask in zip(rows, masks, strict=True):
-            _mask_on_host(row, mask)
-        return
-    on_device = torch.from_numpy(np.stack(masks)).pin_memory().to(logits.device, non_blocking=True)
-    is_out = (on_device[:, :, None] >> torch.arange(8, device=logits.device)) % 2 == 0
+        _mask_on_host(rows, masks)
+    else:
+        _mask_on_device(rows, masks)
+
+
+def _mask_on_host(rows: Sequence[Tensor], masks: Sequence[NDArray[np.uint8]]) -> None:
+    """In numpy, which takes a third of the time of torch's masked_fill and leaves the other threads alone."""
+    for row, mask in zip(rows, masks, strict=True):
+        bits = row.view(_INTEGERS[row.itemsize]).numpy()
+        kept = np.take(_KEPT_BITS[row.itemsize], mask, axis=0).ravel()[: len(bits)]
+        known = bits[: len(kept)]
+        known &= kept
+        np.invert(kept, out=kept)
+        kept &= _MINUS_INFINITY[row.dtype]
+        known |= kept
+        bits[len(kept) :] = _MINUS_INFINITY[row.dtype]
+
+
+def _mask_on_device(rows: Sequence[Tensor], masks: Sequence[NDArray[np.uint8]]) -> None:
+    """A byte a token where int64 takes, of 256 rows of a vocabulary of 152k, 600 MB (by count)."""
+    on_device = upload(torch.from_numpy(np.stack(masks)), rows[0].device)
+    is_out = (on_device[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=rows[0].device)) & 1 == 0
     for row, out in zip(rows, is_out.flatten(1), strict=True):
         row[: len(out)].masked_fill_(out[: len(row)], -torch.inf)
         row[len(out) :] = -torch.inf
-
-
-def _mask_on_host(row: Tensor, mask: NDArray[np.uint8]) -> None:
-    """In numpy, which takes a third of the time of torch's masked_fill and leaves the other threads alone."""
-    bits = row.view(_INTEGERS[row.itemsize]).numpy()
-    kept = np.take(_KEPT_BITS[row.itemsize], mask, axis=0).ravel()[: len(bits)]
-    known = bits[: len(kept)]
-    known &= kept
-    np.invert(kept, out=kept)
-    kept &= _MINUS_INFINITY[row.dtype]
-    known |= kept
-    bits[len(kept) :] = _MINUS_INFINITY[row.dtype]

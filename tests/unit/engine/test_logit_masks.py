@@ -3,9 +3,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from loraserve.engine import logit_masks
 from loraserve.engine.grammar import GrammarMatcher
 from loraserve.engine.logit_masks import mask_logits
 from tests.support.hash_grammars import CHARS, EOS, VOCAB_SIZE, hash_grammars, one_of
+
+
+@pytest.fixture(params=["host", "device"], autouse=True)
+def masked_on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device does is plain torch, and the same on the host."""
+    if request.param == "device":
+        monkeypatch.setattr(logit_masks, "_mask_on_host", logit_masks._mask_on_device)
 
 
 def matcher_of(*texts: str, after: str = "") -> GrammarMatcher:
