@@ -155,8 +155,8 @@ def test_what_cannot_be_held_to_is_refused(
     assert message in error["message"]
 
 
-def test_a_grammar_that_takes_long_holds_nobody_up(client: openai.OpenAI, http: httpx.Client) -> None:
-    """This one takes half a second of work to be refused or compiled, beside the others' tokens."""
+def test_others_are_answered_while_a_grammar_takes_long(client: openai.OpenAI, http: httpx.Client) -> None:
+    """This one takes half a second to be compiled or refused."""
     slow = {"type": "integer", "multipleOf": 99_989}
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(

@@ -360,22 +360,24 @@ def _send(server: Server, data: bytes) -> bytes:
 def _dead_output(kind: str) -> Iterator[int]:
     """A descriptor that takes nothing."""
     if kind == "full":
-        ends = [os.open("/dev/full", os.O_WRONLY)]
-    else:
-        reader, writer = os.pipe()
+        with open("/dev/full", "wb") as full:
+            yield full.fileno()
+        return
+    reader, writer = os.pipe()
+    with open(writer, "wb"), open(reader, "rb") as unread:
         if kind == "gone":
-            os.close(reader)
-            ends = [writer]
+            unread.close()
         else:
-            ends = [writer, reader]
-            os.set_blocking(writer, False)
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    os.write(writer, b"x" * select.PIPE_BUF)
-            os.set_blocking(writer, True)
-    yield ends[0]
-    for end in ends:
-        os.close(end)
+            _fill(writer)
+        yield writer
+
+
+def _fill(pipe: int) -> None:
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * select.PIPE_BUF)
+    os.set_blocking(pipe, True)
 
 
 @pytest.mark.parametrize("streams", [("stdout",), ("stderr",), ("stdout", "stderr")], ids="+".join)

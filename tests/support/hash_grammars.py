@@ -15,6 +15,11 @@ CHARS = "abcdefg\0ijklmnopqrstuvwxyz0123"
 
 @cache
 def hash_grammars() -> Grammars:
+    """The same for all tests, so that each grammar is compiled once."""
+    return make_hash_grammars()
+
+
+def make_hash_grammars() -> Grammars:
     vocab = {char: token_id for token_id, char in enumerate(CHARS) if token_id != EOS} | {"<eos>": EOS}
     added = {"id": EOS, "content": "<eos>", "special": True}
     added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

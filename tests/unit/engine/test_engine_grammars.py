@@ -18,7 +18,7 @@ from loraserve.engine.request import (
     SamplingParams,
 )
 from tests.support.delayed_accelerator import DelayedAccelerator
-from tests.support.hash_grammars import EOS, hash_grammars, one_of, text_of
+from tests.support.hash_grammars import EOS, hash_grammars, make_hash_grammars, one_of, text_of
 from tests.support.hash_model import BASE, HashRunner, expected_choice, make_hash_engine, run_to_idle
 
 TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
@@ -181,7 +181,7 @@ def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.engine.grammar.MAX_LEXER_STATES", 40)
-    engine._grammars = hash_grammars.__wrapped__()
+    engine._grammars = make_hash_grammars()
     costly = Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")
     engine._grammars.compile(costly).result()
     engine._grammars.compile(one_of(*TEXTS)).result()

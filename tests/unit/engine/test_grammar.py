@@ -7,7 +7,7 @@ from loraserve.engine import grammar as module
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammar import GrammarMatcher, Grammars
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
-from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, one_of
+from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, make_hash_grammars, one_of
 
 
 def ids(text: str) -> list[int]:
@@ -72,7 +72,7 @@ def test_a_token_that_cannot_follow_is_an_error() -> None:
 
 def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LEXER_STATES", 40)
-    matcher = hash_grammars.__wrapped__().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
+    matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for token_id in ids("caaaabbccacbbcbbc"):
         matcher.mask()
         assert matcher.take(token_id)
@@ -114,7 +114,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> 
 
 def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NUM_KEPT", 2)
-    grammars = hash_grammars.__wrapped__()
+    grammars = make_hash_grammars()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
     assert grammars.compile(one_of("a")) is first
     grammars.compile(one_of("c"))  # in place of b, used longest ago
@@ -124,7 +124,7 @@ def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Mo
 
 def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LEXER_STATES", 50)
-    matcher = hash_grammars.__wrapped__().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
+    matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for _ in range(100):
         (token_id, *_) = allowed(matcher)
         if not matcher.take(token_id):
