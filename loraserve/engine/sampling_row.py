@@ -111,11 +111,9 @@ class SamplingRow:
         self.has_penalties = params.has_penalties
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
         self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
-        has_edits = (
-            params.has_penalties or params.grammar is not None or bool(params.allowed_token_ids or params.logit_bias)
-        )
-        self.takes_argmax = self.is_greedy and not has_edits
-        self.draws_freely = not self.is_greedy and not has_edits
+        is_plain = not (params.has_penalties or params.grammar or params.allowed_token_ids or params.logit_bias)
+        self.takes_argmax = self.is_greedy and is_plain
+        self.draws_freely = not self.is_greedy and is_plain
 
     @property
     def num_output_tokens(self) -> int:

@@ -113,6 +113,19 @@ def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> No
     assert [*chain(*answers["forced"])] == [*chain(*answers["sampled"])]
 
 
+def test_tokens_that_were_not_sampled_count_for_penalties(engine: Engine) -> None:
+    """The first "b" is forced; then "b" competes with what was there less often."""
+    grammar = one_of("abca", "abcb", "abcd", "abcbca", "abcbcb", "abcbcd")
+    hash_grammars().compile(grammar).result()
+    params = replace(GREEDY, temperature=1.0, frequency_penalty=2.0, grammar=grammar)
+    requests = [ask(str(seed), replace(params, seed=seed), prompt=seed % 20) for seed in range(40)]
+    for request in requests:
+        engine.add_request(request)
+    answers = run_to_idle(engine)
+    for request in requests:
+        assert answers[request.request_id, 0] == expected_choice(request, 0, BASE)
+
+
 def test_neighbours_without_a_grammar_get_what_they_would_get_alone(engine: Engine) -> None:
     free = replace(GREEDY, grammar=None, ignore_eos=True)
     engine.add_request(ask("free", free))
