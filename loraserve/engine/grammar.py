@@ -1,5 +1,6 @@
 """What a request's grammar lets its sequences write: which tokens may come next, and which must."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 NUM_KEPT = 64
 """Grammars kept as they were compiled: the requests of an application come with the same one again and again."""
+COMPILE_STACK_BYTES = 128 * 1024 * 1024
+"""Schemas are followed by recursion, into references too: 1,500 levels overflow a thread's usual 8 MB, and 64,000
+characters have room for 5,000, which 32 MB suffice for. What is not used takes no memory."""
 MAX_LEXER_STATES = 10_000
 """Of one sequence; 1 to 2 KB each."""
 STEP_LEXER_FUEL = 50_000
@@ -63,7 +67,12 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
+        default = threading.stack_size(COMPILE_STACK_BYTES)
+        try:
+            # NOTE: starts the thread.
+            self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
+        finally:
+            threading.stack_size(default)
         self._compiled: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()  # oldest use first
 
     def compile(self, grammar: Grammar) -> "Future[GrammarMatcher]":

@@ -106,6 +106,15 @@ def test_what_cannot_be_used_says_why(grammar: Grammar, message: str) -> None:
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("key", ["allOf", "anyOf", "oneOf"])
+def test_a_schema_of_references_as_deep_as_its_length_allows(key: str) -> None:
+    opening, closing = f'{{"{key}":[' * 55, "]}" * 55
+    definitions = [f'{opening}{{"$ref": "#/$defs/{place + 1}"}}{closing}' for place in range(90)]
+    schema = f'{{"$ref": "#/$defs/0", "$defs": [{",".join(definitions)}, {{"type": "integer"}}]}}'
+    assert 60_000 < len(schema) < 65_536
+    assert matcher_of(Grammar(GrammarKind.JSON_SCHEMA, schema)).error == ""
+
+
 def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> None:
     grammars = Grammars('{"model": {"type": "nosuch"}}', [EOS])
     with pytest.raises(EngineRequestError, match="not with this model's tokenizer"):
