@@ -185,6 +185,7 @@ class Engine:
         for state, compiled in [*self._compiling.items()]:
             if not compiled.done():
                 continue
+            self._grammars.forget_costly()
             if error := compiled.exception():
                 outputs += self._end_request(state, FinishReason.ERROR, str(error), EngineErrorCode.GRAMMAR)
                 continue
@@ -296,7 +297,10 @@ class Engine:
             return []
         indexes = sorted(state.unfinished)
         state.unfinished.clear()
-        is_scheduled = self._compiling.pop(state, None) is None
+        compiled = self._compiling.pop(state, None)
+        is_scheduled = compiled is None
+        if compiled is not None and compiled not in self._compiling.values():
+            compiled.cancel()  # if it was not begun
         for sequence in state.sequences:
             if is_scheduled and sequence.status is not Status.FINISHED:
                 self._scheduler.finish(sequence)

@@ -1,6 +1,7 @@
 """What a request's grammar lets its sequences write: which tokens may come next, and which must."""
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -9,13 +10,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineErrorCode, Grammar
+from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 NUM_KEPT = 64
 """Grammars kept as they were compiled: the requests of an application come with the same one again and again."""
+KEPT_S = 1.0
+"""What these may have taken to compile, together: a second makes up to 200 MB."""
+COMPILE_FUEL = 100_000
+"""Half of it is what a schema of 200 fields with 4,000 enum values takes. Ten times as much let a schema of 64,000
+characters take 40 s and 2 GB."""
 COMPILE_STACK_BYTES = 128 * 1024 * 1024
 """Schemas are followed by recursion, into references too: 1,500 levels overflow a thread's usual 8 MB, and 64,000
 characters have room for 5,000, which 32 MB suffice for. What is not used takes no memory."""
@@ -24,42 +30,65 @@ MAX_LEXER_STATES = 10_000
 STEP_LEXER_FUEL = 50_000
 STEP_MAX_ITEMS = 20_000
 """What the mask of one token may cost, which all sequences wait for: 4.5 ms by llguidance's figures."""
+MAX_ROW_ITEMS = 500
+"""Of a grammar: how many of its rules the output so far may be in the middle of. With ambiguous ones a token takes the
+square of it: 600 ms at 2,000, which is llguidance's limit."""
+FREE_S = 0.1
+TOKEN_S = 0.001
+"""What a sequence's grammar may take, at first and for each token: what the limits above count differs in time."""
+TOO_SLOW = "it takes too long to find out what can come next"
 WAIT_S = 0.005
 
 
 class GrammarMatcher:
-    """How far a sequence's output has come in its grammar."""
+    """How far a sequence's output has come in its grammar, within the time that it may take."""
 
     def __init__(self, matcher: "LLMatcher", num_mask_words: int) -> None:
         self._matcher = matcher
         self._num_mask_words = num_mask_words
+        self._num_tokens = 0
+        self.spent_s = 0.0
 
     def copy(self) -> "GrammarMatcher":
+        """Of one without output."""
         return GrammarMatcher(self._matcher.deep_copy(), self._num_mask_words)
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on; "" = it can."""
-        return _first_line(self._matcher.get_error())
+        """Why the output cannot go on, in one line; "" = it can."""
+        return _first_line(self._matcher.get_error()) or (TOO_SLOW if self._is_too_slow else "")
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing follows. Where the output may go on or end, EOS is one of the tokens that can come next."""
-        return self._matcher.is_stopped() and not self._matcher.is_error()
+        return self._matcher.is_stopped() and not self._matcher.is_error() and not self._is_too_slow
 
     def take(self, token_id: int) -> bool:
         """The output's next token. False: there is an `error`, also from the last mask, which then allows EOS alone."""
-        return self._matcher.consume_token(token_id) and not self._matcher.is_error()
+        began_s = time.thread_time()
+        is_taken = self._matcher.consume_token(token_id) and not self._matcher.is_error()
+        self.spent_s += time.thread_time() - began_s
+        self._num_tokens += 1
+        return is_taken and not self._is_too_slow
 
     def forced_tokens(self) -> list[int]:
         """What follows whatever the model says, in the tokens that the tokenizer makes of it."""
-        return self._matcher.compute_ff_tokens()
+        began_s = time.thread_time()
+        forced = self._matcher.compute_ff_tokens()
+        self.spent_s += time.thread_time() - began_s
+        return forced
 
     def mask(self) -> np.ndarray:
         """uint8, a bit for each token, the least significant first: 1 = it may come next."""
+        began_s = time.thread_time()
         mask = np.zeros(self._num_mask_words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.spent_s += time.thread_time() - began_s
         return mask.view(np.uint8)
+
+    @property
+    def _is_too_slow(self) -> bool:
+        return self.spent_s > FREE_S + TOKEN_S * self._num_tokens
 
 
 class Grammars:
@@ -76,13 +105,22 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()  # oldest use first
 
     def compile(self, grammar: Grammar) -> "Future[GrammarMatcher]":
-        """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`."""
-        if grammar not in self._compiled:
+        """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`.
+
+        Whoever wants it no more may cancel it, if nobody else got it.
+        """
+        kept = self._compiled.get(grammar)
+        if kept is None or kept.cancelled():
             if len(self._compiled) == NUM_KEPT:
                 self._compiled.popitem(last=False)
             self._compiled[grammar] = self._thread.submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         return self._compiled[grammar]
+
+    def forget_costly(self) -> None:
+        """To be called when one was compiled."""
+        while sum(map(_compile_s, self._compiled.values())) > KEPT_S:
+            self._compiled.popitem(last=False)
 
     def wait(self) -> None:
         """Up to a few milliseconds, for one that is being compiled."""
@@ -92,15 +130,19 @@ class Grammars:
         from llguidance import LLMatcher, grammar_from
 
         tokenizer = self._tokenizer.result()
+        began_s = time.thread_time()
         try:
             text = grammar_from(grammar.kind.value, grammar.text)
         except ValueError as error:
             raise grammar_refused(str(error)) from error
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits())
+        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
         compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32))
         compiled.mask()  # the first one takes longest
+        if matcher.is_error():
+            raise grammar_refused(matcher.get_error())
+        compiled.spent_s = time.thread_time() - began_s
         return compiled
 
 
@@ -113,6 +155,12 @@ def _first_line(reason: str) -> str:
     return reason.partition("\n")[0].strip()
 
 
+def _compile_s(compiled: "Future[GrammarMatcher]") -> float:
+    """0 as long as it is not known, or there is nothing to be kept."""
+    is_kept = compiled.done() and not compiled.cancelled() and compiled.exception() is None
+    return compiled.result().spent_s if is_kept else 0.0
+
+
 def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokenizer":
     try:
         from llguidance import LLTokenizer
@@ -122,10 +170,12 @@ def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokeniz
         raise grammar_refused(f"not with this model's tokenizer: {error}") from error
 
 
-def _limits() -> "LLParserLimits":
+def _limits(kind: GrammarKind) -> "LLParserLimits":
     from llguidance import LLParserLimits
 
     return LLParserLimits(
+        max_items_in_row=MAX_ROW_ITEMS if kind is GrammarKind.GRAMMAR else None,
+        initial_lexer_fuel=COMPILE_FUEL,
         max_lexer_states=MAX_LEXER_STATES,
         step_lexer_fuel=STEP_LEXER_FUEL,
         step_max_items=STEP_MAX_ITEMS,

@@ -36,7 +36,11 @@ class SlowGrammars(Grammars):
         return self.futures.setdefault(grammar, Future())
 
     def finish(self, grammar: Grammar) -> None:
-        self.futures[grammar].set_result(hash_grammars().compile(grammar).result())
+        if self.futures[grammar].set_running_or_notify_cancel():
+            self.futures[grammar].set_result(hash_grammars().compile(grammar).result())
+
+    def forget_costly(self) -> None:
+        """There is no other thread to do the work again."""
 
     def wait(self) -> None:
         self.num_waits += 1
@@ -188,6 +192,16 @@ def test_an_abort_while_it_is_compiled(engine: Engine, grammars: SlowGrammars, i
     assert sorted(answers) == ([] if index is None else [("held", 1 - index)])
     assert engine._states == {}
     engine.check_invariants()
+
+
+def test_a_grammar_that_nobody_waits_for_is_not_compiled(engine: Engine, grammars: SlowGrammars) -> None:
+    for request_id in ("first", "second"):
+        engine.add_request(ask(request_id))
+    (compiled,) = grammars.futures.values()
+    engine.abort("first")
+    assert not compiled.cancelled()
+    engine.abort("second")
+    assert compiled.cancelled()
 
 
 def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(

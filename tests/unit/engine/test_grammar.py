@@ -1,4 +1,5 @@
 import json
+from threading import Event
 
 import numpy as np
 import pytest
@@ -129,6 +130,64 @@ def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Mo
     grammars.compile(one_of("c"))  # in place of b, used longest ago
     assert grammars.compile(one_of("a")) is first
     assert grammars.compile(one_of("b")) is not second
+
+
+def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = hash_grammars.__wrapped__()
+    first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
+    monkeypatch.setattr(module, "KEPT_S", first.result().spent_s + second.result().spent_s)
+    grammars.forget_costly()
+    assert grammars.compile(one_of("a")) is first
+    monkeypatch.setattr(module, "KEPT_S", first.result().spent_s)
+    grammars.forget_costly()
+    assert grammars.compile(one_of("a")) is first
+    assert grammars.compile(one_of("b")) is not second, "used longest ago"
+
+
+def test_one_that_was_cancelled_is_compiled_for_the_next_who_asks() -> None:
+    grammars, is_free = hash_grammars.__wrapped__(), Event()
+    grammars._thread.submit(is_free.wait)
+    cancelled = grammars.compile(one_of("a"))
+    assert cancelled.cancel()
+    grammars.forget_costly()
+    again = grammars.compile(one_of("a"))
+    is_free.set()
+    assert allowed(again.result()) == ids("a")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": ".*" * 30_000},
+        {"properties": {f"p{place}": {"type": "integer", "multipleOf": 9000 + place} for place in range(1000)}},
+    ],
+)
+def test_what_takes_too_long_to_compile_is_refused(schema: dict[str, object]) -> None:
+    with pytest.raises(EngineRequestError, match=r"too big|fuel"):
+        hash_grammars().compile(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))).result()
+
+
+def test_what_allows_nothing_is_refused_before_it_is_used() -> None:
+    with pytest.raises(EngineRequestError):
+        hash_grammars().compile(Grammar(GrammarKind.JSON_SCHEMA, '{"$ref": "#"}')).result()
+
+
+def test_rules_that_are_ambiguous_beyond_measure_are_an_error() -> None:
+    matcher = matcher_of(Grammar(GrammarKind.GRAMMAR, 'start: s\ns: s s | s s s | "a" | ""'))
+    while matcher.take(CHARS.index("a")):
+        allowed(matcher)
+    assert "items" in matcher.error
+    assert "\n" not in matcher.error
+
+
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    matcher = matcher_of(one_of(text))
+    monkeypatch.setattr(module, "FREE_S", 0.0)
+    monkeypatch.setattr(module, "TOKEN_S", 0.0)
+    assert not matcher.take(CHARS.index("a"))
+    assert matcher.error == module.TOO_SLOW
+    assert not matcher.is_complete
 
 
 def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
