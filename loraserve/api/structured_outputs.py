@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from loraserve.api.ranges import check_at_most
+from loraserve.api.schema_cost import check_cost
 from loraserve.api.schemas.sampling import GenerationFields
 from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from loraserve.api.schemas.unsupported import refuse_unsupported
@@ -34,6 +35,8 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     for other in ("allowed_token_ids", "ignore_eos"):
         if getattr(request, other):
             raise invalid_value(other, f"cannot be combined with '{param}'.")
+    if kind is GrammarKind.JSON_SCHEMA:
+        check_cost(param, value, limits)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if not text or value == []:
         raise invalid_value(param, "is empty.")

@@ -97,6 +97,7 @@ def test_what_else_there_is(outputs: dict[str, Any], expected: Grammar) -> None:
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids", "cannot be combined"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot be combined with 'guided_regex'"),
+        ({"guided_json": {"multipleOf": 99_991}}, "guided_json", "multipleOf"),
         ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "is empty"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "is empty"),
