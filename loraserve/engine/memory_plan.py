@@ -70,8 +70,8 @@ def plan_memory(
         kv_cache_bytes = shares.default_kv_bytes(available_bytes)
         if kv_cache_bytes < 2 * block_bytes:
             raise EngineStartError(
-                f"the weights leave {available_bytes} bytes, too few for a KV cache: give the server more memory (its "
-                f"container a higher limit) or choose a smaller model{shares.hint}"
+                f"the weights leave {available_bytes} bytes, too few for a KV cache: choose a smaller model or more "
+                f"memory{shares.hint}"
             )
     if adapter_bytes is None:
         adapter_bytes = shares.default_adapter_bytes(available_bytes)
