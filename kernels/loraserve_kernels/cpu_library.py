@@ -29,7 +29,8 @@ def load_cpu_library(cache_dir: Path | None = None) -> CpuLibrary:
     """The C functions: prebuilt for this CPU, else compiled, unless `cache_dir` has them already.
 
     cache_dir defaults to `$XDG_CACHE_HOME/loraserve` or `~/.cache/loraserve`. A directory that is not writable, or that
-    somebody else could put a library into, or no library can be loaded from, is replaced by a private temporary one.
+    somebody else could put a library into, or that no library can be loaded from, is replaced by a private temporary
+    one.
 
     Prebuilt comes first because it is as fast as `-march=native` and needs no compiling: see ADR 0005.
     Raises `CompilerUnavailable`.

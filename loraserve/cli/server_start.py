@@ -109,7 +109,7 @@ async def _build(
 
 
 def _check_temporary_folder() -> None:
-    """torch is not imported without one."""
+    """torch cannot be imported without one."""
     try:
         tempfile.gettempdir()
     except OSError as error:

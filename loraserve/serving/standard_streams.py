@@ -8,7 +8,7 @@ import sys
 from typing import TextIO, cast
 
 PATIENCE_S = 0.1
-"""So long a reader may be behind, once, until what it does not take is lost."""
+"""How long a reader may be behind before what it does not take is lost; then nothing waits until it reads again."""
 
 
 class _Unfailing(io.FileIO):

@@ -326,7 +326,7 @@ def test_chat_template_makes_a_model_without_one_chat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("--tool-call-parser", "llama3_json", "--enable-auto-tool-choice")])
-def test_tools_need_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_calls_that_the_model_may_make_need_a_parser(tmp_path: Path, flags: tuple[str, ...]) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}")
     tool = {"type": "function", "function": {"name": "add"}}
