@@ -197,7 +197,7 @@ class Engine:
     def _wait(self) -> None:
         """A few milliseconds at most."""
         if self._compiling:
-            self._grammars.wait()
+            self._grammars.wait(self._compiling.values())
         elif self._adapters is not None:
             self._adapters.wait_for_upload()
 

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
@@ -122,9 +122,9 @@ class Grammars:
         while sum(map(_compile_s, self._compiled.values())) > KEPT_S:
             self._compiled.popitem(last=False)
 
-    def wait(self) -> None:
-        """Up to a few milliseconds, for one that is being compiled."""
-        wait([each for each in self._compiled.values() if not each.done()], WAIT_S, FIRST_COMPLETED)
+    def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
+        """Up to a few milliseconds, for the first of them."""
+        wait(compiling, WAIT_S, FIRST_COMPLETED)
 
     def _compile(self, grammar: Grammar) -> GrammarMatcher:
         from llguidance import LLMatcher, grammar_from

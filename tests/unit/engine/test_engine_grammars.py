@@ -1,6 +1,7 @@
 """Requests whose outputs follow a grammar, in the engine around a model that is a hash."""
 
 import json
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain
@@ -30,7 +31,7 @@ class SlowGrammars(Grammars):
 
     def __init__(self) -> None:
         self.futures: dict[Grammar, Future[GrammarMatcher]] = {}
-        self.num_waits = 0
+        self.waits: list[list[Future[GrammarMatcher]]] = []
 
     def compile(self, grammar: Grammar) -> Future[GrammarMatcher]:
         return self.futures.setdefault(grammar, Future())
@@ -42,8 +43,8 @@ class SlowGrammars(Grammars):
     def forget_costly(self) -> None:
         """There is no other thread to do the work again."""
 
-    def wait(self) -> None:
-        self.num_waits += 1
+    def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
+        self.waits.append(list(compiling))
 
 
 @pytest.fixture(params=["host", "device"])
@@ -159,10 +160,10 @@ def test_others_go_on_while_a_grammar_is_compiled(engine: Engine, grammars: Slow
     assert engine.stats().num_waiting == 2
     while engine.stats().num_running or len(engine._scheduler.waiting):
         assert {output.request_id for output in engine.step()} <= {"free"}
-    assert grammars.num_waits == 0, "there was something to do"
+    assert grammars.waits == [], "there was something to do"
     assert engine.has_work()
     assert engine.step() == []
-    assert grammars.num_waits == 1
+    assert grammars.waits == [[grammars.futures[one_of(*TEXTS)]]]
     grammars.finish(one_of(*TEXTS))
     assert run_to_idle(engine)["held", 0] == expected_choice(ask("held"), 0, BASE)
     assert not engine.has_work()
