@@ -1,6 +1,6 @@
 """From the fields that say what an answer must look like to a grammar."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,13 @@ WHITESPACE = r" |\r?\n[ \t]{0,40}"
 without end, so do others, and small models write it until they have no tokens left."""
 
 
+class _Asked(NamedTuple):
+    param: str
+    """The field that asks."""
+    kind: GrammarKind
+    value: Any
+
+
 def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str, Any] | None = None) -> Grammar | None:
     """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid.
 
@@ -26,12 +33,12 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     """
     asked = _asked_for(request)
     if tool_schema is not None:
-        asked.insert(0, ("tool_choice", GrammarKind.JSON_SCHEMA, _laid_out(tool_schema)))
+        asked.insert(0, _Asked("tool_choice", GrammarKind.JSON_SCHEMA, _laid_out(tool_schema)))
     if not asked:
         return None
     (param, kind, value), *others = asked
     if others:
-        raise invalid_value(others[0][0], f"cannot be combined with '{param}': an answer follows one of them.")
+        raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows one of them.")
     for other in ("allowed_token_ids", "ignore_eos"):
         if getattr(request, other):
             raise invalid_value(other, f"cannot be combined with '{param}'.")
@@ -45,15 +52,14 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     return Grammar(kind, text)
 
 
-def _asked_for(request: GenerationFields) -> list[tuple[str, GrammarKind, Any]]:
-    """(the field that asks, what its value is, the value) of all that ask for something."""
-    asked: list[tuple[str, GrammarKind, Any]] = []
+def _asked_for(request: GenerationFields) -> list[_Asked]:
+    asked: list[_Asked] = []
     match request.response_format:
         case JsonObjectFormat(schema):
-            asked.append(("response_format", GrammarKind.JSON_SCHEMA, _laid_out(schema or ANY_OBJECT)))
+            asked.append(_Asked("response_format", GrammarKind.JSON_SCHEMA, _laid_out(schema or ANY_OBJECT)))
         case JsonSchemaFormat(json_schema):
             schema = _laid_out(json_schema.schema)
-            asked.append(("response_format.json_schema.schema", GrammarKind.JSON_SCHEMA, schema))
+            asked.append(_Asked("response_format.json_schema.schema", GrammarKind.JSON_SCHEMA, schema))
     if request.structured_outputs is not None:
         refuse_unsupported(request.structured_outputs, "structured_outputs.")
         asked += _of_structured_outputs(request.structured_outputs, "structured_outputs.")
@@ -62,11 +68,12 @@ def _asked_for(request: GenerationFields) -> list[tuple[str, GrammarKind, Any]]:
         regex=request.guided_regex,
         choice=request.guided_choice,
         grammar=request.guided_grammar,
+        whitespace_pattern=request.guided_whitespace_pattern,
     )
     return asked + _of_structured_outputs(older, "guided_")
 
 
-def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[tuple[str, GrammarKind, Any]]:
+def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[_Asked]:
     schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
     whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
     given = {
@@ -76,7 +83,7 @@ def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[tupl
         "choice": (GrammarKind.CHOICE, outputs.choice),
         "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
     }
-    return [(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
+    return [_Asked(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
 
 
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:

@@ -2731,7 +2731,6 @@ export interface components {
          */
         CompletionRequest: {
             guided_decoding_backend?: unknown;
-            guided_whitespace_pattern?: unknown;
             bad_words?: unknown;
             early_stopping?: unknown;
             kv_transfer_params?: unknown;
@@ -2817,6 +2816,11 @@ export interface components {
              * @default null
              */
             guided_regex: string | null;
+            /**
+             * @description vLLM's older name for `structured_outputs.whitespace_pattern`.
+             * @default null
+             */
+            guided_whitespace_pattern: string | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null
@@ -3000,7 +3004,6 @@ export interface components {
          */
         ChatCompletionRequest: {
             guided_decoding_backend?: unknown;
-            guided_whitespace_pattern?: unknown;
             bad_words?: unknown;
             early_stopping?: unknown;
             kv_transfer_params?: unknown;
@@ -3086,6 +3089,11 @@ export interface components {
              * @default null
              */
             guided_regex: string | null;
+            /**
+             * @description vLLM's older name for `structured_outputs.whitespace_pattern`.
+             * @default null
+             */
+            guided_whitespace_pattern: string | null;
             /**
              * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
              * @default null

@@ -55,6 +55,8 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     """vLLM's older name for `structured_outputs.json`."""
     guided_regex: str | None = None
     """vLLM's older name for `structured_outputs.regex`."""
+    guided_whitespace_pattern: str | None = None
+    """vLLM's older name for `structured_outputs.whitespace_pattern`."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one."""
     prompt_logprobs: int | None = None

@@ -23,7 +23,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "function_call": (b'"none"', b'"auto"'),
     "functions": (b"[]",),
     "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "bad_words": (b"[]",),
     "include_reasoning": (b"true",),
     "kv_transfer_params": (b"{}",),
@@ -59,7 +58,6 @@ class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """Of completions and chat."""
 
     guided_decoding_backend: Raw = ABSENT
-    guided_whitespace_pattern: Raw = ABSENT
     bad_words: Raw = ABSENT
     early_stopping: Raw = ABSENT
     kv_transfer_params: Raw = ABSENT

@@ -72,6 +72,11 @@ def test_whitespace_is_as_asked_for(options: dict[str, Any], expected: dict[str,
     assert schema_of(grammar(structured_outputs={"json": SCHEMA, **options}))["x-guidance"] == expected
 
 
+def test_whitespace_by_its_older_name() -> None:
+    options = schema_of(grammar(guided_json=SCHEMA, guided_whitespace_pattern="_?"))["x-guidance"]
+    assert options == {"whitespace_pattern": "_?"}
+
+
 @pytest.mark.parametrize(
     ("outputs", "expected"),
     [
