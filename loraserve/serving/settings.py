@@ -31,6 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_grammar_chars: int = 8_192
     """Of a regular expression or a grammar, whose characters may cost more, and of one text in a schema."""
     max_multiple_of: int = 10_000
+    """Of a schema's `multipleOf` together."""
     max_tools: int = 128
     max_tools_bytes: int = 256 * 1024
     max_template_kwargs: int = 32
