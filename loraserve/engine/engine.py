@@ -103,7 +103,7 @@ class Engine:
         if grammar is None:
             self._scheduler.add(state)
         else:
-            self._compiling[state] = self._grammars.compile(grammar)
+            self._compiling[state] = self._grammars.compile(grammar, request.tenant)
 
     def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]:
         """Stop a request, or one choice of it, and free all it holds. A no-op for what is unknown or finished."""

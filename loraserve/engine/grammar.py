@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
@@ -92,7 +92,7 @@ class GrammarMatcher:
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer, beside the engine's steps."""
+    """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -103,8 +103,12 @@ class Grammars:
         finally:
             threading.stack_size(default)
         self._compiled: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()  # oldest use first
+        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[GrammarMatcher]]]] = (
+            OrderedDict()
+        )  # next tenant first
+        self._waiting_lock = threading.Lock()
 
-    def compile(self, grammar: Grammar) -> "Future[GrammarMatcher]":
+    def compile(self, grammar: Grammar, tenant: str = "") -> "Future[GrammarMatcher]":
         """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`.
 
         Whoever wants it no more may cancel it, if nobody else got it.
@@ -113,7 +117,7 @@ class Grammars:
         if kept is None or kept.cancelled():
             if len(self._compiled) == NUM_KEPT:
                 self._compiled.popitem(last=False)
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
+            self._compiled[grammar] = self._queue(grammar, tenant)
         self._compiled.move_to_end(grammar)
         return self._compiled[grammar]
 
@@ -125,6 +129,26 @@ class Grammars:
     def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
         """Up to a few milliseconds, for the first of them."""
         wait(compiling, WAIT_S, FIRST_COMPLETED)
+
+    def _queue(self, grammar: Grammar, tenant: str) -> "Future[GrammarMatcher]":
+        compiled: Future[GrammarMatcher] = Future()
+        with self._waiting_lock:
+            self._waiting.setdefault(tenant, deque()).append((grammar, compiled))
+        self._thread.submit(self._compile_next)
+        return compiled
+
+    def _compile_next(self) -> None:
+        with self._waiting_lock:
+            tenant, waiting = self._waiting.popitem(last=False)
+            grammar, compiled = waiting.popleft()
+            if waiting:
+                self._waiting[tenant] = waiting  # behind the others
+        if not compiled.set_running_or_notify_cancel():
+            return
+        try:
+            compiled.set_result(self._compile(grammar))
+        except BaseException as error:
+            compiled.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> GrammarMatcher:
         from llguidance import LLMatcher, grammar_from

@@ -33,7 +33,7 @@ class SlowGrammars(Grammars):
         self.futures: dict[Grammar, Future[GrammarMatcher]] = {}
         self.waits: list[list[Future[GrammarMatcher]]] = []
 
-    def compile(self, grammar: Grammar) -> Future[GrammarMatcher]:
+    def compile(self, grammar: Grammar, tenant: str = "") -> Future[GrammarMatcher]:
         return self.futures.setdefault(grammar, Future())
 
     def finish(self, grammar: Grammar) -> None:

@@ -155,6 +155,17 @@ def test_one_that_was_cancelled_is_compiled_for_the_next_who_asks() -> None:
     assert allowed(again.result()) == ids("a")
 
 
+def test_tenants_wait_for_one_grammar_of_each_other() -> None:
+    grammars, is_free, order = hash_grammars.__wrapped__(), Event(), list[str]()
+    grammars._thread.submit(is_free.wait)
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b")):
+        grammars.compile(one_of(name), tenant).add_done_callback(lambda _, name=name: order.append(name))
+    grammars.compile(one_of("a2"), "c").cancel()
+    is_free.set()
+    grammars._thread.shutdown()
+    assert order == ["a2", "a1", "b1", "c1", "b2", "a3"], "cancelled at once, then in turn"
+
+
 @pytest.mark.parametrize(
     "schema",
     [
