@@ -103,9 +103,8 @@ class Grammars:
         finally:
             threading.stack_size(default)
         self._compiled: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()  # oldest use first
-        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[GrammarMatcher]]]] = (
-            OrderedDict()
-        )  # next tenant first
+        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[GrammarMatcher]]]] = OrderedDict()
+        """By tenant, in the order of their turns."""
         self._waiting_lock = threading.Lock()
 
     def compile(self, grammar: Grammar, tenant: str = "") -> "Future[GrammarMatcher]":
