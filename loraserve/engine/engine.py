@@ -185,11 +185,11 @@ class Engine:
         for state, compiled in [*self._compiling.items()]:
             if not compiled.done():
                 continue
-            self._grammars.forget_costly()
             if error := compiled.exception():
                 outputs += self._end_request(state, FinishReason.ERROR, str(error), EngineErrorCode.GRAMMAR)
                 continue
             del self._compiling[state]
+            self._grammars.forget_costly()
             state.sequences[0].matcher = compiled.result().copy()
             self._scheduler.add(state)
         return outputs
@@ -230,6 +230,7 @@ class Engine:
             if not is_finite:
                 outputs += self._fail_not_finite(sequence)
             elif matcher is not None and not matcher.take(token_id):
+                self._forget_grammar(sequence.request)
                 outputs += self._end_request(sequence.state, FinishReason.ERROR, matcher.error, EngineErrorCode.GRAMMAR)
             else:
                 self._scheduler.remember_blocks(sequence)
@@ -270,6 +271,10 @@ class Engine:
         if matcher.is_complete and finish_reason is not FinishReason.STOP:
             return FinishReason.STOP, None
         return finish_reason, stop_token_id
+
+    def _forget_grammar(self, request: EngineRequest) -> None:
+        assert request.sampling.grammar is not None
+        self._grammars.forget(request.sampling.grammar, request.tenant)
 
     # ---- endings
 

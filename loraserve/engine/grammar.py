@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
 NUM_KEPT = 64
 """Grammars kept as they were compiled: the requests of an application come with the same one again and again."""
 KEPT_S = 1.0
-"""What these may have taken to compile, together: a second makes up to 200 MB."""
+"""What these may have taken together, to compile and since: a second makes up to 400 MB."""
 COMPILE_FUEL = 100_000
 """Half of it is what a schema of 200 fields with 4,000 enum values takes. Ten times as much let a schema of 64,000
 characters take 40 s and 2 GB."""
 COMPILE_STACK_BYTES = 128 * 1024 * 1024
 """Schemas are followed by recursion, into references too: 1,500 levels overflow a thread's usual 8 MB, and 64,000
 characters have room for 5,000, which 32 MB suffice for. What is not used takes no memory."""
-MAX_LEXER_STATES = 10_000
-"""Of one sequence; 1 to 2 KB each."""
+MAX_LEXER_STATES = 100_000
+"""Of all copies of one that was compiled, which share them; 0.3 to 1.3 KB each. Strings with a `maxLength` have nine a
+character."""
+RENEW_S = 0.25
+"""What copies of a kept one may take together, before the next request has it compiled anew: it has no states then."""
 STEP_LEXER_FUEL = 50_000
 STEP_MAX_ITEMS = 20_000
 """What the mask of one token may cost, which all sequences wait for: 4.5 ms by llguidance's figures."""
@@ -40,18 +44,26 @@ TOO_SLOW = "it takes too long to find out what can come next"
 WAIT_S = 0.005
 
 
+@dataclass(slots=True)
+class GrammarUse:
+    """Of one that was compiled: with its copies, what it took."""
+
+    spent_s: float = 0.0
+
+
 class GrammarMatcher:
     """How far a sequence's output has come in its grammar, within the time that it may take."""
 
-    def __init__(self, matcher: "LLMatcher", num_mask_words: int) -> None:
+    def __init__(self, matcher: "LLMatcher", num_mask_words: int, use: "GrammarUse") -> None:
         self._matcher = matcher
         self._num_mask_words = num_mask_words
         self._num_tokens = 0
-        self.spent_s = 0.0
+        self._spent_s = 0.0
+        self.use = use
 
     def copy(self) -> "GrammarMatcher":
         """Of one without output."""
-        return GrammarMatcher(self._matcher.deep_copy(), self._num_mask_words)
+        return GrammarMatcher(self._matcher.deep_copy(), self._num_mask_words, self.use)
 
     @property
     def error(self) -> str:
@@ -67,7 +79,7 @@ class GrammarMatcher:
         """The output's next token. False: there is an `error`, also from the last mask, which then allows EOS alone."""
         began_s = time.thread_time()
         is_taken = self._matcher.consume_token(token_id) and not self._matcher.is_error()
-        self.spent_s += time.thread_time() - began_s
+        self._count(began_s)
         self._num_tokens += 1
         return is_taken and not self._is_too_slow
 
@@ -75,7 +87,7 @@ class GrammarMatcher:
         """What follows whatever the model says, in the tokens that the tokenizer makes of it."""
         began_s = time.thread_time()
         forced = self._matcher.compute_ff_tokens()
-        self.spent_s += time.thread_time() - began_s
+        self._count(began_s)
         return forced
 
     def mask(self) -> np.ndarray:
@@ -83,12 +95,17 @@ class GrammarMatcher:
         began_s = time.thread_time()
         mask = np.zeros(self._num_mask_words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self.spent_s += time.thread_time() - began_s
+        self._count(began_s)
         return mask.view(np.uint8)
+
+    def _count(self, began_s: float) -> None:
+        spent_s = time.thread_time() - began_s
+        self._spent_s += spent_s
+        self.use.spent_s += spent_s
 
     @property
     def _is_too_slow(self) -> bool:
-        return self.spent_s > FREE_S + TOKEN_S * self._num_tokens
+        return self._spent_s > FREE_S + TOKEN_S * self._num_tokens
 
 
 class Grammars:
@@ -102,7 +119,8 @@ class Grammars:
             self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
         finally:
             threading.stack_size(default)
-        self._compiled: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()  # oldest use first
+        self._compiled: OrderedDict[tuple[str, Grammar], Future[GrammarMatcher]] = OrderedDict()
+        """By tenant, so that none uses up another's states. Oldest use first."""
         self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[GrammarMatcher]]]] = OrderedDict()
         """By tenant, in the order of their turns."""
         self._waiting_lock = threading.Lock()
@@ -112,18 +130,27 @@ class Grammars:
 
         Whoever wants it no more may cancel it, if nobody else got it.
         """
-        kept = self._compiled.get(grammar)
-        if kept is None or kept.cancelled():
-            if len(self._compiled) == NUM_KEPT:
+        key = tenant, grammar
+        kept = self._compiled.get(key)
+        if kept is None or kept.cancelled() or _spent_s(kept) > RENEW_S:
+            if kept is None and len(self._compiled) == NUM_KEPT:
                 self._compiled.popitem(last=False)
-            self._compiled[grammar] = self._queue(grammar, tenant)
-        self._compiled.move_to_end(grammar)
-        return self._compiled[grammar]
+            self._compiled[key] = self._queue(grammar, tenant)
+        self._compiled.move_to_end(key)
+        return self._compiled[key]
+
+    def forget(self, grammar: Grammar, tenant: str) -> None:
+        """One whose copies come to errors."""
+        self._compiled.pop((tenant, grammar), None)
 
     def forget_costly(self) -> None:
         """To be called when one was compiled."""
-        while sum(map(_compile_s, self._compiled.values())) > KEPT_S:
-            self._compiled.popitem(last=False)
+        spent_s = {key: _spent_s(compiled) for key, compiled in self._compiled.items()}
+        total_s = sum(spent_s.values())
+        for key, each_s in spent_s.items():
+            if each_s > RENEW_S or total_s > KEPT_S:
+                del self._compiled[key]
+                total_s -= each_s
 
     def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
         """Up to a few milliseconds, for the first of them."""
@@ -161,11 +188,11 @@ class Grammars:
         matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
-        compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32))
+        compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32), GrammarUse())
         compiled.mask()  # the first one takes longest
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
-        compiled.spent_s = time.thread_time() - began_s
+        compiled.use.spent_s = time.thread_time() - began_s
         return compiled
 
 
@@ -178,10 +205,10 @@ def _first_line(reason: str) -> str:
     return reason.partition("\n")[0].strip()
 
 
-def _compile_s(compiled: "Future[GrammarMatcher]") -> float:
+def _spent_s(compiled: "Future[GrammarMatcher]") -> float:
     """0 as long as it is not known, or there is nothing to be kept."""
     is_kept = compiled.done() and not compiled.cancelled() and compiled.exception() is None
-    return compiled.result().spent_s if is_kept else 0.0
+    return compiled.result().use.spent_s if is_kept else 0.0
 
 
 def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokenizer":

@@ -40,6 +40,9 @@ class SlowGrammars(Grammars):
         if self.futures[grammar].set_running_or_notify_cancel():
             self.futures[grammar].set_result(hash_grammars().compile(grammar).result())
 
+    def forget(self, grammar: Grammar, tenant: str) -> None:
+        del self.futures[grammar]
+
     def forget_costly(self) -> None:
         """There is no other thread to do the work again."""
 

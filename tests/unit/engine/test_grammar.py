@@ -135,13 +135,45 @@ def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Mo
 def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = hash_grammars.__wrapped__()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
-    monkeypatch.setattr(module, "KEPT_S", first.result().spent_s + second.result().spent_s)
+    monkeypatch.setattr(module, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
-    monkeypatch.setattr(module, "KEPT_S", first.result().spent_s)
+    monkeypatch.setattr(module, "KEPT_S", first.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
     assert grammars.compile(one_of("b")) is not second, "used longest ago"
+
+
+def test_one_that_was_much_used_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = hash_grammars.__wrapped__()
+    first = grammars.compile(one_of("ab"))
+    copy = first.result().copy()
+    monkeypatch.setattr(module, "RENEW_S", first.result().use.spent_s)
+    assert grammars.compile(one_of("ab")) is first
+    copy.mask()
+    assert grammars.compile(one_of("ab")) is not first
+
+
+def test_a_tenants_are_its_own_and_those_with_errors_are_forgotten() -> None:
+    grammars = hash_grammars.__wrapped__()
+    first = grammars.compile(one_of("a"), "first")
+    second = grammars.compile(one_of("a"), "second")
+    assert first is not second
+    grammars.forget(one_of("a"), "first")
+    assert grammars.compile(one_of("a"), "first") is not first
+    assert grammars.compile(one_of("a"), "second") is second
+
+
+def test_a_string_with_a_length_has_room_for_its_states() -> None:
+    properties = {name: {"type": "string", "maxLength": 2000} for name in "abc"}
+    schema = json.dumps({"type": "object", "properties": properties})
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"end": 256}
+    model = {"type": "BPE", "byte_fallback": True, "vocab": vocab, "merges": []}
+    tokenizer = {"version": "1.0", "added_tokens": [], "decoder": {"type": "ByteFallback"}, "model": model}
+    found = Grammars(json.dumps(tokenizer), [256]).compile(Grammar(GrammarKind.JSON_SCHEMA, schema)).result().copy()
+    for byte in b'{"a":"' + b"word " * 399 + b'","b":"' + b"word " * 399 + b'","c":"':
+        found.mask()
+        assert found.take(byte), found.error
 
 
 def test_one_that_was_cancelled_is_compiled_for_the_next_who_asks() -> None:
@@ -160,7 +192,7 @@ def test_tenants_wait_for_one_grammar_of_each_other() -> None:
     grammars._thread.submit(is_free.wait)
     for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("c1", "c"), ("b2", "b")):
         grammars.compile(one_of(name), tenant).add_done_callback(lambda _, name=name: order.append(name))
-    grammars.compile(one_of("a2"), "c").cancel()
+    grammars.compile(one_of("a2"), "a").cancel()
     is_free.set()
     grammars._thread.shutdown()
     assert order == ["a2", "a1", "b1", "c1", "b2", "a3"], "cancelled at once, then in turn"
