@@ -1,5 +1,6 @@
 """What a request's grammar lets its sequences write: which tokens may come next, and which must."""
 
+import json
 import threading
 import time
 from collections import OrderedDict, deque
@@ -177,15 +178,11 @@ class Grammars:
             compiled.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> GrammarMatcher:
-        from llguidance import LLMatcher, grammar_from
+        from llguidance import LLMatcher
 
         tokenizer = self._tokenizer.result()
         began_s = time.thread_time()
-        try:
-            text = grammar_from(grammar.kind.value, grammar.text)
-        except ValueError as error:
-            raise grammar_refused(str(error)) from error
-        matcher = LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar.kind))
+        matcher = LLMatcher(tokenizer, _for_llguidance(grammar), log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
         compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32), GrammarUse())
@@ -194,6 +191,19 @@ class Grammars:
             raise grammar_refused(matcher.get_error())
         compiled.use.spent_s = time.thread_time() - began_s
         return compiled
+
+
+def _for_llguidance(grammar: Grammar) -> str:
+    """Raises `EngineRequestError`."""
+    from llguidance import grammar_from
+
+    if grammar.kind is GrammarKind.CHOICE:
+        # One terminal: of rules, only so many may begin at a time.
+        return f"start: TEXT\nTEXT: {' | '.join(map(json.dumps, json.loads(grammar.text)))}"
+    try:
+        return grammar_from(grammar.kind.value, grammar.text)
+    except ValueError as error:
+        raise grammar_refused(str(error)) from error
 
 
 def grammar_refused(reason: str) -> EngineRequestError:

@@ -8,7 +8,7 @@ from loraserve.engine import grammar as module
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammar import GrammarMatcher, Grammars
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
-from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, make_hash_grammars, one_of
+from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, make_hash_grammars, one_of, text_of
 
 
 def ids(text: str) -> list[int]:
@@ -45,6 +45,14 @@ def test_kinds(kind: GrammarKind, text: str, start: str, expected: str | None) -
     found = allowed(matcher_of(Grammar(kind, text), start))
     if expected is not None:
         assert {CHARS[token_id] for token_id in found if token_id != EOS} == set(expected), found
+
+
+def test_a_choice_of_thousands() -> None:
+    texts = [f"{CHARS[index % 7]}{index % 4}{text_of(divmod(index, 26))}" for index in range(600)]
+    texts = sorted({text.replace("\0", "z") for text in texts})
+    grammar = one_of(*(text + tail for text in texts for tail in ("", "ab", "ac", "x", "yz")))
+    for start in ("", texts[0], texts[0] + "a"):
+        assert allowed(matcher_of(grammar, start)) == can_follow(grammar, ids(start))
 
 
 def test_it_is_complete_when_nothing_follows() -> None:
