@@ -42,13 +42,14 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     for other in ("allowed_token_ids", "ignore_eos"):
         if getattr(request, other):
             raise invalid_value(other, f"cannot be combined with '{param}'.")
-    if kind is GrammarKind.JSON_SCHEMA:
-        check_cost(param, value, limits)
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
     if not text or value == []:
         raise invalid_value(param, "is empty.")
     limit = limits.max_grammar_chars if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR) else limits.max_schema_chars
-    check_at_most(param, len(text), limit, "characters")
+    what = "characters" if tool_schema is None else "characters in the schema of 'tools'"
+    check_at_most(param, len(text), limit, what)
+    if kind is GrammarKind.JSON_SCHEMA:
+        check_cost(param, value, limits)
     return Grammar(kind, text)
 
 

@@ -90,6 +90,19 @@ def test_what_else_there_is(outputs: dict[str, Any], expected: Grammar) -> None:
     assert grammar(**{f"guided_{name}": value for name, value in outputs.items()}) == expected
 
 
+def test_a_long_schema_is_not_walked_through() -> None:
+    """Two megabytes of it would hold up everybody."""
+    schema = {"enum": [[1]] * 1000 + ["x" * 41]}
+    with pytest.raises(ServingError, match="characters; the limit is 400"):
+        grammar(guided_json=schema)
+
+
+def test_the_schema_of_tools_that_is_too_long_is_named() -> None:
+    request = CompletionRequest(prompt="x")
+    with pytest.raises(ServingError, match="characters in the schema of 'tools'; the limit is 400"):
+        grammar_of(request, Limits(max_schema_chars=400), {"enum": list(range(400))})
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
