@@ -75,6 +75,7 @@ def _asked_for(request: GenerationFields) -> list[_Asked]:
 
 
 def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[_Asked]:
+    _check_whitespace(outputs, prefix)
     schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
     whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
     given = {
@@ -85,6 +86,14 @@ def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[_Ask
         "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
     }
     return [_Asked(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
+
+
+def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:
+    asked = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(outputs, name)]
+    if len(asked) > 1:
+        raise invalid_value(prefix + asked[1], f"cannot be combined with '{prefix}{asked[0]}'.")
+    if asked and outputs.json is None and not outputs.json_object:
+        raise invalid_value(prefix + asked[0], f"is only for '{prefix}json'.")
 
 
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:

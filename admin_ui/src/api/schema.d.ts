@@ -2935,9 +2935,15 @@ export interface components {
         /** JsonSchema */
         JsonSchema: {
             schema: Record<string, never>;
-            /** @default null */
+            /**
+             * @description Without effect.
+             * @default null
+             */
             name: string | null;
-            /** @default null */
+            /**
+             * @description Without effect: the model is not shown it.
+             * @default null
+             */
             description: string | null;
             /**
              * @description Without effect: answers always follow the schema.

@@ -20,7 +20,9 @@ class JsonObjectFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: dict[str, Any]
     name: str | None = None
+    """Without effect."""
     description: str | None = None
+    """Without effect: the model is not shown it."""
     strict: bool | None = None
     """Without effect: answers always follow the schema."""
 

@@ -114,6 +114,17 @@ def test_the_schema_of_tools_that_is_too_long_is_named() -> None:
         ),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [1]}, "allowed_token_ids", "cannot be combined"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+            "is only for 'structured_outputs.json'",
+        ),
+        ({"guided_whitespace_pattern": "_?"}, "guided_whitespace_pattern", "is only for 'guided_json'"),
+        (
+            {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True, "whitespace_pattern": "_?"}},
+            "structured_outputs.whitespace_pattern",
+            "cannot be combined with 'structured_outputs.disable_any_whitespace'",
+        ),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot be combined with 'guided_regex'"),
         ({"guided_json": {"multipleOf": 99_991}}, "guided_json", "multipleOf"),
         ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
