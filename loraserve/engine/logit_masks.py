@@ -34,7 +34,8 @@ def mask_logits(logits: Tensor, matchers: Sequence[tuple[int, GrammarMatcher]], 
 
 
 def _mask_on_host(rows: Sequence[Tensor], masks: Sequence[NDArray[np.uint8]]) -> None:
-    """In numpy, which takes a third of the time of torch's masked_fill and leaves the other threads alone."""
+    """In numpy, which leaves the other threads alone. Of 16,000 tokens it takes half the time of torch's masked_fill,
+    of 152,000 a quarter (12 and 73 µs in float32, Zen 4)."""
     for row, mask in zip(rows, masks, strict=True):
         bits = row.view(_INTEGERS[row.itemsize]).numpy()
         kept = np.take(_KEPT_BITS[row.itemsize], mask, axis=0).ravel()[: len(bits)]
