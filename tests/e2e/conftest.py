@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import lorax as lorax_client
 import openai
 import pytest
 
@@ -33,3 +34,11 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
 def http(server: ServerProcess) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
+
+
+@pytest.fixture
+def lorax(server: ServerProcess) -> Iterator[lorax_client.Client]:
+    client = lorax_client.Client(server.url, timeout=int(WAIT_S))
+    yield client
+    if client.session is not None:
+        client.session.close()

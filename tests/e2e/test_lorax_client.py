@@ -1,24 +1,13 @@
 """lorax-client and TGI's routes against the real server."""
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
 from lorax import Client
 from lorax.errors import GenerationError, ValidationError
 
 from tests.support.demo_questions import templated
-from tests.support.server_process import WAIT_S, ServerProcess
 
 PROMPT = templated("hello world")
-
-
-@pytest.fixture
-def lorax(server: ServerProcess) -> Iterator[Client]:
-    client = Client(server.url, timeout=int(WAIT_S))
-    yield client
-    if client.session is not None:
-        client.session.close()
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20")
