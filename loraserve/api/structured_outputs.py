@@ -48,7 +48,7 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     limit = limits.max_grammar_chars if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR) else limits.max_schema_chars
     what = "characters" if tool_schema is None else "characters in the schema of 'tools'"
     check_at_most(param, len(text), limit, what)
-    if kind is GrammarKind.JSON_SCHEMA:
+    if isinstance(value, dict):
         check_cost(param, value, limits)
     return Grammar(kind, text)
 
