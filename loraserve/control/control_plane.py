@@ -162,7 +162,7 @@ def build_control(
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
     draining = Draining(running, residency, OtherServers(declared.live, process))
     pins = Pins(catalog, residency, engine, base)
-    observer = build_observer(declared, admission, running, residency, process)
+    observer = build_observer(declared, admission, running, residency, usage_writer, process)
     return ControlPlane(
         process=process,
         live=declared.live,

@@ -19,10 +19,12 @@ from loraserve.control.residency import Residency
 from loraserve.control.running import RunningRequests
 from loraserve.control.series_reports import SeriesReports
 from loraserve.control.series_sampling import SeriesSampling
+from loraserve.control.server_metrics import ServerMetrics
 from loraserve.control.snapshots import Snapshots
 from loraserve.control.usage_reports import UsageReports
 from loraserve.control.usage_shipping import UsageShipping
 from loraserve.control.usage_traffic import UsageTraffic
+from loraserve.control.usage_writer import UsageWriter
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.runtime import Runtime
 from loraserve.store.documents import DocumentStore
@@ -53,6 +55,7 @@ class Observer:
     traffic: UsageTraffic
     audit: AuditTrail
     refusals: Refusals
+    metrics: ServerMetrics
 
     def start(self, background: Background) -> None:
         background.run("telling what runs", self.snapshots.run)
@@ -60,11 +63,13 @@ class Observer:
         background.every("adding up usage", SHIP_EVERY_S, self.shipping.ship)
         background.every("writing off lost requests", SWEEP_LOST_EVERY_S, self._sweep_lost)
         background.run("removing what is old", self._retain)
+        background.run("measuring the disk", self.metrics.run)
 
     def watch(self, runtime: Runtime) -> None:
         """From here on there is something to tell."""
         self.snapshots.watch(runtime)
         self.sampling.watch(runtime)
+        runtime.metrics.add(self.metrics)
 
     async def close(self) -> None:
         """After the background work was stopped."""
@@ -90,7 +95,12 @@ class Observer:
 
 
 def build_observer(
-    declared: Declared, admission: Admission, running: RunningRequests, residency: Residency, process: str
+    declared: Declared,
+    admission: Admission,
+    running: RunningRequests,
+    residency: Residency,
+    usage: UsageWriter,
+    process: str,
 ) -> Observer:
     live, catalog, data_dir = declared.live, declared.catalog, declared.settings.data_dir
     slot = EngineSlot(data_dir)
@@ -110,4 +120,5 @@ def build_observer(
         traffic=UsageTraffic(live, catalog, admission.totals),
         audit=AuditTrail(live, DocumentStore(data_dir)),
         refusals=Refusals(live),
+        metrics=ServerMetrics(data_dir, declared.outage, usage),
     )

@@ -21,6 +21,11 @@ class UsageWriter:
         self._max_kept = max_kept
         self._kept: deque[UsageLine] = deque()
 
+    @property
+    def num_kept(self) -> int:
+        """Lines that wait for the disk."""
+        return len(self._kept)
+
     def write(self, line: UsageLine) -> None:
         """To the log before this returns, if the disk takes it."""
         try:

@@ -103,6 +103,18 @@ class TestBeyondTheGrace:
                 wait_until(lambda: complete(http, "fake").status_code == 200, "Redis is back")
                 assert "choices" in next(events)
 
+    def test_metrics_tell_that_it_is_gone_and_back_without_any_request(self, tmp_path: Path) -> None:
+        with bench(tmp_path, *LONG_GRACE) as found:
+
+            def is_told(is_up: str) -> bool:
+                return f"\nloraserve_redis_up {is_up}\n" in found.admin.get("/metrics").text
+
+            assert is_told("1.0")
+            found.valkey.kill()
+            wait_until(lambda: is_told("0.0"), "it is gone")
+            found.valkey.start()
+            wait_until(lambda: is_told("1.0"), "it is back")
+
     def test_without_a_grace_nothing_is_served(self, tmp_path: Path) -> None:
         with bench(tmp_path, "--redis-grace-s", "0") as found:
             assert complete(found.admin, "fake").status_code == 200
