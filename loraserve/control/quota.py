@@ -100,8 +100,7 @@ class Quota:
         limit = self._limits(tenant).max_adapters
         existing = self._catalog.adapter(tenant, name)
         is_new = existing is None or existing.doc.deleted_at is not None
-        num_adapters = self.num_adapters(tenant)
-        if is_new and limit is not None and num_adapters + 1 > limit:
+        if limit is not None and is_new and (num_adapters := self.num_adapters(tenant)) + 1 > limit:
             message = (
                 f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limit}. "
                 "Delete one, or ask for a higher limit."

@@ -262,8 +262,11 @@ class UploadService:
         with open_source(path, roots=roots, follow_symlinks=follow_symlinks, limits=self._limits) as source:
             session = await self.open(principal, name, source.files, activate=activate, form=form)
             try:
+                # Judged by the commit alone: it is here at once, and each look at it is a process.
                 for file in source.files:
-                    await self.put_chunk(principal, session.id, file.name, 0, source.read(file.name))
+                    offset = 0
+                    async for block in source.read(file.name):
+                        offset = await self._append(session.id, file.name, offset, block)
                 session = await self.commit(principal, request_id, session.id)
                 while session.state.is_in_commit:
                     session = await self.get(principal, session.id, wait_s=60.0)
