@@ -58,7 +58,7 @@ class ChangeFeed:
                 (streams,) = await self._link.exchange([command])
         except (RedisError, OSError) as error:
             if isinstance(error, NotPrimaryError):
-                self._connection.renew_links()
+                self._connection.renew_links(error.moved_to)
             raise LiveUnavailableError(f"no changes from Redis: {error or 'no answer in time'}") from error
         return [_change(position, fields) for _, entries in streams or [] for position, fields in entries]
 

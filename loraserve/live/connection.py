@@ -5,17 +5,19 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from redis.asyncio.connection import ConnectionPool
+from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from loraserve.live.breaker import Breaker
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError, LiveUrlError
 from loraserve.live.script_loader import Script
-from loraserve.live.server_link import Arg, Command, NotPrimaryError, ServerLink
+from loraserve.live.server_link import Address, Arg, Command, NotPrimaryError, ServerLink
 
 CALL_S = 1.0
 NUM_LINKS = 16
+MOVES_FOLLOWED = 2
+"""From one node of a cluster to the next, of one call."""
 
 
 class LiveConnection:
@@ -30,6 +32,8 @@ class LiveConnection:
         # Only read for what the URL says. Its sockets are not used through it: its `release` can be cancelled, which
         # loses the socket's place for good.
         self._factory = _factory(url, timeout_s)
+        self._moved_to: Address | None = None
+        """The node of the cluster with the one slot of all our keys; None = whoever is at the URL's address."""
         self._places = asyncio.Semaphore(max_links)
         self._idle: list[ServerLink] = []
         self._breaker = Breaker()
@@ -67,13 +71,18 @@ class LiveConnection:
         seconds, microseconds = await self.call("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    def renew_links(self) -> None:
-        """A server is not the primary (any more): addresses are resolved anew, and documents compared anew."""
-        self.generation += 1
+    def renew_links(self, moved_to: Address | None = None) -> None:
+        """A server is not the primary (any more): addresses are resolved anew, and documents compared anew.
+
+        moved_to: the node of a cluster that links lead to from now on.
+        """
+        if moved_to is None or moved_to != self._moved_to:
+            self._moved_to = moved_to
+            self.generation += 1
 
     def new_link(self) -> ServerLink:
         """For somebody who waits on Redis longer than a call may."""
-        return ServerLink(self._factory.make_connection())
+        return ServerLink(self._make_connection)
 
     async def close(self) -> None:
         for link in self._idle:
@@ -87,7 +96,7 @@ class LiveConnection:
             raise LiveUnavailableError(self._breaker.reason, wait_s)
         try:
             async with asyncio.timeout(self._timeout_s):
-                replies = await self._exchange_on_a_link(commands, run_id, self.generation)
+                replies = await self._exchange_wherever_it_is(commands, run_id)
         except (ResponseError, LiveRestartedError):
             self._breaker.succeeded()
             raise
@@ -96,11 +105,23 @@ class LiveConnection:
             reason = f"no answer from Redis within {self._timeout_s * 1000:g} ms" if is_late else f"Redis: {error}"
             self._breaker.failed(reason)
             self.up_since = None
-            if isinstance(error, NotPrimaryError):
+            if isinstance(error, NotPrimaryError) or self._moved_to is not None:
                 self.renew_links()
             raise LiveUnavailableError(reason) from error
         self._breaker.succeeded()
         return replies
+
+    async def _exchange_wherever_it_is(self, commands: Sequence[Command], run_id: str | None) -> list[Any]:
+        generation = self.generation
+        for _ in range(MOVES_FOLLOWED):
+            try:
+                return await self._exchange_on_a_link(commands, run_id, generation)
+            except NotPrimaryError as error:
+                # From a socket's path no way leads to another node.
+                if error.moved_to is None or "host" not in self._factory.connection_kwargs:
+                    raise
+                self.renew_links(error.moved_to)
+        return await self._exchange_on_a_link(commands, run_id, generation)
 
     async def _exchange_on_a_link(self, commands: Sequence[Command], run_id: str | None, generation: int) -> list[Any]:
         async with self._places:
@@ -113,6 +134,13 @@ class LiveConnection:
                 return await link.exchange(commands)
             finally:
                 self._idle.append(link)
+
+    def _make_connection(self) -> AbstractConnection:
+        arguments = dict(self._factory.connection_kwargs)
+        if self._moved_to is not None:
+            host, port = self._moved_to
+            arguments |= {"host": host or arguments["host"], "port": port}
+        return self._factory.connection_class(**arguments)
 
     def _answered(self, link: ServerLink) -> None:
         if self.up_since is None or link.run_id != self.run_id:

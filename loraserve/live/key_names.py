@@ -1,4 +1,4 @@
-"""Every name of a key in Redis. All share one hash tag, so that they live in one slot of a cluster."""
+"""Every name of a key in Redis. All share one hash tag, so that they live in one slot, on one node of a cluster."""
 
 import hashlib
 import re

@@ -2,16 +2,18 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import MovedError, RedisError, ResponseError
 
 Arg = str | bytes | int | float
 Command = Sequence[Arg]
+Address = tuple[str, int]
+"""Host and port; no host = that of whoever named the port."""
 
-NOT_PRIMARY = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MOVED", "CLUSTERDOWN"})
+NOT_PRIMARY = frozenset({"READONLY", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "CLUSTERDOWN"})
 """Codes of errors by which a server says that another one decides by now, or may."""
 _OF_A_SCRIPT = re.compile(r": -([A-Z]+) ")
 """Redis 6.2 wraps what a script's command was answered: "Error running script (…): @user_script:12: -READONLY …"."""
@@ -19,6 +21,11 @@ _OF_A_SCRIPT = re.compile(r": -([A-Z]+) ")
 
 class NotPrimaryError(RedisError):
     """The server is a replica, or was cut off from the others. Its address may lead to the one that decides by now."""
+
+    def __init__(self, message: str, moved_to: Address | None = None) -> None:
+        """moved_to: the node of the cluster that has our keys; then this one has done nothing."""
+        super().__init__(message)
+        self.moved_to = moved_to
 
 
 class ServerLink:
@@ -28,8 +35,10 @@ class ServerLink:
     command would be answered with the reply that came too late (CVE-2023-28858).
     """
 
-    def __init__(self, connection: AbstractConnection) -> None:
-        self._connection = connection
+    def __init__(self, make_connection: Callable[[], AbstractConnection]) -> None:
+        """make_connection: to the address of now."""
+        self._make_connection = make_connection
+        self._connection = make_connection()
         self.run_id = ""
         """Of the server process, since `ready`."""
         self._generation = 0
@@ -43,11 +52,16 @@ class ServerLink:
         if is_of_now and not await self._connection.can_read():
             return
         await self.close()
-        self._generation = generation
+        if self._generation != generation:
+            self._connection = self._make_connection()
+            self._generation = generation
         try:
             await self._connection.connect()
-            info, replication = await self.exchange([["INFO", "server"], ["INFO", "replication"]])
-            if _try_field(replication, "role") == "slave":
+            sections = ("server", "replication", "cluster")
+            info, replication, cluster = await self.exchange([["INFO", section] for section in sections])
+            # A cluster's replica does nothing with keys either, and says who does.
+            is_alone = _try_field(cluster, "cluster_enabled") != "1"
+            if is_alone and _try_field(replication, "role") == "slave":
                 raise NotPrimaryError("the server does not decide: it is a replica")
         except BaseException:
             # Connecting greets and authenticates in several exchanges, of which any may have been cancelled.
@@ -69,6 +83,9 @@ class ServerLink:
             for _ in commands:
                 try:
                     replies.append(await connection.read_response(timeout=math.inf))
+                except MovedError as error:
+                    message = f"another node of the cluster has the keys: {error}"
+                    raise NotPrimaryError(message, error.node_addr) from error
                 except ResponseError as error:
                     if _is_of_no_primary(error):
                         raise NotPrimaryError(f"the server does not decide: {error}") from error

