@@ -25,6 +25,9 @@ from loraserve.store.errors import StoreError
 from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
 from loraserve.store.uploads import UploadStore
 
+COMMIT_AGAIN = " Commit again."
+"""Ends what a failed session says, for whoever has its id."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -110,15 +113,15 @@ class UploadCommits:
             except AdapterRejectedError as error:
                 await self._settle(session.id, UploadState.REJECTED, report=error.report)
             except (ServingError, IngestError, StoreError) as error:
-                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(str(error))} Commit again.")
+                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(str(error))}{COMMIT_AGAIN}")
             except OSError as error:
                 _logger.exception("upload %s failed", session.id)
                 reason = f"the data directory cannot be written ({error.strerror})"
-                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(reason)} Commit again.")
+                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(reason)}{COMMIT_AGAIN}")
             except Exception:
                 _logger.exception("upload %s failed", session.id)
-                reason = "Something unexpected went wrong; the server's log says what. Commit again."
-                await self._settle(session.id, UploadState.FAILED, error=reason)
+                reason = "Something unexpected went wrong; the server's log says what."
+                await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
 
     async def _validate_and_publish(self, principal: Principal, request_id: str, session: UploadSession) -> None:
         folder = await asyncio.to_thread(self._store.prepare, session.id)

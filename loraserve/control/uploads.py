@@ -22,7 +22,8 @@ from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 from loraserve.control.ingest import Ingest
 from loraserve.control.principal import Principal
 from loraserve.control.report import AdapterRejectedError
-from loraserve.control.upload_commits import Certify, Publisher, Smoke, UploadCommits
+from loraserve.control.unavailable import RETRY_AFTER_S
+from loraserve.control.upload_commits import COMMIT_AGAIN, Certify, Publisher, Smoke, UploadCommits
 from loraserve.control.upload_errors import store_errors
 from loraserve.control.upload_judge import UploadJudge
 from loraserve.control.upload_source import open_source
@@ -278,7 +279,9 @@ class UploadService:
         if session.state is UploadState.REJECTED:
             raise rejection_of(session)
         if session.state is not UploadState.READY:
-            raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, session.error or f"The upload is {session.state}.")
+            reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
+            message = f"{reason} Nothing of it is kept: upload it again."
+            raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         return session
 
     async def _open_bytes(self, tenant: str, *, without: IncomingForm | None = None) -> int:

@@ -280,6 +280,25 @@ def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench)
     asyncio.run(run())
 
 
+def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
+    bench: UploadBench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, data in files().items():
+        (folder / name).write_bytes(data)
+    bench.smoke_error = ServingError(ErrorCode.SERVICE_UNAVAILABLE, "The server's Redis is not reachable.")
+
+    async def run() -> None:
+        with pytest.raises(ServingError) as raised:
+            await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
+        assert raised.value.message == ("The server's Redis is not reachable. Nothing of it is kept: upload it again.")
+        assert raised.value.retry_after_s == 2
+        assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
+
+    asyncio.run(run())
+
+
 def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())
