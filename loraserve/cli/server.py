@@ -1,4 +1,4 @@
-"""Runs the server: engine, adapters, HTTP; then drains on SIGTERM. Exit code 0 = stopped on request, 1 = failed."""
+"""Runs the server: engine, adapters, HTTP; then drains. Exit code 0 = stopped by a signal, 1 = failed."""
 
 from __future__ import annotations
 
@@ -98,6 +98,9 @@ class _Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            # Shell and system may both tell of one closed terminal, so it is never a second signal.
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():

@@ -138,9 +138,10 @@ def _report_failure(channel: SocketChannel, error: Exception) -> int:
 
 
 def _leave_signals_to_parent() -> None:
-    """A terminal's Ctrl-C reaches the whole process group; the parent drains first and then tells us to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """A terminal's Ctrl-C, or its end, reaches the whole process group; the parent drains first and then tells us to
+    stop."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _limit_threads(num_threads: int | None) -> None:
