@@ -46,6 +46,10 @@ def code_of(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.json()["error"]["code"]
 
 
+def is_ready(http: httpx.Client) -> bool:
+    return http.get("/health/ready").status_code == 200
+
+
 @pytest.mark.parametrize("how", ["gone", "slow"])
 class TestWithinTheGrace:
     def test_known_keys_are_served_and_nothing_can_be_changed(self, tmp_path: Path, how: str) -> None:
@@ -68,6 +72,7 @@ class TestWithinTheGrace:
                     assert code_of(refused) == (503, "service_unavailable"), path
                     assert int(refused.headers["retry-after"]) >= 1
                 assert found.admin.get("/v1/adapters/skill").json()["aliases"][0]["alias"] == "live"
+                assert is_ready(found.admin)
                 assert complete(http, "skill").status_code == 200, "nothing was revoked, suspended or deleted unseen"
                 bring_back(found.valkey, how)
                 wait_until(lambda: complete(stranger, "skill").status_code == 200, "all are served again")
@@ -98,9 +103,11 @@ class TestBeyondTheGrace:
                 assert int(refused.headers["retry-after"]) >= 1
                 assert http.get("/v1/adapters").status_code == 200
                 assert found.admin.get("/health").status_code == 200
+                assert not is_ready(found.admin)
                 assert "choices" in next(events)
                 found.valkey.start()
-                wait_until(lambda: complete(http, "fake").status_code == 200, "Redis is back")
+                wait_until(lambda: is_ready(found.admin), "a load balancer that sent nothing meanwhile is told")
+                assert complete(http, "fake").status_code == 200
                 assert "choices" in next(events)
 
     def test_metrics_tell_that_it_is_gone_and_back_without_any_request(self, tmp_path: Path) -> None:

@@ -232,6 +232,8 @@ export interface paths {
         /**
          * HealthReady
          * @description 200 if requests sent now will be served: the engine proves it by progress, not by existing.
+         *
+         *     503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
          */
         get: operations["HealthReadyGetHealthReady"];
         put?: never;
@@ -241,6 +243,8 @@ export interface paths {
         /**
          * HealthReady
          * @description 200 if requests sent now will be served: the engine proves it by progress, not by existing.
+         *
+         *     503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
          */
         head: operations["HealthReadyHeadHealthReady"];
         patch?: never;

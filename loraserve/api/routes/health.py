@@ -7,9 +7,9 @@ from litestar.di import NamedDependency
 from loraserve.api.app_context import AppContext
 from loraserve.api.identity import server_version
 from loraserve.api.needs import PUBLIC
+from loraserve.control.live_views import RedisState
 from loraserve.control.snapshot_records import EngineState
 from loraserve.control.snapshots import engine_state
-from loraserve.serving.runtime import Runtime
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 """Load balancers probe with either."""
@@ -39,8 +39,11 @@ async def health_live() -> Response[bytes]:
 
 @route("/health/ready", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
 async def health_ready(context: NamedDependency[AppContext]) -> Response[bytes]:
-    """200 if requests sent now will be served: the engine proves it by progress, not by existing."""
-    return _answer(is_ready(context.runtime))
+    """200 if requests sent now will be served: the engine proves it by progress, not by existing.
+
+    503 also once Redis is gone for longer than --redis-grace-s, as every request then is.
+    """
+    return _answer(is_ready(context))
 
 
 @route("/version", http_method=METHODS, opt=PUBLIC, tags=["health"])
@@ -48,8 +51,9 @@ async def get_version() -> Version:
     return Version(server_version())
 
 
-def is_ready(runtime: Runtime) -> bool:
-    return engine_state(runtime) is EngineState.READY
+def is_ready(context: AppContext) -> bool:
+    is_redis_gone = context.control.observer.live_views.redis is RedisState.GONE
+    return engine_state(context.runtime) is EngineState.READY and not is_redis_gone
 
 
 def _answer(ok: bool) -> Response[bytes]:
