@@ -17,6 +17,8 @@ class Banner:
     base_url: str
     uds: Path | None
     needs_key: bool
+    open_to: str | None
+    """The address, where other machines can reach the server."""
     login_token: str | None
     """For one login to the console."""
     model_name: str
@@ -31,6 +33,7 @@ class Banner:
             [
                 f"loraserve is ready: {where}",
                 f"  base URL  {self.base_url}/v1",
+                *([f"  listens   on {self.open_to}: other machines can reach it"] if self.open_to else []),
                 *self._console(),
                 f"  model     {self.model_name} ({_facts(self.model)})",
                 f"  adapters  {_names(self.adapters)}",

@@ -7,6 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from loraserve.cli.option_types import LoraModule
+from loraserve.control.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
 from loraserve.serving.tool_calls.formats import ToolCallFormat
@@ -81,8 +82,12 @@ class ServeSettings:
 
     @property
     def bind_host(self) -> str:
-        """Only this machine can reach a server without keys, unless --host says otherwise."""
-        return self.host or ("0.0.0.0" if self.api_key else "127.0.0.1")
+        """Without --host all machines can reach a server that was given a password, as with vLLM; else only this one.
+
+        A key that `loraserve keys` made is none: `LORASERVE_API_KEY` is there for commands that ask a server.
+        """
+        has_password = any(try_parse_id(key) is None for key in self.api_key)
+        return self.host or ("0.0.0.0" if has_password else "127.0.0.1")
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -164,6 +164,7 @@ class _Server:
         return Banner(
             base_url=base_url(bound),
             uds=settings.uds,
+            open_to=None if settings.is_on_loopback else settings.bind_host,
             login_token=login_token,
             needs_key=not context.control.authenticator.is_open,
             model_name=settings.model_names[0],

@@ -27,7 +27,7 @@ class Authenticator:
     def __init__(
         self, catalog: Catalog, flag_keys: Sequence[str] = (), *, clock: Callable[[], float] = time.time
     ) -> None:
-        """flag_keys: `--api-key`: may infer for the tenant `default`."""
+        """flag_keys: `--api-key`: may infer for the tenant `default`. One that has a document is what that says."""
         self._catalog = catalog
         self._flag_hashes = [hash_key(key) for key in flag_keys]
         self._clock = clock
@@ -62,13 +62,18 @@ class Authenticator:
             raise _refused("No API key was sent. Send one as 'Authorization: Bearer ls-…'.")
         # NOTE: all are compared, so that time tells nothing.
         num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
-        if num_equal > 0:
+        if num_equal > 0 and not self._is_declared(text):
             flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
             await self._learn_tenant(flag, acting_tenant)
             return self._act_for(flag, acting_tenant)
         principal = await self._of_text(text)
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
+
+    def _is_declared(self, text: str) -> bool:
+        """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
+        key_id = try_parse_id(text)
+        return key_id is not None and self._catalog.key(key_id) is not None
 
     async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
         """For who uses this key without sending it. Raises `ServingError`.

@@ -39,6 +39,7 @@ def banner(
     needs_key: bool = False,
     is_demo: bool = False,
     login_token: str | None = None,
+    open_to: str | None = None,
     model: ModelDescription = MODEL,
 ) -> str:
     return str(
@@ -47,6 +48,7 @@ def banner(
             uds=uds,
             needs_key=needs_key,
             login_token=login_token,
+            open_to=open_to,
             model_name="base",
             model=model,
             adapters=adapters,
@@ -96,3 +98,8 @@ def test_names_the_console_and_how_to_get_in() -> None:
     assert f"{console} (`loraserve ui login` prints a link)\n" in banner(adapters=[], needs_key=True)
     assert f"{console}#/login/tok (one login" in banner(adapters=[], needs_key=True, login_token="tok")
     assert "console" not in banner(adapters=[], uds=Path("/run/s"))
+
+
+def test_says_where_other_machines_can_reach_it() -> None:
+    assert "listens" not in banner(adapters=[])
+    assert "listens   on 0.0.0.0: other machines can reach it" in banner(adapters=[], open_to="0.0.0.0")

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from loraserve.cli.main import main
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
+from loraserve.control.api_keys import generate_key
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 Invoke = Callable[..., Result]
@@ -185,6 +186,20 @@ def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path
 def test_api_key_opens_the_server_to_the_network(started: Started, variable: str) -> None:
     invoke(env={variable: "secret"})
     assert started.settings.api_key == ("secret",)
+    assert started.settings.bind_host == "0.0.0.0"
+
+
+def test_the_key_of_the_commands_does_not_open_a_server_to_the_network(started: Started) -> None:
+    """`export LORASERVE_API_KEY=ls-…` is for them; what is asked for with it is asked for all the same."""
+    made = generate_key().text
+    invoke(env={"LORASERVE_API_KEY": made})
+    assert started.settings.api_key == (made,)
+    assert started.settings.bind_host == "127.0.0.1"
+    assert not started.settings.is_open_on_loopback
+
+
+def test_a_password_beside_a_made_key_does(started: Started) -> None:
+    invoke("--api-key", generate_key().text, "--api-key", "secret")
     assert started.settings.bind_host == "0.0.0.0"
 
 

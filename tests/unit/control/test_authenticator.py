@@ -344,3 +344,21 @@ def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, t
             assert (await deaf.authenticator.of_key(key_id)).key_id == key_id
 
     run(scenario)
+
+
+def test_a_made_key_that_is_also_given_at_start_is_what_its_document_says(valkey: Valkey, tmp_path: Path) -> None:
+    """As where `LORASERVE_API_KEY` is set for the commands, and a server is started beside them."""
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    admin = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    elsewhere = generate_key()
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, flag_keys=(admin.text, elsewhere.text)) as node:
+            await with_tenants(node)
+            assert (await node.authenticator.authenticate(admin.text)).role is Role.ADMIN
+            assert (await node.authenticator.authenticate(elsewhere.text)).role is Role.INFER
+            await node.keys.revoke(ADMIN, "r", admin.document.id)
+            assert await refusal(node, admin.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
