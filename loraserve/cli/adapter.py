@@ -27,8 +27,10 @@ def adapter() -> None:
 def add(connection: Connection, name: str, path: Path, activate: bool) -> None:
     """Upload the folder PATH as a version of the adapter NAME."""
     from loraserve.cli.adapter_progress import upload_with_progress
+    from loraserve.cli.admin_output import print_problems
 
     session = _with_client(connection, lambda client: upload_with_progress(client, name, path, activate))
+    print_problems(session["report"])
     result = session["result"]
     note = "" if result["created"] else " (the same content as before)"
     _show(connection, session, f"{name}@v{result['version']} is ready{note}: {result['digest'][:12]}")

@@ -52,8 +52,14 @@ def print_csv(text: str) -> None:
 
 def print_report(report: Json) -> None:
     """Failures and warnings one by one, with what to do; what passed is counted."""
-    console = Console(stderr=True)
+    print_problems(report)
     num_passed = sum(check["status"] == "pass" for check in report["checks"])
+    Console(stderr=True).print(f"{num_passed} checks passed", highlight=False)
+
+
+def print_problems(report: Json) -> None:
+    """Nothing of a report without any."""
+    console = Console(stderr=True)
     problems = [check for check in report["checks"] if check["status"] != "pass"]
     for check in problems[:MAX_PROBLEMS]:
         where = " · ".join(part for part in (check["file"], check["key"]) if part)
@@ -69,7 +75,6 @@ def print_report(report: Json) -> None:
             console.print(f"      → {printable(check['remedy'])}", markup=False, highlight=False, soft_wrap=True)
     if len(problems) > MAX_PROBLEMS:
         console.print(f"and {len(problems) - MAX_PROBLEMS} more of these", highlight=False)
-    console.print(f"{num_passed} checks passed", highlight=False)
 
 
 def bytes_text(count: float) -> str:

@@ -78,13 +78,14 @@ def list_keys(connection: Connection) -> None:
             key["tenant"],
             key["role"],
             "expired" if key["is_expired"] else key["status"],
+            "all" if key["adapters"] is None else ", ".join(key["adapters"]),
             limits_text(key["limits"]),
             time_text(key["created_at"]),
             time_text(key["expires_at"]),
         )
         for key in found
     ]
-    print_table(("id", "name", "tenant", "role", "status", "limits", "created", "expires"), rows)
+    print_table(("id", "name", "tenant", "role", "status", "adapters", "limits", "created", "expires"), rows)
 
 
 @keys.command()

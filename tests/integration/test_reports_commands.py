@@ -72,3 +72,22 @@ def test_config_says_where_a_value_came_from(options: list[str]) -> None:
     found = {item["name"]: item for item in json.loads(ran("config", "--json", *options).stdout)}
     assert (found["port"]["value"], found["port"]["source"]) == ("0", "flag")
     assert "redis-grace-s" in ran("config", *options).stdout
+
+
+def test_keys_are_listed_with_the_adapters_that_they_are_for(options: list[str]) -> None:
+    ran(
+        "keys",
+        "create",
+        "--role",
+        "infer",
+        "--for-tenant",
+        "acme",
+        "--adapter",
+        "sql",
+        "--adapter",
+        "support",
+        *options,
+    )
+    narrow, *others = (line for line in ran("keys", "list", *options).stdout.splitlines() if "│" in line)
+    assert "sql, support" in narrow
+    assert all("all" in line for line in others)

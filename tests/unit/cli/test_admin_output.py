@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from loraserve.cli.admin_output import print_csv, print_fields, print_report, print_table, printable
+from loraserve.cli.admin_output import print_csv, print_fields, print_problems, print_report, print_table, printable
 
 CURSOR_UP = "\x1b[1A\x1b[2K"
 CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
@@ -33,3 +33,16 @@ def test_csv_is_changed_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(sys, "stdout", stdout)
         print_csv(f"a,b\n{CURSOR_UP},1\n")
         assert stdout.getvalue() == expected
+
+
+def test_what_passed_is_not_worth_a_line_beside_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    passed = {"status": "pass", "name": "config.json", "message": "plain JSON"}
+    where = {"file": "adapter_config.json", "key": "base_model_name_or_path"}
+    warned = {"status": "warn", "name": "config.base_model", "message": "trained on another", **where}
+    print_problems({"checks": [passed]})
+    assert capsys.readouterr().err == ""
+    print_problems({"checks": [passed, {**warned, "found": "a", "expected": "b", "remedy": "Look whether it was."}]})
+    told = capsys.readouterr().err
+    assert "warn config.base_model: trained on another" in told
+    assert "→ Look whether it was." in told
+    assert "passed" not in told
