@@ -280,11 +280,15 @@ def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
 def test_all_keys_are_shown_with_whose_they_are(root: Console, tenant: Tenant, admin: httpx.Client):
     # Not the server's first key: with those of many tests there is more than a page of newer ones.
     created = admin.post("/v1/keys", json={"role": "viewer", "tenant": "*"}).json()
+    tenant.key("infer", name="own")
     open_keys(root, tenant)
+    own = key_row(root, "own")
+    expect(own).not_to_contain_text(tenant.name)
     of_all = root.page.get_by_test_id("key-row").filter(has_text="all tenants")
     expect(of_all).to_have_count(0)
     root.page.get_by_role("button", name="All keys").click()
     expect(of_all.filter(has_text=created["id"])).to_have_count(1)
+    expect(own.filter(has_text=tenant.name)).to_have_count(1)
     expect(root.page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
 
 

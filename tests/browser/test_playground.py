@@ -151,6 +151,14 @@ def test_a_stream_that_breaks_off_says_so(console: Console):
     expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("ended before the answer was complete")
 
 
+def test_a_server_that_does_not_answer_is_not_asked_again_by_itself(console: Console):
+    console.watch.expect_no_answer()
+    page = console.open("#/playground?columns=uppercase")
+    page.route("**/v1/chat/completions", lambda route: route.abort("connectionrefused"))
+    ask(console, "hello")
+    expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("try again once it is back")
+
+
 def test_as_curl_does_the_same_in_a_terminal(console: Console, tenant: Tenant):
     page = console.open("#/playground?columns=uppercase")
     prompt = 'it\'s "quoted" $HOME'
@@ -169,6 +177,58 @@ def test_as_curl_does_the_same_in_a_terminal(console: Console, tenant: Tenant):
         timeout=60,
     )
     assert "data: [DONE]" in ran.stdout, ran.stdout + ran.stderr
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"topic": {"enum": ["billing", "it's"]}, "urgent": {"type": "boolean"}},
+    "required": ["topic", "urgent"],
+    "additionalProperties": False,
+}
+
+
+def test_every_column_answers_by_a_schema_and_so_does_its_curl(console: Console):
+    page = console.open(TWO_COLUMNS)
+    page.get_by_role("combobox", name="Answer").select_option("schema")
+    schema = page.get_by_role("textbox", name="JSON schema")
+    schema.fill(json.dumps(SCHEMA))
+    ask(console, "my invoice is wrong")
+    see_done(console, 2)
+    for answer in page.get_by_test_id("answer").all_inner_texts():
+        told = json.loads(answer)
+        assert told.keys() == {"topic", "urgent"}
+        assert told["topic"] in SCHEMA["properties"]["topic"]["enum"]
+    page.get_by_role("button", name="Copy as curl").nth(1).click()
+    words = shlex.split(page.evaluate("navigator.clipboard.readText()").replace("\\\n", ""))
+    held_to = json.loads(words[words.index("-d") + 1])["response_format"]
+    assert held_to == {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    # What was chosen is in the address, what was typed is not.
+    page.reload()
+    expect(schema).to_have_value("")
+    assert "billing" not in page.url
+
+
+def test_what_is_no_schema_is_not_sent_and_what_cannot_be_followed_is_the_servers_to_say(console: Console):
+    console.watch.expect_status(400)
+    page = console.open("#/playground?columns=uppercase&format=schema")
+    page.get_by_test_id("prompt").fill("hello")
+    send = page.get_by_role("button", name="Send")
+    schema = page.get_by_role("textbox", name="JSON schema")
+    for text, problem in (('{"type": "obj', "This is not JSON"), ("[1]", "A schema is a JSON object.")):
+        schema.fill(text)
+        expect(page.get_by_role("alert")).to_contain_text(problem)
+        expect(send).to_be_disabled()
+        expect(page.get_by_role("button", name="Copy as curl")).to_have_count(0)
+    schema.fill('{"type": "string", "not": {"const": "a"}}')
+    send.click()
+    expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("not")
+
+
+def test_any_json_object(console: Console):
+    page = console.open("#/playground?columns=json&format=json")
+    ask(console, "color red")
+    see_done(console, 1)
+    assert isinstance(json.loads(page.get_by_test_id("answer").inner_text()), dict)
 
 
 def test_another_tenants_adapter_is_tried_for_that_tenant(new_console: NewConsole, tenant: Tenant, admin_secret: str):

@@ -10,6 +10,7 @@ VIEWS = {
     "how to use it": "#/adapters/shown?tab=use",
     "upload": "#/upload",
     "playground": "#/playground?columns=,shown",
+    "playground with a schema": "#/playground?columns=,shown&format=schema",
     "live": "#/live",
     "requests": "#/requests",
     "usage": "#/requests/usage",

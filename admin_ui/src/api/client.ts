@@ -82,7 +82,8 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
     serverAnswers.value = false;
-    throw new ApiError(0, "unreachable", "The server does not answer. It may be restarting; this page retries by itself.");
+    const next = SAFE.has(method) ? "this page retries by itself" : "try again once it is back";
+    throw new ApiError(0, "unreachable", `The server does not answer. It may be restarting; ${next}.`);
   }
 }
 

@@ -4,7 +4,7 @@ export interface Quantity {
   unit: string;
 }
 
-const BYTE_UNITS = ["B", "KB", "MB", "GB", "TB"];
+const BYTE_UNITS = ["B", "kB", "MB", "GB", "TB"];
 
 export function bytes(count: number): Quantity {
   let value = count;

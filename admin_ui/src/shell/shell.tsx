@@ -3,6 +3,7 @@ import { useEffect } from "preact/hooks";
 
 import { actingTenant, serverAnswers, signedOut } from "../api/client";
 import { Icon } from "../parts/icon";
+import { shortcut } from "../parts/modifier-key";
 import { Failure, NoPermission } from "../parts/states";
 import { toast, Toasts } from "../parts/toasts";
 import { href, place } from "../router";
@@ -97,7 +98,7 @@ export function Shell({ pages }: { pages: Page[] }) {
         <button type="button" class="button is-quiet" onClick={() => (jumping.value = true)}>
           <Icon name="search" />
           <span class="visually-hidden">Jump to an adapter or page</span>
-          <kbd class="small muted jump-key">⌘K</kbd>
+          <kbd class="small muted jump-key">{shortcut("K")}</kbd>
         </button>
         <button
           type="button"

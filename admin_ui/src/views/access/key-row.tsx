@@ -15,8 +15,8 @@ export const GRACE_S = 3600;
 
 interface KeyRowProps {
   item: KeyItem;
-  /** Whose keys are looked at: others say whose they are. */
-  ofTenant: string;
+  /** Whose keys are looked at: others say whose they are. null = those of all tenants. */
+  ofTenant: string | null;
   /** In the last 24 hours; null while it is not known. */
   numRequests: number | null;
   onEdit: () => void;

@@ -104,7 +104,7 @@ export function Keys() {
                     <KeyRow
                       key={key.id}
                       item={key}
-                      ofTenant={shownTenant.value}
+                      ofTenant={ofAll ? null : shownTenant.value}
                       numRequests={requestsOf(key)}
                       onEdit={() => (editing.value = key)}
                       onRotate={() => void act("Rotated: the old secret works for another hour.", () => rotate(key))}

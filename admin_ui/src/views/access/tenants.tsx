@@ -164,8 +164,8 @@ function Row({ tenant, used, known, onEdit, onSuspend, onResume }: RowProps) {
       <td class="right" data-label="Weight">
         {tenant.weight}
       </td>
-      <td class="limits-cell muted truncate is-span-2" data-label="Limits" title={limitsText(tenant.limits)}>
-        {limitsText(tenant.limits)}
+      <td class="limits-cell muted is-span-2" data-label="Limits" title={limitsText(tenant.limits)}>
+        <span>{limitsText(tenant.limits)}</span>
       </td>
       <td class="row-actions">
         <button type="button" class="button is-quiet" onClick={onEdit}>

@@ -86,7 +86,7 @@ function Tile({ label, of, to, children }: { label: string; of: Quantity | null;
 }
 
 function perSecond(value: number): Quantity {
-  return { value: value === 0 ? "0" : value.toFixed(value < 10 ? 1 : 0), unit: "/s" };
+  return { value: value === 0 ? "0" : value.toFixed(value < 10 ? 1 : 0), unit: "" };
 }
 
 function latest(values: (number | null)[] | undefined): number | null {

@@ -4,6 +4,7 @@ import { Amount, CopyButton } from "../../parts/basics";
 import { count, milliseconds } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { wordDiff } from "../../parts/word-diff";
+import { schemaProblem } from "./answer-format";
 import type { ColumnRun, RunState } from "./column-run";
 import { asCurl, type PlaygroundSettings } from "./request";
 
@@ -62,7 +63,7 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
             <option key={name} value={name} />
           ))}
         </datalist>
-        <CopyButton text={asCurl(model || base, settings)} label="Copy as curl" />
+        {schemaProblem(settings) === null && <CopyButton text={asCurl(model || base, settings)} label="Copy as curl" />}
         {onRemove && (
           <button type="button" class="button is-quiet is-icon" aria-label={`Remove column ${index + 1}`} onClick={onRemove}>
             <Icon name="cross" />

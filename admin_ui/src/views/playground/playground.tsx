@@ -5,8 +5,10 @@ import { useEffect, useMemo } from "preact/hooks";
 
 import { Field } from "../../parts/basics";
 import { Icon } from "../../parts/icon";
+import { shortcut } from "../../parts/modifier-key";
 import { href, place, setQuery } from "../../router";
 import { mayActForAll, otherTenant, session, shownTenant } from "../../state/session";
+import { answerFormat, FormatField, SchemaField, schemaProblem } from "./answer-format";
 import { Column } from "./column";
 import { ColumnRun } from "./column-run";
 import { useModelNames } from "./model-names";
@@ -14,9 +16,9 @@ import type { PlaygroundSettings } from "./request";
 
 const MAX_COLUMNS = 4;
 
-type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system" | "tenant">;
+type AskedSettings = Omit<PlaygroundSettings, "prompt" | "system" | "schema" | "tenant">;
 
-const DEFAULTS: AskedSettings = { mode: "chat", maxTokens: 128, temperature: 0, seed: 1 };
+const DEFAULTS: AskedSettings = { mode: "chat", maxTokens: 128, temperature: 0, seed: 1, format: "text" };
 const MAX_TOKENS = 100_000;
 const MAX_TEMPERATURE = 2;
 const MAX_SEED = 2 ** 31;
@@ -31,8 +33,9 @@ export function Playground() {
   const tenant = mayActForAll.value ? otherTenant(place.value.query.get("tenant")) : null;
   const names = useModelNames(tenant);
   const differences = useSignal(false);
-  const words = useSignal({ prompt: "", system: "" });
+  const words = useSignal({ prompt: "", system: "", schema: "" });
   const settings: PlaygroundSettings = { tenant, ...askedSettings(place.value.query), ...words.value };
+  const ready = settings.prompt.trim() !== "" && schemaProblem(settings) === null;
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
   const base = session.value?.model ?? "";
 
@@ -48,7 +51,7 @@ export function Playground() {
 
   function send(event?: Event): void {
     event?.preventDefault();
-    if (settings.prompt.trim() === "") return;
+    if (!ready) return;
     columns.forEach((model, index) => void runs[index]?.start(model || base, settings));
   }
 
@@ -92,6 +95,7 @@ export function Playground() {
               </button>
             ))}
           </div>
+          <FormatField value={settings.format} onChange={(format) => change({ format })} />
           <NumberField label="Max tokens" value={settings.maxTokens} min={1} max={MAX_TOKENS} onChange={(maxTokens) => change({ maxTokens })} />
           <NumberField label="Temperature" value={settings.temperature} min={0} max={MAX_TEMPERATURE} step={0.1} onChange={(temperature) => change({ temperature })} />
           <NumberField label="Seed" value={settings.seed} min={0} max={MAX_SEED} onChange={(seed) => change({ seed })} />
@@ -114,6 +118,7 @@ export function Playground() {
             }}
           />
         </Field>
+        {settings.format === "schema" && <SchemaField settings={settings} onChange={(schema) => (words.value = { ...words.value, schema })} />}
         <div class="cluster">
           {/* With keys: one element that turns from Stop into Send during its click would send at once. */}
           {running ? (
@@ -121,11 +126,11 @@ export function Playground() {
               <Icon name="stop" /> Stop
             </button>
           ) : (
-            <button key="send" type="submit" class="button is-primary" disabled={settings.prompt.trim() === ""}>
+            <button key="send" type="submit" class="button is-primary" disabled={!ready}>
               <Icon name="play" /> Send
             </button>
           )}
-          <span class="muted small">Ctrl+Enter sends</span>
+          <span class="muted small">{shortcut("Enter")} sends</span>
         </div>
       </form>
       <div class="columns" style={{ "--columns": columns.length }}>
@@ -158,6 +163,7 @@ function askedSettings(query: URLSearchParams): AskedSettings {
     maxTokens: Math.round(number("maxTokens", 1, MAX_TOKENS, DEFAULTS.maxTokens)),
     temperature: number("temperature", 0, MAX_TEMPERATURE, DEFAULTS.temperature),
     seed: Math.round(number("seed", 0, MAX_SEED, DEFAULTS.seed)),
+    format: answerFormat(query.get("format")),
   };
 }
 

@@ -1,6 +1,7 @@
 import { requestHeaders } from "../../api/client";
 import { serverUrl } from "../../api/server-url";
 import { session, tenantHeaders } from "../../state/session";
+import { type AnswerFormat, responseFormat } from "./answer-format";
 
 export interface PlaygroundSettings {
   mode: "chat" | "completion";
@@ -12,6 +13,9 @@ export interface PlaygroundSettings {
   temperature: number;
   /** The same for every column, so that they differ by their model alone. */
   seed: number;
+  format: AnswerFormat;
+  /** As it was typed, for `format` "schema". */
+  schema: string;
 }
 
 export function requestPath({ mode }: PlaygroundSettings): string {
@@ -27,6 +31,7 @@ export function requestBody(model: string, settings: PlaygroundSettings): Record
     max_tokens: maxTokens,
     temperature,
     seed,
+    ...responseFormat(settings),
     stream: true,
     stream_options: { include_usage: true },
   };

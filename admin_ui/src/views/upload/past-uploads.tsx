@@ -51,7 +51,7 @@ function Row({ item }: { item: UploadItem }) {
         {item.result && ` v${item.result.version}`}
       </a>
       <span class="muted small truncate past-upload-why">
-        {first ? `${first.key ?? first.file ?? first.name}: ${first.message}` : item.error}
+        {first ? first.message : item.error}
         {failed.length > 1 && `, and ${failed.length - 1} more`}
       </span>
       <span class="muted small num past-upload-time" title={dateTime(item.created_at)}>

@@ -1,0 +1,58 @@
+import { Field } from "../../parts/basics";
+import type { PlaygroundSettings } from "./request";
+
+export type AnswerFormat = "text" | "json" | "schema";
+
+const FORMATS: Record<AnswerFormat, string> = { text: "any text", json: "a JSON object", schema: "JSON by a schema" };
+const EXAMPLE = '{"type": "object", "properties": {"urgent": {"type": "boolean"}}, "required": ["urgent"], "additionalProperties": false}';
+
+export function answerFormat(text: string | null): AnswerFormat {
+  return text === "json" || text === "schema" ? text : "text";
+}
+
+/** What of `response_format` is sent. Of a schema that `schemaProblem` finds nothing wrong with. */
+export function responseFormat({ format, schema }: PlaygroundSettings): Record<string, unknown> {
+  if (format === "text") return {};
+  if (format === "json") return { response_format: { type: "json_object" } };
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } };
+}
+
+/** Why nothing can be sent yet; whether a schema can be followed, the server says. */
+export function schemaProblem({ format, schema }: PlaygroundSettings): string | null {
+  if (format !== "schema") return null;
+  if (schema.trim() === "") return "No schema yet.";
+  try {
+    const parsed: unknown = JSON.parse(schema);
+    const isObject = typeof parsed === "object" && parsed !== null && !Array.isArray(parsed);
+    return isObject ? null : "A schema is a JSON object.";
+  } catch (error) {
+    return `This is not JSON: ${error instanceof Error ? error.message : String(error)}`;
+  }
+}
+
+export function FormatField({ value, onChange }: { value: AnswerFormat; onChange: (format: AnswerFormat) => void }) {
+  return (
+    <label class="number-field format-field">
+      <span class="muted small">Answer</span>
+      <select class="select" value={value} onChange={(event) => onChange(answerFormat(event.currentTarget.value))}>
+        {Object.entries(FORMATS).map(([format, title]) => (
+          <option key={format} value={format}>
+            {title}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+export function SchemaField({ settings, onChange }: { settings: PlaygroundSettings; onChange: (schema: string) => void }) {
+  return (
+    <Field
+      label="JSON schema"
+      hint="Every answer follows it. The models are not told: say in the prompt what is expected."
+      error={settings.schema.trim() === "" ? null : schemaProblem(settings)}
+    >
+      <textarea class="textarea mono" rows={4} spellcheck={false} placeholder={EXAMPLE} value={settings.schema} onInput={(event) => onChange(event.currentTarget.value)} />
+    </Field>
+  );
+}
