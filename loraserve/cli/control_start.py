@@ -26,7 +26,6 @@ from loraserve.store.records import SHARED_TENANT
 
 CONFIG_ACTOR = "config"
 """Who published what the command line names."""
-MAX_QUEUED_PER_TENANT = 32
 PUBLISHED_AT_ONCE = 8
 """Enough to keep the processes that check them busy, far fewer than the uploads a tenant may have open."""
 
@@ -50,10 +49,6 @@ async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
 
 
 def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSettings:
-    queued_per_tenant = settings.max_queued_per_tenant
-    if queued_per_tenant is None:
-        # Whoever is alone on a server may fill its queue.
-        queued_per_tenant = settings.max_queued if settings.is_open_on_loopback else MAX_QUEUED_PER_TENANT
     return ControlSettings(
         data_dir=settings.data_path,
         redis_url=redis_url,
@@ -62,7 +57,7 @@ def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSetting
         base_names=list(settings.model_names),
         flag_keys=list(settings.api_key),
         max_queued=settings.max_queued,
-        max_queued_per_tenant=queued_per_tenant,
+        max_queued_per_tenant=settings.max_queued_per_tenant,
     )
 
 

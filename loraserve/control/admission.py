@@ -55,8 +55,8 @@ class AdmissionSettings:
     """Id of this process and start."""
     max_queued: int = 256
     """Sequences that wait for the engine."""
-    max_queued_per_tenant: int = 32
-    """Where the tenant has no `max_queued` of its own."""
+    max_queued_per_tenant: int | None = None
+    """Where the tenant has no `max_queued` of its own; None = see `QueueLimits`."""
 
 
 class Admission:

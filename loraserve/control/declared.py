@@ -34,8 +34,8 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """API keys without a document."""
     max_queued: int = 256
     """Sequences that wait for the engine."""
-    max_queued_per_tenant: int = 32
-    """Where a tenant has no limit of its own."""
+    max_queued_per_tenant: int | None = None
+    """Where a tenant has no limit of its own; None = see `QueueLimits`."""
 
 
 @dataclass(frozen=True, slots=True)

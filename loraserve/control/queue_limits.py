@@ -7,6 +7,7 @@ from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.errors import ErrorCode, ServingError
 
 QUEUE_RETRY_AFTER_S = 1
+MAX_QUEUED_PER_TENANT = 32
 
 
 class QueueLimits:
@@ -19,9 +20,10 @@ class QueueLimits:
         engine: EngineClient,
         *,
         max_queued: int,
-        max_queued_per_tenant: int,
+        max_queued_per_tenant: int | None,
     ) -> None:
-        """Both in sequences. max_queued_per_tenant: where the tenant has no `max_queued` of its own."""
+        """Both in sequences. max_queued_per_tenant: where the tenant has no `max_queued` of its own; None = 32, and all
+        that may wait while no key is required: whoever is alone on a server may fill its queue."""
         self._catalog = catalog
         self._running = running
         self._engine = engine
@@ -41,19 +43,20 @@ class QueueLimits:
 
     def _caps(self, principal: Principal) -> list[tuple[str, int, int]]:
         """(whose, sequences without a token, the most there may be)."""
-        tenant = self._catalog.tenant(principal.acting_tenant)
         key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
-        tenant_cap = tenant.doc.limits.max_queued if tenant is not None else None
-        caps = [
-            (
-                "Your tenant",
-                self._running.num_queued(tenant=principal.acting_tenant),
-                self._max_queued_per_tenant if tenant_cap is None else tenant_cap,
-            )
-        ]
+        num_queued = self._running.num_queued(tenant=principal.acting_tenant)
+        caps = [("Your tenant", num_queued, self._tenant_cap(principal))]
         if key is not None and key.doc.limits.max_queued is not None:
             caps.append(("Your API key", self._running.num_queued(key_id=principal.key_id), key.doc.limits.max_queued))
         return caps
+
+    def _tenant_cap(self, principal: Principal) -> int:
+        tenant = self._catalog.tenant(principal.acting_tenant)
+        if tenant is not None and tenant.doc.limits.max_queued is not None:
+            return tenant.doc.limits.max_queued
+        if self._max_queued_per_tenant is not None:
+            return self._max_queued_per_tenant
+        return self._max_queued if principal.is_open else MAX_QUEUED_PER_TENANT
 
 
 def _check_queue(whose: str, num_waiting: int, cap: int) -> None:

@@ -6,11 +6,11 @@ import pytest
 from loraserve.control.admission import AdmissionSettings, reserve_tokens
 from loraserve.control.key_documents import KeyPatch
 from loraserve.control.outcome import Ending, Outcome
-from loraserve.control.principal import server_principal
+from loraserve.control.principal import OPEN_ACTOR, Principal, server_principal
 from loraserve.control.tenants import TenantPatch
 from loraserve.live.requests import RequestState
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import Limits, Role, Status
+from loraserve.store.records import ANY_TENANT, Limits, Role, Status
 from loraserve.store.usage_log import Outcome as BilledOutcome
 from tests.support.live_documents import num_in_flight
 from tests.support.valkey import Valkey, valkey
@@ -250,6 +250,25 @@ def test_a_tenants_queue_has_a_limit_of_its_own(valkey: Valkey, tmp_path: Path) 
             with pytest.raises(ServingError) as refused:
                 await node.admit(ACME)
             assert "The server" in refused.value.message
+
+    run(scenario)
+
+
+def test_whoever_has_a_key_may_fill_32_places_of_the_queue_and_an_open_servers_user_all(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        settings = AdmissionSettings(process="p", max_queued=100)
+        async with running_node(tmp_path / "data", valkey.url, settings=settings) as node:
+            await with_tenants(node)
+            for principal, whose, limit in (
+                (ACME, "Your tenant", 32),
+                (Principal(OPEN_ACTOR, Role.ADMIN, ANY_TENANT, "globex"), "The server", 100),
+            ):
+                burst = await asyncio.gather(*(node.admit(principal) for _ in range(300)), return_exceptions=True)
+                messages = {error.message for error in burst if isinstance(error, ServingError)}
+                assert messages == {f"{whose} has {limit} sequences waiting, the limit is {limit}. Retry later."}
+            assert node.running.num_sequences() == ENGINE_SEQUENCES + 100
 
     run(scenario)
 
