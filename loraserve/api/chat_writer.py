@@ -7,6 +7,7 @@ from msgspec import UNSET
 
 from loraserve.api.chat_answer import ChatAnswer, call_deltas, chat_answer
 from loraserve.api.chunks import ChunkHead
+from loraserve.api.content_logprobs import content_logprobs
 from loraserve.api.prompt_logprobs import prompt_logprobs
 from loraserve.api.schemas.chat import (
     ChatChoice,
@@ -14,15 +15,12 @@ from loraserve.api.schemas.chat import (
     ChatCompletionResponse,
     ChatDelta,
     ChatLogprobs,
-    ContentLogprob,
     ResponseMessage,
-    TopLogprob,
 )
 from loraserve.api.schemas.tools import ResponseToolCall
 from loraserve.api.schemas.usage import usage_of
-from loraserve.api.token_names import TokenNames, finite
+from loraserve.api.token_names import TokenNames
 from loraserve.api.tools import ToolUse
-from loraserve.engine.request import TokenLogprob
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.generation import Generation
 from loraserve.serving.token_text import TokenText
@@ -129,20 +127,7 @@ class ChatWriter:
 
     def _logprobs(self, delta: ChoiceDelta) -> ChatLogprobs | None:
         count = self._options.top_logprobs
-        if count is None:
-            return None
-        return ChatLogprobs([self._content_logprob(token, count) for token in delta.logprobs])
-
-    def _content_logprob(self, token: TokenLogprob, count: int) -> ContentLogprob:
-        return ContentLogprob(
-            token=self._names.name(token.token_id),
-            logprob=finite(token.logprob),
-            bytes=self._names.bytes_of(token.token_id),
-            top_logprobs=[
-                TopLogprob(self._names.name(token_id), finite(logprob), self._names.bytes_of(token_id))
-                for token_id, logprob in token.top[:count]
-            ],
-        )
+        return None if count is None else ChatLogprobs(content_logprobs(self._names, delta.logprobs, count))
 
 
 def _answers(options: ChatOptions) -> list[ChatAnswer]:

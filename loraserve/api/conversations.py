@@ -1,7 +1,7 @@
 """From the messages of a request to what a chat template is given."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw
@@ -9,7 +9,7 @@ from msgspec import Raw
 from loraserve.api.nesting import nesting_depth
 from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.raw_json import num_bytes_of, parsed
-from loraserve.api.schemas.chat import ChatCompletionRequest, ContentPart, RequestMessage
+from loraserve.api.schemas.chat import ChatCompletionRequest, RequestMessage
 from loraserve.api.schemas.tokenize import TokenizeRequest
 from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
@@ -19,10 +19,21 @@ from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = ("text",)
 SPLIT_TEXT = "\n"
 """Between the text parts of one message, as in vLLM."""
 JSON_OBJECT = msgspec.json.Decoder(dict[str, Raw])
 """Checks all of it, and parses the outermost level only."""
+
+
+class Part(Protocol):
+    """Of a message."""
+
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def text(self) -> str | None: ...
 
 
 def conversation_of(
@@ -44,7 +55,7 @@ def conversation_of(
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         tools=tools,
-        template_kwargs=_template_kwargs(asked.chat_template_kwargs or {}, limits),
+        template_kwargs=checked_template_kwargs(asked.chat_template_kwargs, limits),
     )
 
 
@@ -55,9 +66,9 @@ def _check_continued(add_generation_prompt: bool, last: RequestMessage) -> None:
         raise invalid_value("continue_final_message", "needs a last message of role 'assistant' with content.")
 
 
-def _template_kwargs(given: dict[str, Raw], limits: Limits) -> dict[str, Any]:
+def checked_template_kwargs(given: dict[str, Raw] | None, limits: Limits) -> dict[str, Any]:
     """Which names may be set is for the template to say."""
-    param = "chat_template_kwargs"
+    param, given = "chat_template_kwargs", given or {}
     check_at_most(param, len(given), limits.max_template_kwargs, "entries")
     check_at_most(param, num_bytes_of(given), limits.max_template_kwargs_bytes, "bytes")
     return parsed(param, given)
@@ -75,7 +86,7 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
         raise missing(f"{param}.content")
     return ChatMessage(
         message.role,
-        None if message.content is None else _text(f"{param}.content", message.content),
+        None if message.content is None else text_of(f"{param}.content", message.content, TEXT_PARTS),
         message.name,
         tuple(_tool_call(f"{param}.tool_calls[{index}]", call, limits) for index, call in enumerate(calls)),
         message.tool_call_id,
@@ -95,10 +106,15 @@ def _tool_call(param: str, call: RequestToolCall, limits: Limits) -> ToolCall:
     check_is_function(param, call.type)
     if call.function is None:
         raise missing(f"{param}.function")
-    check_function_name(f"{param}.function.name", call.function.name)
-    arguments = call.function.arguments.strip() or "{}"
-    _check_arguments(f"{param}.function.arguments", arguments, limits)
-    return ToolCall(call.id, call.function.name, arguments)
+    return checked_call(f"{param}.function", call.id, call.function.name, call.function.arguments, limits)
+
+
+def checked_call(param: str, call_id: str, name: str, arguments: str, limits: Limits) -> ToolCall:
+    """param: the object with name and arguments. Raises `ServingError`."""
+    check_function_name(f"{param}.name", name)
+    arguments = arguments.strip() or "{}"
+    _check_arguments(f"{param}.arguments", arguments, limits)
+    return ToolCall(call_id, name, arguments)
 
 
 def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
@@ -111,14 +127,15 @@ def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
         raise invalid_value(param, f"must be a JSON object: {error}.") from error
 
 
-def _text(param: str, content: str | list[ContentPart]) -> str:
+def text_of(param: str, content: str | Sequence[Part], kinds: Collection[str]) -> str:
+    """kinds: the types of parts that are text. Raises `ServingError`."""
     if isinstance(content, str):
         return content
-    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part) for index, part in enumerate(content))
+    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content))
 
 
-def _part_text(param: str, part: ContentPart) -> str:
-    if part.type != "text":
+def _part_text(param: str, part: Part, kinds: Collection[str]) -> str:
+    if part.type not in kinds:
         raise unsupported(param, f"is of type {part.type[:32]!r}; only text is supported.")
     if part.text is None:
         raise missing(f"{param}.text")

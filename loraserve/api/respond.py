@@ -28,6 +28,7 @@ from loraserve.serving.tokenizer import INLINE_SIZE, TextTokenizer
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct, covariant=True)
+A = TypeVar("A")
 
 
 class Steps:
@@ -82,19 +83,32 @@ async def respond(
     if asked.stream:
         body = partial(_body, generation=generation, call=call, writer=writer, asked=asked, tokenizer=runtime.tokenizer)
         return await open_stream(request, runtime, call, generation, body)
-    deltas = await while_connected(request, collect(generation.steps()))
 
-    def encoded() -> bytes:
+    def written(deltas: list[ChoiceDelta]) -> T:
         response = writer.response(deltas, generation)
         if asked.include_metrics:
             response = msgspec.structs.replace(response, metrics=_metrics(call, generation))
-        return msgspec.json.encode(response)
+        return response
 
+    return await respond_whole(request, runtime, call, generation, written)
+
+
+async def respond_whole(
+    request: Request,
+    runtime: Runtime,
+    call: InferenceCall,
+    generation: Generation,
+    write: Callable[[list[ChoiceDelta]], A],
+    more_headers: Callable[[], dict[str, str]] = dict,
+) -> Response[A]:
+    """One body, made by `write` of all choices, complete; closes the call. Raises `ServingError`; then it does not."""
+    deltas = await while_connected(request, collect(generation.steps()))
     # Echoes and prompt logprobs make responses as long as prompts.
-    body = await runtime.tokenizer.run(generation.usage().num_prompt_tokens + size_of(deltas), encoded)
-    headers = call.headers | timing_headers(generation, call.adapter_load_ms)
+    size = generation.usage().num_prompt_tokens + size_of(deltas)
+    body = await runtime.tokenizer.run(size, lambda: msgspec.json.encode(write(deltas)))
+    headers = call.headers | timing_headers(generation, call.adapter_load_ms) | more_headers()
     call.close()
-    return Response(cast(T, body), media_type=MediaType.JSON, headers=headers)
+    return Response(cast(A, body), media_type=MediaType.JSON, headers=headers)
 
 
 async def open_stream(

@@ -1,13 +1,14 @@
 """From a request's fields to the engine's sampling parameters, everything checked on the way."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from loraserve.api.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.request_id import HARMLESS_ID
-from loraserve.api.schemas.sampling import GenerationFields
-from loraserve.api.structured_outputs import grammar_of
+from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
+from loraserve.api.structured_outputs import AskedFormat, formats_of, grammar_of
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.choice import TextOptions
@@ -80,11 +81,30 @@ class SamplingChecker:
         prompt_logprobs: int | None,
         tool_schema: dict[str, Any] | None = None,
     ) -> CheckedSampling:
-        """Raises `ServingError`. max_tokens 0 means: nothing is to be generated."""
-        self._check_without_effect(request)
-        self._check_stream(request)
+        """Of a completion or chat. Raises `ServingError`. max_tokens 0 means: nothing is to be generated."""
+        check_stream_options(request.stream, request.stream_options)
+        if request.prompt_logprobs is not None:
+            if request.stream:
+                raise unsupported("prompt_logprobs", "is not available with 'stream': true.")
+            self.check_top_logprobs("prompt_logprobs", request.prompt_logprobs)
         n = _or(request.n, 1)
         check_range("n", n, 1, self._limits.max_n)
+        checked = self.check_shared(
+            request, max_tokens=max_tokens, logprobs=logprobs, formats=formats_of(request), tool_schema=tool_schema
+        )
+        return replace(checked, params=replace(checked.params, n=n, prompt_logprobs=prompt_logprobs))
+
+    def check_shared(
+        self,
+        request: SamplingFields,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        formats: Sequence[AskedFormat],
+        tool_schema: dict[str, Any] | None,
+    ) -> CheckedSampling:
+        """What every API has. Raises `ServingError`."""
+        self._check_without_effect(request)
         if max_tokens is not None:
             check_range("max_tokens", max_tokens, 0, INT64 - 1)
         min_tokens = _or(request.min_tokens, 0)
@@ -95,7 +115,6 @@ class SamplingChecker:
             check_range("seed", seed, -INT64, INT64 - 1)
         params = SamplingParams(
             max_tokens=1,
-            n=n,
             temperature=self._temperature(request),
             top_k=self._top_k(request),
             top_p=self._top_p(request),
@@ -111,8 +130,7 @@ class SamplingChecker:
             ignore_eos=request.ignore_eos,
             min_tokens=min_tokens,
             logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            grammar=grammar_of(request, self._limits, tool_schema),
+            grammar=grammar_of(request, self._limits, formats, tool_schema),
         )
         text = TextOptions(
             eos_token_ids=self._eos_token_ids,
@@ -134,7 +152,7 @@ class SamplingChecker:
     def check_top_logprobs(self, param: str, count: int) -> None:
         check_range(param, count, 0, self._limits.max_top_logprobs)
 
-    def _check_without_effect(self, request: GenerationFields) -> None:
+    def _check_without_effect(self, request: SamplingFields) -> None:
         if request.priority:
             raise unsupported("priority", f"is {request.priority}; only 0 is supported.")
         if request.store:
@@ -144,30 +162,22 @@ class SamplingChecker:
         if request.request_id is not None and not HARMLESS_ID.fullmatch(request.request_id):
             raise invalid_value("request_id", f"must match {HARMLESS_ID.pattern}.")
 
-    def _check_stream(self, request: GenerationFields) -> None:
-        if request.stream_options is not None and not request.stream:
-            raise invalid_value("stream_options", "is only allowed with 'stream': true.")
-        if request.prompt_logprobs is not None:
-            if request.stream:
-                raise unsupported("prompt_logprobs", "is not available with 'stream': true.")
-            self.check_top_logprobs("prompt_logprobs", request.prompt_logprobs)
-
-    def _temperature(self, request: GenerationFields) -> float:
+    def _temperature(self, request: SamplingFields) -> float:
         temperature = _checked("temperature", _or(request.temperature, self._defaults.temperature), 0, 2)
         return 0.0 if temperature < GREEDY_BELOW else max(temperature, MIN_TEMPERATURE)
 
-    def _top_p(self, request: GenerationFields) -> float:
+    def _top_p(self, request: SamplingFields) -> float:
         top_p = _checked("top_p", _or(request.top_p, self._defaults.top_p), 0, 1)
         if top_p == 0:
             raise invalid_value("top_p", "is 0; it must be greater than 0 and at most 1.")
         return top_p
 
-    def _top_k(self, request: GenerationFields) -> int:
+    def _top_k(self, request: SamplingFields) -> int:
         top_k = _or(request.top_k, self._defaults.top_k)
         check_range("top_k", top_k, -1, INT64 - 1)
         return 0 if top_k == -1 else min(top_k, self._vocab_size)
 
-    def _logit_bias(self, request: GenerationFields) -> dict[int, float]:
+    def _logit_bias(self, request: SamplingFields) -> dict[int, float]:
         given = request.logit_bias or {}
         check_at_most("logit_bias", len(given), self._limits.max_logit_bias, "entries")
         bias: dict[int, float] = {}
@@ -179,7 +189,7 @@ class SamplingChecker:
         check_token_ids("logit_bias", bias, self._vocab_size)
         return bias
 
-    def _allowed_token_ids(self, request: GenerationFields) -> tuple[int, ...]:
+    def _allowed_token_ids(self, request: SamplingFields) -> tuple[int, ...]:
         if request.allowed_token_ids is None:
             return ()
         if not request.allowed_token_ids:
@@ -187,13 +197,13 @@ class SamplingChecker:
         check_token_ids("allowed_token_ids", request.allowed_token_ids, self._vocab_size)
         return tuple(sorted(set(request.allowed_token_ids)))
 
-    def _stop_token_ids(self, request: GenerationFields) -> tuple[int, ...]:
+    def _stop_token_ids(self, request: SamplingFields) -> tuple[int, ...]:
         token_ids = request.stop_token_ids or []
         check_at_most("stop_token_ids", len(token_ids), self._limits.max_stop_token_ids, "ids")
         check_token_ids("stop_token_ids", token_ids, self._vocab_size)
         return tuple(dict.fromkeys(token_ids))
 
-    def _stop(self, request: GenerationFields) -> tuple[str, ...]:
+    def _stop(self, request: SamplingFields) -> tuple[str, ...]:
         stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
         check_at_most("stop", len(stop), self._limits.max_stop_strings, "strings")
         for text in stop:
@@ -202,11 +212,16 @@ class SamplingChecker:
             check_at_most("stop", len(text), self._limits.max_stop_chars, "characters in one string")
         return tuple(dict.fromkeys(stop))
 
-    def _cache_salt(self, request: GenerationFields) -> str:
+    def _cache_salt(self, request: SamplingFields) -> str:
         if request.cache_salt is None:
             return ""
         check_range("cache_salt", len(request.cache_salt), 1, MAX_SALT_CHARS)
         return request.cache_salt
+
+
+def check_stream_options(stream: bool | None, options: object) -> None:
+    if options is not None and not stream:
+        raise invalid_value("stream_options", "is only allowed with 'stream': true.")
 
 
 def prompt_sampling(checked: CheckedSampling, max_tokens: int) -> SamplingParams:
@@ -216,14 +231,14 @@ def prompt_sampling(checked: CheckedSampling, max_tokens: int) -> SamplingParams
     return replace(checked.params, max_tokens=max_tokens, seed=seed)
 
 
-def check_context(num_prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
-    """Prompt and answer must fit the model. Raises `ServingError`."""
+def check_context(num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "max_tokens") -> None:
+    """Prompt and answer must fit the model. Raises `ServingError`. param: what the API calls the answer's limit."""
     if num_prompt_tokens + max_tokens > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens} "
-            f"and up to {max_tokens} were asked for. Shorten the prompt or lower max_tokens."
+            f"and up to {max_tokens} were asked for. Shorten the prompt or lower {param}."
         )
-        raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+        raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
 def _checked(param: str, value: float, low: float, high: float) -> float:

@@ -1,12 +1,13 @@
 """From the fields that say what an answer must look like to a grammar."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from loraserve.api.ranges import check_at_most
 from loraserve.api.schema_cost import check_cost
-from loraserve.api.schemas.sampling import GenerationFields
+from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import Grammar, GrammarKind
@@ -19,21 +20,29 @@ WHITESPACE = r" |\r?\n[ \t]{0,40}"
 without end, so do others, and small models write it until they have no tokens left."""
 
 
-class _Asked(NamedTuple):
+class AskedFormat(NamedTuple):
+    """What an answer shall look like."""
+
     param: str
     """The field that asks."""
     kind: GrammarKind
     value: Any
 
 
-def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str, Any] | None = None) -> Grammar | None:
+def grammar_of(
+    request: SamplingFields,
+    limits: Limits,
+    formats: Sequence[AskedFormat],
+    tool_schema: dict[str, Any] | None = None,
+) -> Grammar | None:
     """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid.
 
+    formats: what fields of the request's own API ask for.
     tool_schema: what `tool_choice` holds the answer to.
     """
-    asked = _asked_for(request)
+    asked = [*formats, *_structured_outputs(request)]
     if tool_schema is not None:
-        asked.insert(0, _Asked("tool_choice", GrammarKind.JSON_SCHEMA, _laid_out(tool_schema)))
+        asked.insert(0, json_format("tool_choice", tool_schema))
     if not asked:
         return None
     (param, kind, value), *others = asked
@@ -53,17 +62,14 @@ def grammar_of(request: GenerationFields, limits: Limits, tool_schema: dict[str,
     return Grammar(kind, text)
 
 
-def _asked_for(request: GenerationFields) -> list[_Asked]:
-    asked: list[_Asked] = []
+def formats_of(request: GenerationFields) -> list[AskedFormat]:
+    """By `response_format` and vLLM's older names. Raises `ServingError`."""
+    asked: list[AskedFormat] = []
     match request.response_format:
         case JsonObjectFormat(schema):
-            asked.append(_Asked("response_format", GrammarKind.JSON_SCHEMA, _laid_out(schema or ANY_OBJECT)))
+            asked.append(json_format("response_format", schema or ANY_OBJECT))
         case JsonSchemaFormat(json_schema):
-            schema = _laid_out(json_schema.schema)
-            asked.append(_Asked("response_format.json_schema.schema", GrammarKind.JSON_SCHEMA, schema))
-    if request.structured_outputs is not None:
-        refuse_unsupported(request.structured_outputs, "structured_outputs.")
-        asked += _of_structured_outputs(request.structured_outputs, "structured_outputs.")
+            asked.append(json_format("response_format.json_schema.schema", json_schema.schema))
     older = StructuredOutputs(
         json=request.guided_json,
         regex=request.guided_regex,
@@ -71,10 +77,21 @@ def _asked_for(request: GenerationFields) -> list[_Asked]:
         grammar=request.guided_grammar,
         whitespace_pattern=request.guided_whitespace_pattern,
     )
-    return asked + _of_structured_outputs(older, "guided_")
+    return asked + _formats_in(older, "guided_")
 
 
-def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[_Asked]:
+def json_format(param: str, schema: dict[str, Any]) -> AskedFormat:
+    return AskedFormat(param, GrammarKind.JSON_SCHEMA, _laid_out(schema))
+
+
+def _structured_outputs(request: SamplingFields) -> list[AskedFormat]:
+    if request.structured_outputs is None:
+        return []
+    refuse_unsupported(request.structured_outputs, "structured_outputs.")
+    return _formats_in(request.structured_outputs, "structured_outputs.")
+
+
+def _formats_in(outputs: StructuredOutputs, prefix: str) -> list[AskedFormat]:
     _check_whitespace(outputs, prefix)
     schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
     whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
@@ -85,7 +102,7 @@ def _of_structured_outputs(outputs: StructuredOutputs, prefix: str) -> list[_Ask
         "choice": (GrammarKind.CHOICE, outputs.choice),
         "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
     }
-    return [_Asked(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
+    return [AskedFormat(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
 
 
 def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from loraserve.api.forced_calls import schema_of_arguments, schema_of_calls
 from loraserve.api.ranges import check_at_most, unsupported
@@ -32,15 +33,32 @@ class ToolUse:
     named: str | None = None
 
 
+class NamedTool(NamedTuple):
+    """A `tool_choice` that names the function to call."""
+
+    param: str
+    """The field with the name."""
+    name: str
+
+
 def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
-    """Raises `ServingError`.
+    """Of a chat. Raises `ServingError`."""
+    choice = asked.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        choice = _named_tool(choice)
+    return chosen_use(checked_tools(asked.tools, settings.limits), choice, asked.parallel_tool_calls, settings)
+
+
+def chosen_use(
+    tools: Sequence[JsonObject], choice: str | NamedTool | None, parallel: bool | None, settings: ServingSettings
+) -> ToolUse:
+    """What `tool_choice` makes of checked tools. Raises `ServingError`.
 
     With the choice "none" the model does not see the tools, so that it cannot call them; vLLM shows them unless it is
     started with --exclude-tools-when-tool-choice-none.
     """
-    tools, choice = checked_tools(asked.tools, settings.limits), asked.tool_choice
-    max_calls = 1 if asked.parallel_tool_calls is False else None
-    if isinstance(choice, NamedToolChoice):
+    max_calls = 1 if parallel is False else None
+    if isinstance(choice, NamedTool):
         named = _named(choice, tools)
         return ToolUse(tools, schema=schema_of_arguments(named), named=named["function"]["name"])
     if choice not in (None, "none", "auto", "required"):
@@ -59,21 +77,30 @@ def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse
 
 def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
     """Raises `ServingError` naming the tool at fault."""
-    tools = tools or []
-    check_at_most("tools", len(tools), limits.max_tools, "tools")
-    functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
-    check_at_most("tools", sum(map(_num_bytes, functions)), limits.max_tools_bytes, "bytes")
-    return [_for_template(f"tools[{index}]", function) for index, function in enumerate(functions)]
+    functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools or [])]
+    return checked_functions(functions, limits)
 
 
-def _named(choice: NamedToolChoice, tools: Sequence[JsonObject]) -> JsonObject:
+def checked_functions(functions: Sequence[tuple[str, ToolFunction]], limits: Limits) -> list[JsonObject]:
+    """Each with the field that it is; raises `ServingError` naming the one at fault."""
+    check_at_most("tools", len(functions), limits.max_tools, "tools")
+    for param, function in functions:
+        check_function_name(f"{param}.name", function.name)
+    check_at_most("tools", sum(_num_bytes(function) for _, function in functions), limits.max_tools_bytes, "bytes")
+    return [_for_template(param, function) for param, function in functions]
+
+
+def _named_tool(choice: NamedToolChoice) -> NamedTool:
     check_is_function("tool_choice", choice.type)
     if choice.function is None:
         raise missing("tool_choice.function")
-    name = choice.function.name
-    named = next((tool for tool in tools if tool["function"]["name"] == name), None)
+    return NamedTool("tool_choice.function.name", choice.function.name)
+
+
+def _named(choice: NamedTool, tools: Sequence[JsonObject]) -> JsonObject:
+    named = next((tool for tool in tools if tool["function"]["name"] == choice.name), None)
     if named is None:
-        raise invalid_value("tool_choice.function.name", f"is {name[:64]!r}, which none of 'tools' is.")
+        raise invalid_value(choice.param, f"is {choice.name[:64]!r}, which none of 'tools' is.")
     return named
 
 
@@ -87,12 +114,11 @@ def check_function_name(param: str, name: str) -> None:
         raise invalid_value(param, f"is {name[:64]!r}; it must match {FUNCTION_NAME.pattern}.")
 
 
-def _function(param: str, tool: Tool) -> ToolFunction:
+def _function(param: str, tool: Tool) -> tuple[str, ToolFunction]:
     check_is_function(param, tool.type)
     if tool.function is None:
         raise missing(f"{param}.function")
-    check_function_name(f"{param}.function.name", tool.function.name)
-    return tool.function
+    return f"{param}.function", tool.function
 
 
 def _num_bytes(function: ToolFunction) -> int:
@@ -106,5 +132,5 @@ def _for_template(param: str, function: ToolFunction) -> JsonObject:
     if function.description is not None:
         shown["description"] = function.description
     if function.parameters is not None:
-        shown["parameters"] = parsed(f"{param}.function.parameters", function.parameters)
+        shown["parameters"] = parsed(f"{param}.parameters", function.parameters)
     return {"type": FUNCTION, "function": shown}

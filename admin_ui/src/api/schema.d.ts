@@ -2749,13 +2749,7 @@ export interface components {
              */
             model: string | null;
             /** @default null */
-            n: number | null;
-            /** @default null */
             stream: boolean | null;
-            /** @default null */
-            stream_options: components["schemas"]["StreamOptions"] | null;
-            /** @default null */
-            max_tokens: number | null;
             /** @default null */
             temperature: number | null;
             /** @default null */
@@ -2791,15 +2785,60 @@ export interface components {
             /** @default true */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
-             * @default null
-             */
-            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
-            /**
              * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /**
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
+             *     beside one token where it has no limit.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /** @default null */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /** @default null */
+            request_id: string | null;
+            /**
+             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @default null
+             */
+            user: string | null;
+            /** @default null */
+            safety_identifier: string | null;
+            /** @default null */
+            prompt_cache_key: string | null;
+            /**
+             * @description Only false.
+             * @default null
+             */
+            store: boolean | null;
+            /**
+             * @description Only "auto" or "default".
+             * @default null
+             */
+            service_tier: string | null;
+            /** @default null */
+            n: number | null;
+            /** @default null */
+            stream_options: components["schemas"]["StreamOptions"] | null;
+            /** @default null */
+            max_tokens: number | null;
+            /**
+             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @default null
+             */
+            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
             /**
              * @description vLLM's older name for `structured_outputs.choice`.
              * @default null
@@ -2825,15 +2864,8 @@ export interface components {
              * @default null
              */
             guided_whitespace_pattern: string | null;
-            /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
-             * @default null
-             */
-            truncate_prompt_tokens: number | null;
             /** @default null */
             prompt_logprobs: number | null;
-            /** @default null */
-            add_special_tokens: boolean | null;
             /** @default null */
             return_token_ids: boolean | null;
             /**
@@ -2842,42 +2874,11 @@ export interface components {
              */
             return_tokens_as_token_ids: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
-             * @default null
-             */
-            cache_salt: string | null;
-            /**
-             * @description Only 0.
-             * @default null
-             */
-            priority: number | null;
-            /** @default null */
-            request_id: string | null;
-            /**
              * @description Add `metrics` to the response, or to the last chunk of a stream.
              * @default false
              */
             include_metrics: boolean;
-            /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
-             * @default null
-             */
-            user: string | null;
-            /** @default null */
-            safety_identifier: string | null;
-            /** @default null */
-            prompt_cache_key: string | null;
             metadata?: unknown;
-            /**
-             * @description Only false.
-             * @default null
-             */
-            store: boolean | null;
-            /**
-             * @description Only "auto" or "default".
-             * @default null
-             */
-            service_tier: string | null;
             /** @description A text, several texts, token ids, or several lists of token ids. */
             prompt: string | (string | number | number[])[];
             /**
@@ -2893,6 +2894,49 @@ export interface components {
              */
             best_of: number | null;
             suffix?: unknown;
+        };
+        /**
+         * StructuredOutputs
+         * @description One of `json`, `json_object`, `regex`, `choice` and `grammar`.
+         */
+        StructuredOutputs: {
+            /**
+             * @description A JSON schema.
+             * @default null
+             */
+            json: Record<string, never> | string | null;
+            /**
+             * @description Any JSON object.
+             * @default null
+             */
+            json_object: boolean | null;
+            /** @default null */
+            regex: string | null;
+            /** @default null */
+            choice: string[] | null;
+            /**
+             * @description Lark or GBNF.
+             * @default null
+             */
+            grammar: string | null;
+            /**
+             * @description JSON without spaces and line breaks between its tokens.
+             * @default false
+             */
+            disable_any_whitespace: boolean;
+            /**
+             * @description A regular expression for what may stand between JSON's tokens; by default a space, or a line break with
+             *     indentation.
+             * @default null
+             */
+            whitespace_pattern: string | null;
+            /**
+             * @description Without effect: there is no other way that could be fallen back to.
+             * @default false
+             */
+            disable_fallback: boolean;
+            disable_additional_properties?: unknown;
+            structural_tag?: unknown;
         };
         /** StreamOptions */
         StreamOptions: {
@@ -2956,49 +3000,6 @@ export interface components {
             strict: boolean | null;
         };
         /**
-         * StructuredOutputs
-         * @description One of `json`, `json_object`, `regex`, `choice` and `grammar`.
-         */
-        StructuredOutputs: {
-            /**
-             * @description A JSON schema.
-             * @default null
-             */
-            json: Record<string, never> | string | null;
-            /**
-             * @description Any JSON object.
-             * @default null
-             */
-            json_object: boolean | null;
-            /** @default null */
-            regex: string | null;
-            /** @default null */
-            choice: string[] | null;
-            /**
-             * @description Lark or GBNF.
-             * @default null
-             */
-            grammar: string | null;
-            /**
-             * @description JSON without spaces and line breaks between its tokens.
-             * @default false
-             */
-            disable_any_whitespace: boolean;
-            /**
-             * @description A regular expression for what may stand between JSON's tokens; by default a space, or a line break with
-             *     indentation.
-             * @default null
-             */
-            whitespace_pattern: string | null;
-            /**
-             * @description Without effect: there is no other way that could be fallen back to.
-             * @default false
-             */
-            disable_fallback: boolean;
-            disable_additional_properties?: unknown;
-            structural_tag?: unknown;
-        };
-        /**
          * ChatCompletionRequest
          * @example {
          *       "model": "sql@v3",
@@ -3028,13 +3029,7 @@ export interface components {
              */
             model: string | null;
             /** @default null */
-            n: number | null;
-            /** @default null */
             stream: boolean | null;
-            /** @default null */
-            stream_options: components["schemas"]["StreamOptions"] | null;
-            /** @default null */
-            max_tokens: number | null;
             /** @default null */
             temperature: number | null;
             /** @default null */
@@ -3070,15 +3065,60 @@ export interface components {
             /** @default true */
             skip_special_tokens: boolean;
             /**
-             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
-             * @default null
-             */
-            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
-            /**
              * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
              * @default null
              */
             structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /**
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
+             *     beside one token where it has no limit.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /** @default null */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /** @default null */
+            request_id: string | null;
+            /**
+             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @default null
+             */
+            user: string | null;
+            /** @default null */
+            safety_identifier: string | null;
+            /** @default null */
+            prompt_cache_key: string | null;
+            /**
+             * @description Only false.
+             * @default null
+             */
+            store: boolean | null;
+            /**
+             * @description Only "auto" or "default".
+             * @default null
+             */
+            service_tier: string | null;
+            /** @default null */
+            n: number | null;
+            /** @default null */
+            stream_options: components["schemas"]["StreamOptions"] | null;
+            /** @default null */
+            max_tokens: number | null;
+            /**
+             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should.
+             * @default null
+             */
+            response_format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["JsonSchemaFormat"]) | null;
             /**
              * @description vLLM's older name for `structured_outputs.choice`.
              * @default null
@@ -3104,15 +3144,8 @@ export interface components {
              * @default null
              */
             guided_whitespace_pattern: string | null;
-            /**
-             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one.
-             * @default null
-             */
-            truncate_prompt_tokens: number | null;
             /** @default null */
             prompt_logprobs: number | null;
-            /** @default null */
-            add_special_tokens: boolean | null;
             /** @default null */
             return_token_ids: boolean | null;
             /**
@@ -3121,42 +3154,11 @@ export interface components {
              */
             return_tokens_as_token_ids: boolean | null;
             /**
-             * @description Prefixes are shared only with requests of the same salt.
-             * @default null
-             */
-            cache_salt: string | null;
-            /**
-             * @description Only 0.
-             * @default null
-             */
-            priority: number | null;
-            /** @default null */
-            request_id: string | null;
-            /**
              * @description Add `metrics` to the response, or to the last chunk of a stream.
              * @default false
              */
             include_metrics: boolean;
-            /**
-             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
-             * @default null
-             */
-            user: string | null;
-            /** @default null */
-            safety_identifier: string | null;
-            /** @default null */
-            prompt_cache_key: string | null;
             metadata?: unknown;
-            /**
-             * @description Only false.
-             * @default null
-             */
-            store: boolean | null;
-            /**
-             * @description Only "auto" or "default".
-             * @default null
-             */
-            service_tier: string | null;
             messages: components["schemas"]["RequestMessage"][];
             /** @default null */
             max_completion_tokens: number | null;

@@ -1,7 +1,5 @@
 """POST /v1/chat/completions."""
 
-from dataclasses import replace
-
 import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
@@ -9,31 +7,28 @@ from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
+from loraserve.api.chat_prompts import FieldNames, conversation_demand, conversation_prompt, with_calls_shown
 from loraserve.api.chat_writer import ChatOptions, ChatWriter
 from loraserve.api.conversations import conversation_of
 from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
-from loraserve.api.inference_call import Demand
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
-from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import own_request_id, request_id_of
 from loraserve.api.respond import respond
-from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.sampling import CheckedSampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
 from loraserve.api.tools import ToolUse, tool_use
-from loraserve.control.admission import reserve_tokens
-from loraserve.control.running import Asked, Route
-from loraserve.serving.conversation import Conversation
+from loraserve.control.running import Route
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.generation import Prompt
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)
 OPERATION = json_body(ChatCompletionRequest)
 RESPONSES = answered_with(ChatCompletionResponse)
+NAMES = FieldNames("messages", "max_tokens")
 
 
 @post(
@@ -77,9 +72,9 @@ async def _chat(
     use = tool_use(asked, runtime.settings)
     checked = _check(context, asked, use)
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
-    demand, own_id = _demand(context, asked, checked, conversation), own_request_id(request.scope)
-    async with context.calls.admit(principal, target, own_id, demand) as call:
-        prompt = await _prompt(context, asked, checked, conversation)
+    demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
+    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+        prompt = await conversation_prompt(context, asked, checked, conversation, NAMES)
         generation = await call.start([prompt], checked.text, received_s(request.scope), checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(
@@ -97,14 +92,6 @@ async def _chat(
         return await respond(request, runtime, call, generation, writer, asked)
 
 
-def _demand(
-    context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling, conversation: Conversation
-) -> Demand:
-    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
-    how = Asked(Route.CHAT, bool(asked.stream))
-    return Demand(reserve_tokens(conversation.num_chars, max_tokens, checked.params.n), checked.params.n, how)
-
-
 def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
@@ -115,10 +102,7 @@ def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> C
         prompt_logprobs=asked.prompt_logprobs,
         tool_schema=use.schema,
     )
-    if use.call_format is None:
-        return checked
-    # What opens a call may be a special token.
-    return replace(checked, text=replace(checked.text, skip_special_tokens=False))
+    return with_calls_shown(checked, use)
 
 
 def _max_tokens(asked: ChatCompletionRequest) -> int | None:
@@ -139,17 +123,3 @@ def _logprobs(context: AppContext, asked: ChatCompletionRequest) -> int | None:
         if asked.top_logprobs and not asked.logprobs:
             raise invalid_value("top_logprobs", "needs 'logprobs': true.")
     return (asked.top_logprobs or 0) if asked.logprobs else None
-
-
-async def _prompt(
-    context: AppContext, asked: ChatCompletionRequest, checked: CheckedSampling, conversation: Conversation
-) -> Prompt:
-    model = context.runtime.engine.model
-    token_ids = await context.runtime.tokenizer.encode_chat(
-        conversation, add_special_tokens=bool(asked.add_special_tokens)
-    )
-    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
-    check_not_empty("messages", token_ids)
-    check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len)
-    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
-    return Prompt(token_ids, prompt_sampling(checked, max_tokens))

@@ -4,13 +4,12 @@ import string
 from urllib.parse import quote
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
+from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
 from loraserve.api.decoding import decode_body
-from loraserve.api.disconnect import while_connected
 from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import server_version
 from loraserve.api.inference_call import Demand, InferenceCall
@@ -23,14 +22,14 @@ from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import own_request_id
-from loraserve.api.respond import open_stream, size_of
+from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
-from loraserve.api.timing import timing_headers
 from loraserve.control.admission import reserve_tokens
 from loraserve.control.running import Asked, Route
+from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.conversation import ChatMessage, Conversation
-from loraserve.serving.generation import Generation, Prompt, collect
+from loraserve.serving.generation import Generation, Prompt
 
 DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
 OPERATION = json_body(LoraxRequest)
@@ -131,17 +130,14 @@ async def _generate(
             return await open_stream(
                 request, runtime, call, generation, lambda steps: writer.events(steps, generation, call)
             )
-        deltas = await while_connected(request, collect(generation.steps()))
 
-        def encoded() -> bytes:
+        def written(deltas: list[ChoiceDelta]) -> LoraxResponse | list[LoraxResponse]:
             response = writer.response(deltas[0], generation)
-            return msgspec.json.encode([response] if as_list else response)
+            return [response] if as_list else response
 
-        # As long as the prompt where its details are asked for.
-        body = await runtime.tokenizer.run(len(prompt.token_ids) + size_of(deltas), encoded)
-        call.close()
-        headers = call.headers | timing_headers(generation, call.adapter_load_ms) | _headers(context, call, generation)
-        return Response(body, headers=headers, media_type=MediaType.JSON)
+        return await respond_whole(
+            request, runtime, call, generation, written, lambda: _headers(context, call, generation)
+        )
 
 
 async def _prompt(

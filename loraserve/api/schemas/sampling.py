@@ -1,4 +1,4 @@
-"""Request fields that completions and chat share."""
+"""Request fields that completions, chats and responses share."""
 
 from typing import Any
 
@@ -18,15 +18,12 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Accepted; we never pad chunks."""
 
 
-class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Names and meaning as in OpenAI's API and vLLM's extensions of it."""
+class SamplingFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Names and meaning as in OpenAI's APIs and vLLM's extensions of them."""
 
     model: str | None = None
     """The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`."""
-    n: int | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -43,10 +40,37 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     ignore_eos: bool = False
     min_tokens: int | None = None
     skip_special_tokens: bool = True
-    response_format: ResponseFormat | None = None
-    """Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should."""
     structured_outputs: StructuredOutputs | None = None
     """Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
+    beside one token where it has no limit."""
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    """Prefixes are shared only with requests of the same salt."""
+    priority: int | None = None
+    """Only 0."""
+    request_id: str | None = None
+    user: str | None = None
+    """Whom a canary of an adapter sticks to, unless `safety_identifier` is given."""
+    safety_identifier: str | None = None
+
+    # Harmless: accepted, and without effect.
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+    """Only false."""
+    service_tier: str | None = None
+    """Only "auto" or "default"."""
+
+
+class GenerationFields(SamplingFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Of completions and chats."""
+
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    response_format: ResponseFormat | None = None
+    """Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the prompt should."""
     guided_choice: list[str] | None = None
     """vLLM's older name for `structured_outputs.choice`."""
     guided_grammar: str | None = None
@@ -57,28 +81,12 @@ class GenerationFields(UnsupportedEverywhere, frozen=True, forbid_unknown_fields
     """vLLM's older name for `structured_outputs.regex`."""
     guided_whitespace_pattern: str | None = None
     """vLLM's older name for `structured_outputs.whitespace_pattern`."""
-    truncate_prompt_tokens: int | None = None
-    """Keep this many of the prompt's last tokens; -1 = as many as fit beside max_tokens, or beside one."""
     prompt_logprobs: int | None = None
-    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Tokens of logprobs read "token_id:<id>"."""
-    cache_salt: str | None = None
-    """Prefixes are shared only with requests of the same salt."""
-    priority: int | None = None
-    """Only 0."""
-    request_id: str | None = None
     include_metrics: bool = False
     """Add `metrics` to the response, or to the last chunk of a stream."""
-    user: str | None = None
-    """Whom a canary of an adapter sticks to, unless `safety_identifier` is given."""
-    safety_identifier: str | None = None
 
     # Harmless: accepted, and without effect.
-    prompt_cache_key: str | None = None
     metadata: Raw = ABSENT
-    store: bool | None = None
-    """Only false."""
-    service_tier: str | None = None
-    """Only "auto" or "default"."""

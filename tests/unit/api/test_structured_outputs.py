@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from loraserve.api.schemas.completions import CompletionRequest
-from loraserve.api.structured_outputs import WHITESPACE, grammar_of
+from loraserve.api.structured_outputs import WHITESPACE, formats_of, grammar_of
 from loraserve.engine.request import Grammar, GrammarKind
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
@@ -15,7 +15,7 @@ LAYOUT = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
 
 def grammar(**fields: Any) -> Grammar | None:
     request = msgspec.json.decode(msgspec.json.encode({"prompt": "x"} | fields), type=CompletionRequest)
-    return grammar_of(request, Limits(max_schema_chars=400, max_grammar_chars=40))
+    return grammar_of(request, Limits(max_schema_chars=400, max_grammar_chars=40), formats_of(request))
 
 
 def schema_of(found: Grammar | None) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_a_long_schema_is_not_walked_through() -> None:
 def test_the_schema_of_tools_that_is_too_long_is_named() -> None:
     request = CompletionRequest(prompt="x")
     with pytest.raises(ServingError, match="characters in the schema of 'tools'; the limit is 400"):
-        grammar_of(request, Limits(max_schema_chars=400), {"enum": list(range(400))})
+        grammar_of(request, Limits(max_schema_chars=400), [], {"enum": list(range(400))})
 
 
 @pytest.mark.parametrize(
