@@ -25,8 +25,8 @@ class ChatAnswer(Protocol):
 
     num_calls: int
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
-        """The content and the calls that became certain."""
+    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
+        """The content and the calls that became certain, in order."""
         ...
 
     def finish_reason(self, reason: FinishReason) -> str: ...
@@ -47,14 +47,14 @@ class ForcedAnswer:
         self._text = ""
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
+    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
         """See `ChatAnswer.read`."""
         self._text += delta.text
         if delta.finish_reason is None:
-            return "", []
+            return []
         calls = calls_of(self._text, self._named)
         self.num_calls = len(calls)
-        return "" if calls else self._text, [_response_call(call) for call in calls]
+        return [*map(_response_call, calls)] if calls else [self._text]
 
     def finish_reason(self, reason: FinishReason) -> str:
         """As in OpenAI's API, "stop" where the request named the function."""
@@ -69,16 +69,19 @@ class FreeAnswer:
         self._max_calls = max_calls
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> tuple[str, list[ResponseToolCall]]:
+    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
         """See `ChatAnswer.read`."""
-        content, calls = self._parser.feed(delta.text)
+        found = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
-            rest, last_calls = self._parser.finish()
-            content, calls = content + rest, calls + last_calls
-        if self._max_calls is not None:
-            calls = calls[: self._max_calls - self.num_calls]
-        self.num_calls += len(calls)
-        return content, [_response_call(call) for call in calls]
+            found += self._parser.finish()
+        read: list[str | ResponseToolCall] = []
+        for part in found:
+            if isinstance(part, str):
+                read.append(part)
+            elif self._max_calls is None or self.num_calls < self._max_calls:
+                self.num_calls += 1
+                read.append(_response_call(part))
+        return read
 
     def finish_reason(self, reason: FinishReason) -> str:
         """An answer that was cut off says so, whatever it called."""

@@ -111,8 +111,9 @@ class ChatWriter:
         """Content and calls; None = no content, or none yet."""
         if not self._answers:
             return delta.text, []
-        content, calls = self._answers[delta.index].read(delta)
-        return content or None, calls
+        read = self._answers[delta.index].read(delta)
+        content = "".join(part for part in read if isinstance(part, str))
+        return content or None, [part for part in read if not isinstance(part, str)]
 
     def _finish_reason(self, delta: ChoiceDelta) -> str | None:
         if delta.finish_reason is None or not self._answers:

@@ -41,18 +41,17 @@ class ToolCallParser:
         self._head: re.Match[str] | None = None
         self._only_calls = True
         """Whether there was no content yet, or none since the last call."""
-        self._content: list[str] = []
-        self._calls: list[FoundCall] = []
+        self._found: list[str | FoundCall] = []
         self._has_called = False
 
-    def feed(self, text: str) -> tuple[str, list[FoundCall]]:
-        """The content and the calls that became certain."""
+    def feed(self, text: str) -> list[str | FoundCall]:
+        """The content and the calls that became certain, in order."""
         self._text += text
         while self._advance():
             pass
         return self._taken()
 
-    def finish(self) -> tuple[str, list[FoundCall]]:
+    def finish(self) -> list[str | FoundCall]:
         """The rest, once no text follows."""
         if self._state is _State.CLOSING and self._syntax.closing.startswith(self._text.strip()):
             self._end_call(self._text)
@@ -61,10 +60,9 @@ class ToolCallParser:
         self._text = ""
         return self._taken()
 
-    def _taken(self) -> tuple[str, list[FoundCall]]:
-        content, calls = "".join(self._content), self._calls
-        self._content, self._calls = [], []
-        return content, calls
+    def _taken(self) -> list[str | FoundCall]:
+        found, self._found = self._found, []
+        return found
 
     def _advance(self) -> bool:
         """False where it takes more text."""
@@ -144,7 +142,7 @@ class ToolCallParser:
         except (msgspec.DecodeError, RecursionError):
             self._release(closing)
             return
-        self._calls += calls
+        self._found += calls
         self._has_called = True
         self._held.clear()
         self._only_calls = True
@@ -160,7 +158,12 @@ class ToolCallParser:
 
     def _release(self, more: str = "") -> None:
         """What is held, and `more`, is content."""
-        self._content += [*self._held, more]
+        content = "".join([*self._held, more])
+        match self._found:
+            case [*_, str() as before]:
+                self._found[-1] = before + content
+            case _ if content:
+                self._found.append(content)
         self._held.clear()
         self._only_calls = False
         self._state = _State.CONTENT

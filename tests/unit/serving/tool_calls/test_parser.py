@@ -15,8 +15,9 @@ SUB = FoundCall("sub", '{"a": {"b": ["}", "\\"]"]}}')
 
 def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[FoundCall]]:
     parser = ToolCallParser(call_format)
-    parts = [*map(parser.feed, pieces), parser.finish()]
-    return "".join(content for content, _ in parts), [call for _, calls in parts for call in calls]
+    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
+    content = "".join(part for part in found if isinstance(part, str))
+    return content, [part for part in found if not isinstance(part, str)]
 
 
 def written(call_format: ToolCallFormat, call: FoundCall) -> str:
@@ -125,12 +126,17 @@ def test_a_closing_tag_in_a_string_closes_nothing() -> None:
 
 def test_content_is_let_out_as_soon_as_it_can_be_no_call() -> None:
     parser = ToolCallParser(HERMES)
-    assert parser.feed("a <tool_") == ("a ", [])
-    assert parser.feed("box> ") == ("<tool_box> ", [])
-    assert parser.feed(written(HERMES, ADD)[:-1]) == ("", [])
-    assert parser.feed(">") == ("", [ADD])
-    assert parser.feed("\n") == ("", [])
-    assert parser.feed("b") == ("\nb", [])
+    assert parser.feed("a <tool_") == ["a "]
+    assert parser.feed("box> ") == ["<tool_box> "]
+    assert parser.feed(written(HERMES, ADD)[:-1]) == []
+    assert parser.feed(">") == [ADD]
+    assert parser.feed("\n") == []
+    assert parser.feed("b") == ["\nb"]
+
+
+def test_content_and_calls_come_in_their_order() -> None:
+    text = f"a {written(HERMES, ADD)}\n{written(HERMES, SUB)} b"
+    assert ToolCallParser(HERMES).feed(text) == ["a ", ADD, SUB, " b"]
 
 
 FRAGMENTS = st.sampled_from(
