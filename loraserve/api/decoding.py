@@ -1,6 +1,7 @@
 """Strict request bodies: a wrong type, an unknown field or a field we cannot honour is refused by name."""
 
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -24,8 +25,10 @@ async def decode_optional(request: Request, decoder: msgspec.json.Decoder[T], ab
     return await decode_body(request, decoder) if await read_body(request) else absent
 
 
-async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
-    """Raises `ServingError`."""
+async def decode_body(
+    request: Request, decoder: msgspec.json.Decoder[T], explain: Callable[[bytes], None] | None = None
+) -> T:
+    """Raises `ServingError`. explain: raises a better one for some bodies that the decoder refuses."""
     body = await read_body(request)
     max_depth = runtime_of(request).settings.limits.max_json_depth
     depth = nesting_depth(body, max_depth)
@@ -35,6 +38,8 @@ async def decode_body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
+        if explain is not None:
+            explain(body)
         raise _refused(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServingError(ErrorCode.INVALID_JSON, f"The request body is not valid JSON: {error}") from error

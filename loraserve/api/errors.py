@@ -115,6 +115,11 @@ def internal_error() -> ServingError:
     return ServingError(ErrorCode.INTERNAL_ERROR, "The server failed to handle the request. Its log says why.")
 
 
+def cut_short() -> ServingError:
+    """For an answer that the server ended before the model did."""
+    return ServingError(ErrorCode.SERVER_DRAINING, "The generation was cut short. Retry.")
+
+
 def serving_error_of(request: Request, error: Exception) -> ServingError:
     """What the client is told, whatever was raised."""
     if isinstance(error, ServingError):

@@ -6,6 +6,7 @@ from contextlib import aclosing
 import msgspec
 from msgspec import UNSET
 
+from loraserve.api.errors import cut_short
 from loraserve.api.inference_call import InferenceCall
 from loraserve.api.lorax_errors import lorax_error
 from loraserve.api.respond import Steps, told
@@ -22,7 +23,6 @@ from loraserve.api.schemas.lorax import (
 from loraserve.api.token_names import finite
 from loraserve.engine.request import FinishReason, TokenLogprob
 from loraserve.serving.choice import ChoiceDelta
-from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation
 from loraserve.serving.tokenizer import TextTokenizer
 
@@ -121,4 +121,4 @@ def _finish_reason(delta: ChoiceDelta) -> str:
         case FinishReason.STOP:
             return "eos_token" if delta.stop_reason is None else "stop_sequence"
         case _:
-            raise ServingError(ErrorCode.SERVER_DRAINING, "The generation was cut short. Retry.")
+            raise cut_short()

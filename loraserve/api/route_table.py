@@ -18,6 +18,7 @@ from loraserve.api.routes import (
     metrics,
     models,
     requests,
+    responses,
     series,
     session,
     tenants,
@@ -39,6 +40,7 @@ from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
+from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
 from loraserve.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -53,6 +55,9 @@ ROUTES: list[HTTPRouteHandler] = [
     completions.create_adapter_completion,
     chat.create_chat_completion,
     chat.create_adapter_chat_completion,
+    responses.create_response,
+    responses.create_adapter_response,
+    responses.find_response,
     tokenize.tokenize,
     tokenize.detokenize,
     lorax.generate_as_asked,
@@ -120,6 +125,7 @@ ROUTES: list[HTTPRouteHandler] = [
 BODIES: list[type[msgspec.Struct]] = [
     CompletionRequest,
     ChatCompletionRequest,
+    ResponsesRequest,
     TokenizeRequest,
     DetokenizeRequest,
     LoraxRequest,

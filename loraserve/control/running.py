@@ -15,6 +15,7 @@ class Route(StrEnum):
     CHAT = "chat.completions"
     COMPLETIONS = "completions"
     GENERATE = "generate"
+    RESPONSES = "responses"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One real server on the demo model for all tests that leave it as they found it."""
+"""Real servers on the demo model, one whose template shows tools, for tests that leave them as they found them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +9,12 @@ import openai
 import pytest
 
 from tests.support.server_process import WAIT_S, ServerProcess, serve, stop
+
+TOOLS_TEMPLATE = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}<|user|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
+)
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +28,14 @@ def server(data_dir: Path) -> Iterator[ServerProcess]:
         yield server
         assert server.process.poll() is None, server.text
         stop(server)
+
+
+@pytest.fixture(scope="session")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    template = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TOOLS_TEMPLATE)
+    with serve(tmp_path_factory.mktemp("data"), "--chat-template", str(template)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,8 @@ import openai
 import pytest
 
 from tests.support.demo_questions import user
-from tests.support.server_process import WAIT_S, ServerProcess, serve
+from tests.support.server_process import WAIT_S, ServerProcess
 
-TEMPLATE = (
-    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }} {% endfor %}<|end|>{% endif %}"
-    "{% for message in messages %}<|user|>{{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{% endfor %}<|end|>{% endfor %}<|assistant|>"
-)
 ADD: Any = {
     "type": "function",
     "function": {
@@ -31,14 +26,6 @@ ADD: Any = {
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 NAMED: Any = {"type": "function", "function": {"name": "add"}}
 ASKED: Any = {"messages": user("2+2"), "tools": [ADD, NOW], "max_tokens": 200, "temperature": 1.0}
-
-
-@pytest.fixture(scope="module")
-def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    template = tmp_path_factory.mktemp("template") / "tools.jinja"
-    template.write_text(TEMPLATE)
-    with serve(tmp_path_factory.mktemp("data"), "--chat-template", str(template)) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/responses": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateAdapterResponse
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1ResponsesCreateAdapterResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/detokenize": {
         parameters: {
             query?: never;
@@ -1025,6 +1045,28 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/responses": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateResponse
+         * @description Stateless: a conversation goes on with the items so far in `input`.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1ResponsesCreateResponse"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/series": {
         parameters: {
             query?: never;
@@ -1870,6 +1912,23 @@ export interface components {
         DetokenizeResponse: {
             prompt: string;
         };
+        /** EchoedText */
+        EchoedText: {
+            format: {
+                [key: string]: unknown;
+            };
+        };
+        /** EchoedTool */
+        EchoedTool: {
+            name: string;
+            description: string | null;
+            parameters: {
+                [key: string]: unknown;
+            } | null;
+            strict: boolean | null;
+            /** @default function */
+            type: string;
+        };
         /** EngineItem */
         EngineItem: {
             id: string;
@@ -1921,6 +1980,26 @@ export interface components {
         /** ErrorResponse */
         ErrorResponse: {
             error: components["schemas"]["ErrorDetail"];
+        };
+        /** FunctionChoice */
+        FunctionChoice: {
+            /** @description Only "function". */
+            type: string;
+            name: string;
+        };
+        /** IncompleteDetails */
+        IncompleteDetails: {
+            /** @description "max_output_tokens". */
+            reason: string;
+        };
+        /** InputTokensDetails */
+        InputTokensDetails: {
+            cached_tokens: number;
+            /**
+             * @description Of a cache that is paid for, which there is not.
+             * @default 0
+             */
+            cache_write_tokens: number;
         };
         /**
          * Interval
@@ -2198,6 +2277,46 @@ export interface components {
             /** @default false */
             is_blocking: boolean;
         };
+        /** OutputCall */
+        OutputCall: {
+            id: string;
+            /** @description What the output of the call has to name. */
+            call_id: string;
+            name: string;
+            /** @description A JSON object. */
+            arguments: string;
+            status: string;
+            /** @constant */
+            type: "function_call";
+        };
+        /** OutputMessage */
+        OutputMessage: {
+            id: string;
+            status: string;
+            content: components["schemas"]["OutputText"][];
+            /** @default assistant */
+            role: string;
+            /** @constant */
+            type: "message";
+        };
+        /** OutputText */
+        OutputText: {
+            text: string;
+            /** @description Only if asked for with `include`. */
+            logprobs: components["schemas"]["ContentLogprob"][];
+            /** @description None: the model has no sources. */
+            annotations?: string[];
+            /** @default output_text */
+            type: string;
+        };
+        /** OutputTokensDetails */
+        OutputTokensDetails: {
+            /**
+             * @description Not told apart: they are part of the text.
+             * @default 0
+             */
+            reasoning_tokens: number;
+        };
         /** PinItem */
         PinItem: {
             tier: components["schemas"]["Tier"];
@@ -2273,7 +2392,7 @@ export interface components {
             /** @description Null: the base model. */
             adapter: string | null;
             version: number | null;
-            /** @description "chat.completions", "completions" or "generate". */
+            /** @description "chat.completions", "completions", "generate" or "responses". */
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
@@ -2339,6 +2458,11 @@ export interface components {
          * @enum {string}
          */
         RequestState: "running" | "stop" | "length" | "abort" | "error" | "lost";
+        /** ResponseFailure */
+        ResponseFailure: {
+            code: string;
+            message: string;
+        };
         /** ResponseMessage */
         ResponseMessage: {
             role: string;
@@ -2348,6 +2472,99 @@ export interface components {
             tool_calls?: components["schemas"]["ResponseToolCall"][];
         };
         /**
+         * ResponseObject
+         * @description Nothing of it is kept: what goes on with it sends its `output` with the next request's `input`.
+         * @example {
+         *       "id": "resp_5f3a9f1e6b0c4b0d",
+         *       "object": "response",
+         *       "created_at": 1795301684,
+         *       "status": "completed",
+         *       "error": null,
+         *       "incomplete_details": null,
+         *       "model": "sql",
+         *       "output": [
+         *         {
+         *           "type": "message",
+         *           "id": "msg_5f3a9f1e6b0c4b0d_0",
+         *           "status": "completed",
+         *           "content": [
+         *             {
+         *               "text": "SELECT count(*) FROM orders;",
+         *               "logprobs": [],
+         *               "annotations": [],
+         *               "type": "output_text"
+         *             }
+         *           ],
+         *           "role": "assistant"
+         *         }
+         *       ],
+         *       "usage": {
+         *         "input_tokens": 21,
+         *         "input_tokens_details": {
+         *           "cached_tokens": 16,
+         *           "cache_write_tokens": 0
+         *         },
+         *         "output_tokens": 9,
+         *         "output_tokens_details": {
+         *           "reasoning_tokens": 0
+         *         },
+         *         "total_tokens": 30
+         *       },
+         *       "instructions": "Answer in SQL.",
+         *       "max_output_tokens": 64,
+         *       "metadata": {},
+         *       "parallel_tool_calls": true,
+         *       "temperature": 1,
+         *       "text": {
+         *         "format": {
+         *           "type": "text"
+         *         }
+         *       },
+         *       "tool_choice": "auto",
+         *       "tools": [],
+         *       "top_logprobs": 0,
+         *       "top_p": 1,
+         *       "background": false,
+         *       "previous_response_id": null,
+         *       "store": false,
+         *       "truncation": "disabled"
+         *     }
+         */
+        ResponseObject: {
+            id: string;
+            /** @default response */
+            object: string;
+            created_at: number;
+            /** @description "in_progress" while it is streamed, then "completed", "incomplete" or "failed". */
+            status: string;
+            error?: components["schemas"]["ResponseFailure"] | null;
+            incomplete_details?: components["schemas"]["IncompleteDetails"] | null;
+            model: string;
+            output?: (components["schemas"]["OutputMessage"] | components["schemas"]["OutputCall"])[];
+            /** @description Null while it is streamed. */
+            usage?: components["schemas"]["ResponseUsage"] | null;
+            instructions: string | null;
+            max_output_tokens: number | null;
+            metadata: {
+                [key: string]: string;
+            };
+            parallel_tool_calls: boolean;
+            /** @description That the answer was made with; 0 is greedy. */
+            temperature: number;
+            text: components["schemas"]["EchoedText"];
+            tool_choice: string | components["schemas"]["FunctionChoice"];
+            tools: components["schemas"]["EchoedTool"][];
+            top_logprobs: number;
+            top_p: number;
+            /** @default false */
+            background: boolean;
+            previous_response_id?: string | null;
+            /** @default false */
+            store: boolean;
+            /** @default disabled */
+            truncation: string;
+        };
+        /**
          * ResponseToolCall
          * @description A call in an answer.
          */
@@ -2355,6 +2572,14 @@ export interface components {
             id: string;
             type: string;
             function: components["schemas"]["CalledFunction"];
+        };
+        /** ResponseUsage */
+        ResponseUsage: {
+            input_tokens: number;
+            input_tokens_details: components["schemas"]["InputTokensDetails"];
+            output_tokens: number;
+            output_tokens_details: components["schemas"]["OutputTokensDetails"];
+            total_tokens: number;
         };
         /**
          * Role
@@ -3306,6 +3531,313 @@ export interface components {
         /** NamedFunction */
         NamedFunction: {
             name: string;
+        };
+        /**
+         * ResponsesRequest
+         * @example {
+         *       "model": "sql",
+         *       "instructions": "Answer in SQL.",
+         *       "input": [
+         *         {
+         *           "role": "user",
+         *           "content": "How many orders were there yesterday?"
+         *         }
+         *       ],
+         *       "max_output_tokens": 64
+         *     }
+         */
+        ResponsesRequest: {
+            guided_decoding_backend?: unknown;
+            bad_words?: unknown;
+            early_stopping?: unknown;
+            kv_transfer_params?: unknown;
+            length_penalty?: unknown;
+            logits_processors?: unknown;
+            spaces_between_special_tokens?: unknown;
+            use_beam_search?: unknown;
+            vllm_xargs?: unknown;
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
+            /** @default null */
+            stream: boolean | null;
+            /** @default null */
+            temperature: number | null;
+            /** @default null */
+            top_p: number | null;
+            /** @default null */
+            top_k: number | null;
+            /** @default null */
+            min_p: number | null;
+            /** @default null */
+            presence_penalty: number | null;
+            /** @default null */
+            frequency_penalty: number | null;
+            /** @default null */
+            repetition_penalty: number | null;
+            /** @default null */
+            logit_bias: {
+                [key: string]: number;
+            } | null;
+            /** @default null */
+            allowed_token_ids: number[] | null;
+            /** @default null */
+            seed: number | null;
+            /** @default null */
+            stop: string | string[] | null;
+            /** @default null */
+            stop_token_ids: number[] | null;
+            /** @default false */
+            include_stop_str_in_output: boolean;
+            /** @default false */
+            ignore_eos: boolean;
+            /** @default null */
+            min_tokens: number | null;
+            /** @default true */
+            skip_special_tokens: boolean;
+            /**
+             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @default null
+             */
+            structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /**
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
+             *     beside one token where it has no limit.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /** @default null */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /** @default null */
+            request_id: string | null;
+            /**
+             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @default null
+             */
+            user: string | null;
+            /** @default null */
+            safety_identifier: string | null;
+            /** @default null */
+            prompt_cache_key: string | null;
+            /**
+             * @description Only false.
+             * @default null
+             */
+            store: boolean | null;
+            /**
+             * @description Only "auto" or "default".
+             * @default null
+             */
+            service_tier: string | null;
+            /** @description A text is a user's message. */
+            input: string | components["schemas"]["InputItem"][];
+            /**
+             * @description A system message before all others.
+             * @default null
+             */
+            instructions: string | null;
+            /** @default null */
+            max_output_tokens: number | null;
+            /** @default null */
+            stream_options: components["schemas"]["ResponseStreamOptions"] | null;
+            /** @default null */
+            text: components["schemas"]["ResponseText"] | null;
+            /** @default null */
+            tools: components["schemas"]["FunctionTool"][] | null;
+            /**
+             * @description By default "auto", which needs a server with --tool-call-parser; "required" and a function do not. With "none"
+             *     the model is not shown the tools.
+             * @default null
+             */
+            tool_choice: string | components["schemas"]["FunctionChoice"] | null;
+            /**
+             * @description False: one call at most; of several that the model writes, the first.
+             * @default null
+             */
+            parallel_tool_calls: boolean | null;
+            /**
+             * @description Only "message.output_text.logprobs", and "reasoning.encrypted_content": of reasoning, which no answer has.
+             * @default null
+             */
+            include: string[] | null;
+            /** @default null */
+            top_logprobs: number | null;
+            /**
+             * @description Told again in the answer; up to 16 pairs.
+             * @default null
+             */
+            metadata: {
+                [key: string]: string;
+            } | null;
+            /**
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @default null
+             */
+            chat_template_kwargs: {
+                [key: string]: unknown;
+            } | null;
+            /** @default null */
+            reasoning: components["schemas"]["Reasoning"] | null;
+            /**
+             * @description Harmless: accepted, and without effect. Codex sends it.
+             * @default null
+             */
+            client_metadata: {
+                [key: string]: string;
+            } | null;
+            background?: unknown;
+            context_management?: unknown;
+            conversation?: unknown;
+            max_tool_calls?: unknown;
+            moderation?: unknown;
+            previous_response_id?: unknown;
+            prompt?: unknown;
+            prompt_cache_options?: unknown;
+            prompt_cache_retention?: unknown;
+            truncation?: unknown;
+        };
+        /**
+         * InputItem
+         * @description A message, a function's call or what it gave; of earlier answers, their items as they came.
+         */
+        InputItem: {
+            /**
+             * @description "message", "function_call" or "function_call_output".
+             * @default message
+             */
+            type: string;
+            /**
+             * @description Of a message: "user", "assistant", "system" or "developer".
+             * @default null
+             */
+            role: string | null;
+            /**
+             * @description Of a message.
+             * @default null
+             */
+            content: string | components["schemas"]["InputPart"][] | null;
+            /**
+             * @description Of a call and of its output.
+             * @default null
+             */
+            call_id: string | null;
+            /**
+             * @description Of the function that is called.
+             * @default null
+             */
+            name: string | null;
+            /**
+             * @description Of a call: a JSON object; "" is an empty one.
+             * @default null
+             */
+            arguments: string | null;
+            /**
+             * @description Of a call.
+             * @default null
+             */
+            output: string | components["schemas"]["InputPart"][] | null;
+            /**
+             * @description As answers have it; without effect.
+             * @default null
+             */
+            id: string | null;
+            /**
+             * @description As answers have it; without effect.
+             * @default null
+             */
+            status: string | null;
+            caller?: unknown;
+            namespace?: unknown;
+            phase?: unknown;
+        };
+        /** InputPart */
+        InputPart: {
+            /** @description Only "input_text" and, of the assistant, "output_text". */
+            type: string;
+            /** @default null */
+            text: string | null;
+            annotations?: unknown;
+            /** @description As answers have them; without effect. */
+            logprobs?: unknown;
+        };
+        /** ResponseStreamOptions */
+        ResponseStreamOptions: {
+            /**
+             * @description Accepted; we never pad events.
+             * @default null
+             */
+            include_obfuscation: boolean | null;
+        };
+        /** ResponseText */
+        ResponseText: {
+            /**
+             * @description Holds the answer to JSON, or to a JSON schema. It does not say so to the model: the instructions should.
+             * @default null
+             */
+            format: (components["schemas"]["TextFormat"] | components["schemas"]["JsonObjectFormat"] | components["schemas"]["SchemaFormat"]) | null;
+            verbosity?: unknown;
+        };
+        /** SchemaFormat */
+        SchemaFormat: {
+            /** @enum {unknown} */
+            type: "json_schema";
+            /** @description Without effect. */
+            name: string;
+            schema: Record<string, never>;
+            /**
+             * @description Without effect: the model is not shown it.
+             * @default null
+             */
+            description: string | null;
+            /**
+             * @description Without effect: answers always follow the schema.
+             * @default null
+             */
+            strict: boolean | null;
+        };
+        /** FunctionTool */
+        FunctionTool: {
+            /** @description Only "function". */
+            type: string;
+            name: string;
+            /** @default null */
+            description: string | null;
+            /**
+             * @description A JSON Schema.
+             * @default null
+             */
+            parameters: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * @description Without effect: arguments always follow the schema where `tool_choice` is "required" or a function, and are what
+             *     the model writes where it is "auto".
+             * @default null
+             */
+            strict: boolean | null;
+            defer_loading?: unknown;
+        };
+        /**
+         * Reasoning
+         * @description Only what asks for none, or for a summary of what there is: how much a model reasons, its template's variables
+         *         say.
+         */
+        Reasoning: {
+            effort?: unknown;
+            generate_summary?: unknown;
+            summary?: unknown;
         };
         /**
          * TokenizeRequest
@@ -4308,6 +4840,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ModelCard"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1ResponsesCreateAdapterResponse: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResponseObject"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -10374,6 +11049,147 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1ResponsesCreateResponse: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["ResponsesRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResponseObject"];
+                };
             };
             /** @description The request is refused; `param` names the field. */
             400: {

@@ -15,6 +15,7 @@ from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
+from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
 from loraserve.api.schemas.tokenize import DetokenizeRequest, TokenizeRequest
@@ -25,6 +26,7 @@ QUESTION = [{"role": "user", "content": "How many orders were there yesterday?"}
 BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionRequest: {"model": "sql", "prompt": "-- orders of yesterday\nSELECT", "max_tokens": 64, "temperature": 0},
     ChatCompletionRequest: {"model": "sql@v3", "messages": QUESTION, "stream": True, "include_metrics": True},
+    ResponsesRequest: {"model": "sql", "instructions": "Answer in SQL.", "input": QUESTION, "max_output_tokens": 64},
     TokenizeRequest: {"model": "sql", "messages": QUESTION},
     DetokenizeRequest: {"model": "sql", "tokens": [128000, 9906]},
     LoraxRequest: {"inputs": "All orders:", "parameters": {"adapter_id": "sql", "max_new_tokens": 64}},

@@ -9,9 +9,11 @@ from loraserve.api.schemas.lorax import LoraxError, LoraxResponse
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelPermission
 from loraserve.api.schemas.requests import RequestItem
+from loraserve.api.schemas.response_answer import EchoedText, OutputMessage, OutputText, ResponseObject, response_usage
 from loraserve.api.schemas.tokenize import TokenizeResponse
 from loraserve.api.schemas.usage import PromptTokensDetails, Usage
 from loraserve.api.schemas.usage_report import UsageRow
+from loraserve.serving.generation import TokenUsage
 
 DIGEST = "30b84a326bc9f1fca5b33a61aa1a7f38d1b0c1d1a9c1e0e6d1f7a1c2b3d4e5f6"
 ASKED_AT = 1795301684
@@ -46,6 +48,26 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
         choices=[ChatChoice(0, ResponseMessage("assistant", "SELECT count(*) FROM orders;"), None, "stop", None)],
         usage=USAGE,
         metrics=METRICS,
+    ),
+    ResponseObject(
+        id="resp_5f3a9f1e6b0c4b0d",
+        created_at=ASKED_AT,
+        status="completed",
+        model="sql",
+        output=[
+            OutputMessage("msg_5f3a9f1e6b0c4b0d_0", "completed", [OutputText("SELECT count(*) FROM orders;", [])]),
+        ],
+        usage=response_usage(TokenUsage(21, 9, 16)),
+        instructions="Answer in SQL.",
+        max_output_tokens=64,
+        metadata={},
+        parallel_tool_calls=True,
+        temperature=1.0,
+        text=EchoedText({"type": "text"}),
+        tool_choice="auto",
+        tools=[],
+        top_logprobs=0,
+        top_p=1.0,
     ),
     METRICS,
     LoraxResponse("SELECT * FROM orders;"),

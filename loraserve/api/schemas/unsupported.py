@@ -38,9 +38,25 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "structural_tag": (),
     "suffix": (),
     "use_beam_search": (b"false",),
-    "verbosity": (),
+    "verbosity": (b'"medium"',),
     "vllm_xargs": (b"{}",),
     "web_search_options": (),
+    # Of responses.
+    "background": (b"false",),
+    "caller": (b'{"type":"direct"}',),
+    "context_management": (b"[]",),
+    "conversation": (),
+    "defer_loading": (b"false",),
+    "effort": (b'"none"',),
+    "generate_summary": (),
+    "max_tool_calls": (),
+    "namespace": (),
+    "phase": (),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "summary": (b'"auto"',),
+    "truncation": (b'"disabled"',),
     # Of LoRAX.
     "merged_adapters": (),
     "typical_p": (b"1", b"1.0"),
@@ -54,8 +70,22 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
 """JSON values, without spaces, that ask for nothing; null is always one of them."""
 
 
+LEAVE_IT_OUT = "Leave it out."
+NOTHING_IS_KEPT = "Nothing is kept of earlier requests: send their items with 'input'."
+
+REMEDIES = {
+    "background": "Nothing is kept of an answer that nobody waits for. Leave it out.",
+    "conversation": NOTHING_IS_KEPT,
+    "max_tool_calls": "It is for tools that a server has of its own, and this one has none. Leave it out.",
+    "previous_response_id": NOTHING_IS_KEPT,
+    "prompt": "No prompts are kept here: send 'instructions' and 'input'.",
+    "truncation": "Send 'truncate_prompt_tokens': -1 to keep the last tokens that fit.",
+}
+"""What to do instead, where that is more than to leave the field out."""
+
+
 class UnsupportedEverywhere(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Of completions and chat."""
+    """Of completions, chats and responses."""
 
     guided_decoding_backend: Raw = ABSENT
     bad_words: Raw = ABSENT
@@ -73,7 +103,7 @@ def refuse_unsupported(struct: msgspec.Struct, path: str = "") -> None:
     for field in struct.__struct_fields__:
         value = getattr(struct, field)
         if isinstance(value, Raw) and field in NEUTRAL_VALUES and not _is_neutral(field, value):
-            message = f"'{path}{field}' is not supported by this server. Leave it out."
+            message = f"'{path}{field}' is not supported by this server. {REMEDIES.get(field, LEAVE_IT_OUT)}"
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=path + field)
 
 

@@ -1,0 +1,73 @@
+"""From the items of a response's `input` to what a chat template is given."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msgspec import Raw
+
+from loraserve.api.conversations import checked_call, checked_template_kwargs, text_of
+from loraserve.api.ranges import check_at_most
+from loraserve.api.response_kinds import CALL, CALL_OUTPUT, MESSAGE, TEXT_PARTS, check_item_type
+from loraserve.api.schemas.responses import InputItem, InputPart, ResponsesRequest
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject
+from loraserve.serving.errors import invalid_value, missing
+from loraserve.serving.settings import Limits
+
+FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    MESSAGE: (("role", "content"), ()),
+    CALL: (("call_id", "name", "arguments"), ()),
+    CALL_OUTPUT: (("call_id", "output"), ("name",)),
+}
+"""Of each type of item: what it must have, and what it may have."""
+OF_ALL_ITEMS = frozenset({"type", "id", "status"})
+ROLES = ("system", "developer", "user", "assistant")
+
+
+def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], limits: Limits) -> Conversation:
+    """Raises `ServingError` naming what is at fault."""
+    items = [InputItem(role="user", content=asked.input)] if isinstance(asked.input, str) else asked.input
+    if not items:
+        raise invalid_value("input", "is empty.")
+    check_at_most("input", len(items), limits.max_messages, "items")
+    messages = [] if asked.instructions is None else [ChatMessage("system", asked.instructions)]
+    for index, item in enumerate(items):
+        _add_item(messages, f"input[{index}]", item, limits)
+    kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
+    return Conversation(messages, tools=tools, template_kwargs=kwargs)
+
+
+def _add_item(messages: list[ChatMessage], param: str, item: InputItem, limits: Limits) -> None:
+    _check_fields(param, item)
+    if item.type == MESSAGE:
+        if item.role not in ROLES:
+            raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
+        messages.append(ChatMessage(item.role, _text(f"{param}.content", item.content)))
+    elif item.type == CALL:
+        call = checked_call(param, item.call_id or "", item.name or "", item.arguments or "", limits)
+        # Templates show what the assistant said and called in one turn as one message.
+        last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
+        messages.append(replace(last, tool_calls=(*last.tool_calls, call)))
+    else:
+        result = _text(f"{param}.output", item.output)
+        messages.append(ChatMessage("tool", result, item.name, tool_call_id=item.call_id))
+
+
+def _check_fields(param: str, item: InputItem) -> None:
+    check_item_type(param, item.type)
+    refuse_unsupported(item, f"{param}.")
+    needed, allowed = FIELDS[item.type]
+    for field in item.__struct_fields__:
+        value = getattr(item, field)
+        if value is None and field in needed:
+            raise missing(f"{param}.{field}")
+        if value is not None and not isinstance(value, Raw) and field not in {*OF_ALL_ITEMS, *needed, *allowed}:
+            raise invalid_value(f"{param}.{field}", f"is not for an item of type {item.type!r}.")
+
+
+def _text(param: str, content: str | list[InputPart] | None) -> str:
+    parts = content or ""
+    text = text_of(param, parts, TEXT_PARTS)
+    for index, part in enumerate(parts if isinstance(parts, list) else []):
+        refuse_unsupported(part, f"{param}[{index}].")
+    return text

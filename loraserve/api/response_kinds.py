@@ -1,0 +1,69 @@
+"""Which items, parts and tools there are in /v1/responses. The others are refused by their type."""
+
+import msgspec
+from msgspec import Raw
+
+from loraserve.api.conversations import text_of
+from loraserve.api.ranges import unsupported
+from loraserve.api.schemas.responses import InputPart
+from loraserve.api.tools import FUNCTION
+
+MESSAGE, CALL, CALL_OUTPUT = "message", "function_call", "function_call_output"
+TEXT_PARTS = ("input_text", "output_text")
+
+
+class _Part(msgspec.Struct):
+    type: str = TEXT_PARTS[0]
+
+
+class _Item(msgspec.Struct):
+    type: str = MESSAGE
+    content: str | list[_Part] | None = None
+    output: str | list[_Part] | dict[str, Raw] | None = None
+
+
+class _Tool(msgspec.Struct):
+    type: str = FUNCTION
+
+
+class _Body(msgspec.Struct):
+    """The types alone, whatever other fields there are."""
+
+    input: str | list[_Item] = ""
+    tools: list[_Tool] | None = None
+    tool_choice: str | _Tool | None = None
+
+
+DECODER = msgspec.json.Decoder(_Body)
+
+
+def refuse_kinds(body: bytes) -> None:
+    """Of a body that could not be decoded: an unknown type says more than the unknown fields that come with it.
+
+    Raises `ServingError`, if there is one.
+    """
+    try:
+        kinds = DECODER.decode(body)
+    except msgspec.DecodeError:
+        return
+    for index, item in enumerate(kinds.input if isinstance(kinds.input, list) else []):
+        check_item_type(f"input[{index}]", item.type)
+        for field, parts in (("content", item.content), ("output", item.output)):
+            if isinstance(parts, list):
+                text_of(f"input[{index}].{field}", [InputPart(part.type, "") for part in parts], TEXT_PARTS)
+    for index, tool in enumerate(kinds.tools or []):
+        check_tool_type(f"tools[{index}]", tool.type)
+    if isinstance(kinds.tool_choice, _Tool):
+        check_tool_type("tool_choice", kinds.tool_choice.type)
+
+
+def check_item_type(param: str, kind: str) -> None:
+    if kind not in (MESSAGE, CALL, CALL_OUTPUT):
+        message = f"is {kind[:32]!r}; only '{MESSAGE}', '{CALL}' and '{CALL_OUTPUT}' are supported. Leave the item out."
+        raise unsupported(f"{param}.type", message)
+
+
+def check_tool_type(param: str, kind: str) -> None:
+    if kind != FUNCTION:
+        message = f"is {kind[:32]!r}; only '{FUNCTION}' is supported: this server has no tools of its own."
+        raise unsupported(f"{param}.type", message)

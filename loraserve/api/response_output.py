@@ -1,0 +1,111 @@
+"""A response's output items as they grow, each step told as events."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from loraserve.api.chat_answer import chat_answer
+from loraserve.api.content_logprobs import content_logprobs
+from loraserve.api.errors import cut_short
+from loraserve.api.schemas.chat import ContentLogprob
+from loraserve.api.schemas.response_answer import (
+    COMPLETED,
+    IN_PROGRESS,
+    INCOMPLETE,
+    OutputCall,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+)
+from loraserve.api.schemas.response_events import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ItemEvent,
+    PartEvent,
+    ResponseEvent,
+    TextDelta,
+    TextDone,
+)
+from loraserve.api.schemas.tools import ResponseToolCall
+from loraserve.api.token_names import TokenNames
+from loraserve.api.tools import ToolUse
+from loraserve.engine.request import FinishReason
+from loraserve.serving.choice import ChoiceDelta
+
+CONTENT_INDEX = 0
+"""Messages have one part."""
+
+
+@dataclass(slots=True)
+class _OpenMessage:
+    id: str
+    pieces: list[str] = field(default_factory=list)
+    logprobs: list[ContentLogprob] = field(default_factory=list)
+
+
+class ResponseOutput:
+    def __init__(self, request_id: str, use: ToolUse, names: TokenNames, top_logprobs: int | None) -> None:
+        """top_logprobs: None = no logprobs, as where tools may be called."""
+        self.items: list[OutputItem] = []
+        """Those that are complete."""
+        self._request_id = request_id
+        self._answer = chat_answer(use)
+        self._names = names
+        self._top_logprobs = top_logprobs
+        self._message: _OpenMessage | None = None
+
+    def feed(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
+        """To be exhausted. Raises `ServingError` for what was cut short."""
+        if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
+            raise cut_short()
+        logprobs = self._logprobs(delta)
+        for part in [delta.text] if self._answer is None else self._answer.read(delta):
+            if not isinstance(part, str):
+                yield from self._close_message(COMPLETED)
+                yield from self._call(part)
+            elif part or logprobs:  # Some tokens have no text of their own.
+                yield from self._say(part, logprobs)
+        if delta.finish_reason is not None:
+            yield from self._finish(delta.finish_reason)
+
+    def _finish(self, reason: FinishReason) -> Iterator[ResponseEvent]:
+        """An answer of nothing is an empty message."""
+        if not self.items and self._message is None:
+            yield from self._say("", [])
+        yield from self._close_message(INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED)
+
+    def _logprobs(self, delta: ChoiceDelta) -> list[ContentLogprob]:
+        count = self._top_logprobs
+        return [] if count is None else content_logprobs(self._names, delta.logprobs, count)
+
+    def _say(self, text: str, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
+        index, message = len(self.items), self._message
+        if message is None:
+            self._message = message = _OpenMessage(f"msg_{self._request_id}_{index}")
+            yield ItemEvent("response.output_item.added", index, OutputMessage(message.id, IN_PROGRESS, []))
+            part = OutputText("", [])
+            yield PartEvent("response.content_part.added", index, message.id, CONTENT_INDEX, part)
+        message.pieces.append(text)
+        message.logprobs += logprobs
+        yield TextDelta("response.output_text.delta", index, message.id, CONTENT_INDEX, text, logprobs)
+
+    def _close_message(self, status: str) -> Iterator[ResponseEvent]:
+        index, message = len(self.items), self._message
+        if message is None:
+            return
+        self._message = None
+        part = OutputText("".join(message.pieces), message.logprobs)
+        yield TextDone("response.output_text.done", index, message.id, CONTENT_INDEX, part.text, part.logprobs)
+        yield PartEvent("response.content_part.done", index, message.id, CONTENT_INDEX, part)
+        self.items.append(OutputMessage(message.id, status, [part]))
+        yield ItemEvent("response.output_item.done", index, self.items[index])
+
+    def _call(self, call: ResponseToolCall) -> Iterator[ResponseEvent]:
+        """Complete, as it became certain."""
+        index, name, arguments = len(self.items), call.function.name, call.function.arguments
+        item_id = f"fc_{self._request_id}_{index}"
+        begun = OutputCall(item_id, call.id, name, "", IN_PROGRESS)
+        self.items.append(OutputCall(item_id, call.id, name, arguments, COMPLETED))
+        yield ItemEvent("response.output_item.added", index, begun)
+        yield ArgumentsDelta("response.function_call_arguments.delta", index, item_id, arguments)
+        yield ArgumentsDone("response.function_call_arguments.done", index, item_id, name, arguments)
+        yield ItemEvent("response.output_item.done", index, self.items[index])

@@ -1,0 +1,103 @@
+"""POST /v1/responses. It is stateless: nothing is kept of what was asked or answered."""
+
+from functools import partial
+
+import msgspec
+from litestar import Request, Response, post, route
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.auth import principal_of
+from loraserve.api.chat_prompts import FieldNames, conversation_demand, conversation_prompt
+from loraserve.api.decoding import decode_body
+from loraserve.api.event_stream import EventStream
+from loraserve.api.needs import INFERENCE
+from loraserve.api.openapi import answered_with, json_body
+from loraserve.api.processing_time import received_s
+from loraserve.api.request_id import own_request_id, request_id_of
+from loraserve.api.respond import open_stream, respond_whole
+from loraserve.api.response_echo import begun_response
+from loraserve.api.response_kinds import refuse_kinds
+from loraserve.api.response_output import ResponseOutput
+from loraserve.api.response_request import checked_response
+from loraserve.api.response_writer import ResponseWriter
+from loraserve.api.schemas.response_answer import ResponseObject
+from loraserve.api.schemas.responses import ResponsesRequest
+from loraserve.api.token_names import TokenNames
+from loraserve.control.running import Route
+from loraserve.serving.errors import ErrorCode, ServingError
+
+DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
+OPERATION = json_body(ResponsesRequest)
+RESPONSES = answered_with(ResponseObject)
+NAMES = FieldNames("input", "max_output_tokens")
+
+
+@post(
+    "/v1/responses",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def create_response(
+    request: Request, context: NamedDependency[AppContext]
+) -> Response[ResponseObject] | EventStream:
+    """Stateless: a conversation goes on with the items so far in `input`."""
+    return await _respond(request, context, None)
+
+
+@post(
+    "/adapters/{adapter:str}/v1/responses",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    tags=["inference"],
+)
+async def create_adapter_response(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[ResponseObject] | EventStream:
+    return await _respond(request, context, adapter)
+
+
+@route(
+    ["/v1/responses/{response_id:path}", "/adapters/{adapter:str}/v1/responses/{response_id:path}"],
+    http_method=["GET", "POST", "DELETE"],
+    opt=INFERENCE,
+    include_in_schema=False,
+)
+async def find_response() -> None:
+    """Whatever clients do with a response that is kept."""
+    message = "No response is kept: an answer is all there is of it. Send its output items with the next 'input'."
+    raise ServingError(ErrorCode.NOT_FOUND, message)
+
+
+async def _respond(
+    request: Request, context: AppContext, path_adapter: str | None
+) -> Response[ResponseObject] | EventStream:
+    asked = await decode_body(request, DECODER, refuse_kinds)
+    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    runtime.lifecycle.check_open()
+    principal = principal_of(request)
+    target = await context.control.resolver.resolve(
+        principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
+    )
+    checked = checked_response(asked, context.sampling, runtime.settings)
+    sampling, conversation = checked.sampling, checked.conversation
+    demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
+    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+        prompt = await conversation_prompt(context, asked, sampling, conversation, NAMES)
+        generation = await call.start([prompt], sampling.text, received_s(request.scope), sampling.cache_salt)
+        names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
+        writer = ResponseWriter(
+            begun_response(asked, checked, target.name, request_id),
+            ResponseOutput(request_id, checked.use, names, sampling.params.logprobs),
+        )
+        if asked.stream:
+            body = partial(writer.events, generation=generation, call=call, tokenizer=runtime.tokenizer)
+            return await open_stream(request, runtime, call, generation, body)
+        write = partial(writer.response, generation=generation)
+        return await respond_whole(request, runtime, call, generation, write)

@@ -1,0 +1,279 @@
+"""/v1/responses through raw HTTP and the unmodified openai client, with a fake engine: events, items and failures."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from loraserve.engine.request import EngineRequest
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration.test_tool_calls import ARGUMENTS, TEMPLATE, TOKENIZER, WRITTEN
+from tests.support.fake_engine_client import FakeEngine, make_model
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "required": ["b", "a"]}}
+CALLING: Any = {"model": "calls", "input": "2 + 2?", "tools": [ADD]}
+TEXT = "Just text."
+ANSWERS = [TEXT, " \n", WRITTEN, f"I look. {WRITTEN}", f"{WRITTEN}\n{WRITTEN} That is it.", WRITTEN[:-20]]
+
+
+def says(*token_ids: int) -> Callable[[EngineRequest, int], list[int]]:
+    return lambda asked, index: [*token_ids]
+
+
+def tokens_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
+    settings = make_settings(tmp_path_factory.mktemp("data"), tool_call_parser=ToolCallFormat.HERMES)
+    with live_server(engine, settings, ("calls",)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(params=[1, 3, 1000])
+def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Sets what the model says, in steps of so many tokens."""
+
+    def say(text: str, *, ended: bool = True) -> None:
+        server.engine.reply = says(*tokens_of(text), *[1] * ended)
+
+    usual = server.engine.reply
+    server.engine.tokens_per_step = request.param
+    yield say
+    server.engine.reply, server.engine.tokens_per_step = usual, 1
+
+
+def whole(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    """As strictly as the client's types have it."""
+    body = http.post("/v1/responses", json=fields).raise_for_status().json()
+    Response.model_validate(body, strict=True)
+    return body
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """Numbered and named as they should be, and each as the client's types have it."""
+    blocks = [block.split("\n") for block in text.removesuffix("\n\n").split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
+        EVENT.validate_python(event, strict=True)
+    return events
+
+
+def streamed(http: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    return events_of(http.post("/v1/responses", json={**fields, "stream": True}).raise_for_status().text)
+
+
+def without_call_ids(response: dict[str, Any]) -> dict[str, Any]:
+    """They are random."""
+    items = [{name: value for name, value in item.items() if name != "call_id"} for item in response["output"]]
+    return {**response, "output": items, "created_at": 0}
+
+
+class TestAnswers:
+    def test_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(TEXT)
+        response = whole(http, model="calls", input="x", request_id="r1", metadata={"a": "b"})
+        assert (response["id"], response["status"], response["model"]) == ("resp_r1", "completed", "calls")
+        assert response["metadata"] == {"a": "b"}
+        assert response["output"] == [
+            {
+                "type": "message",
+                "id": "msg_r1_0",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": TEXT, "annotations": [], "logprobs": []}],
+            }
+        ]
+        usage = response["usage"]
+        assert usage["output_tokens"] == len(tokens_of(TEXT)) + 1
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+
+    def test_the_events_of_a_message(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(TEXT)
+        events = streamed(http, model="calls", input="x")
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+        assert set(kinds[4:-4]) == {"output_text.delta"}
+        assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+        assert "".join(event["delta"] for event in events[4:-4]) == TEXT
+        assert events[-4]["text"] == TEXT
+        assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
+        assert (events[0]["response"]["status"], events[0]["response"]["usage"]) == ("in_progress", None)
+
+    def test_the_events_of_calls(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(f"Two: {WRITTEN}{WRITTEN}")
+        events = streamed(http, **CALLING)
+        calls = [event for event in events if event.get("output_index", 0) > 0]
+        assert [event["type"].removeprefix("response.") for event in calls] == [
+            "output_item.added",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "output_item.done",
+        ] * 2
+        assert (calls[0]["item"]["arguments"], calls[1]["delta"], calls[2]["arguments"]) == ("", ARGUMENTS, ARGUMENTS)
+        message, *items = events[-1]["response"]["output"]
+        assert message["content"][0]["text"] == "Two: "
+        assert items == [calls[3]["item"], calls[7]["item"]]
+        assert [(item["name"], item["arguments"], item["status"]) for item in items] == [
+            ("add", ARGUMENTS, "completed")
+        ] * 2
+        assert len({item["call_id"] for item in items} | {item["id"] for item in items}) == 4
+
+    @pytest.mark.parametrize(("text", "ended"), [("", True), *itertools.product(ANSWERS, (True, False))])
+    @pytest.mark.parametrize("fields", [{}, {"tool_choice": "none"}, {"parallel_tool_calls": False}])
+    def test_a_stream_ends_with_what_is_answered_without_one(
+        self, http: httpx.Client, answer: Callable[..., None], text: str, ended: bool, fields: dict[str, Any]
+    ) -> None:
+        answer(text, ended=ended)
+        asked = {**CALLING, **fields, "request_id": "r1"}
+        last = streamed(http, **asked)[-1]
+        assert last["type"] == ("response.completed" if ended else "response.incomplete")
+        response = whole(http, **asked)
+        assert without_call_ids(last["response"]) == without_call_ids(response)
+        assert response["incomplete_details"] == (None if ended else {"reason": "max_output_tokens"})
+        if not ended and response["output"][-1]["type"] == "message":
+            assert response["output"][-1]["status"] == "incomplete"
+
+    def test_logprobs(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer("naïve 🙂")
+        asked: Any = {"model": "calls", "input": "x", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        told = whole(http, **asked)["output"][0]["content"][0]["logprobs"]
+        assert len(told) == len(tokens_of("naïve 🙂")) + 1
+        assert {len(token["top_logprobs"]) for token in told} == {2}
+        events = streamed(http, **asked)
+        deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+        assert [token for event in deltas for token in event["logprobs"]] == told
+        assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == told
+
+    def test_the_clients_stream_helper_puts_it_together(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer(f"I add. {WRITTEN}")
+        with client.responses.stream(**CALLING) as stream:
+            response = stream.get_final_response()
+        assert response.output_text == "I add. "
+        (call,) = [item for item in response.output if item.type == "function_call"]
+        assert (call.name, json.loads(call.arguments)) == ("add", json.loads(ARGUMENTS))
+
+
+class TestPrompts:
+    def test_a_response_begins_as_a_chat_of_the_same_messages(self, server: LiveServer, http: httpx.Client) -> None:
+        call = {"type": "function_call", "call_id": "abcdefghi", "name": "add", "arguments": '{"b": 2}', "id": "fc_1"}
+        result = {"type": "function_call_output", "call_id": "abcdefghi", "output": "4"}
+        items = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "I add."}, call, result]
+        function = {"name": "add", "arguments": '{"b": 2}'}
+        messages = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "2 + 2?"},
+            {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "abcdefghi", "function": function}]},
+            {"role": "tool", "tool_call_id": "abcdefghi", "content": "4"},
+        ]
+        kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+        fields: Any = {"instructions": "Be brief.", "max_output_tokens": 1, "tools": [ADD], **kwargs}
+        whole(http, model="calls", input=items, **fields)
+        tool = {"type": "function", "function": {name: ADD[name] for name in ("name", "parameters")}}
+        tokens = http.post("/tokenize", json={"messages": messages, "tools": [tool], **kwargs}).json()["tokens"]
+        assert server.engine.requests[-1].prompt_token_ids == tokens
+
+    def test_what_does_not_fit_is_told_with_this_apis_names(self, http: httpx.Client) -> None:
+        response = http.post("/v1/responses", json={"model": "calls", "input": "x " * 600, "max_output_tokens": 5})
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == "max_output_tokens"
+        assert "lower max_output_tokens" in error["message"]
+        cut = {"truncate_prompt_tokens": -1, "input": "x " * 600, "max_output_tokens": 5}
+        assert whole(http, model="calls", **cut)["usage"]["output_tokens"] == 5
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].type"),
+            ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
+            ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type"),
+            ({"tools": [{"type": "function", "nmae": "add"}]}, "tools[0].nmae"),
+            ({"metadata": {"a": 1}}, "metadata[...]"),
+            ({"messages": []}, "messages"),
+            ({"n": 2}, "n"),
+            ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ],
+    )
+    def test_what_is_at_fault_is_named(self, http: httpx.Client, fields: dict[str, Any], param: str) -> None:
+        response = http.post("/v1/responses", json={"model": "calls", "input": "x", **fields})
+        assert response.status_code == 400, response.text
+        assert response.json()["error"]["param"] == param
+
+
+class TestTheRest:
+    def test_an_adapters_own_path(self, http: httpx.Client) -> None:
+        response = http.post("/adapters/calls/v1/responses", json={"input": "x", "max_output_tokens": 2})
+        assert (response.status_code, response.json()["model"]) == (200, "calls")
+        assert response.headers["x-adapter-version"] == "1"
+        assert response.json()["id"] == f"resp_{response.headers['x-request-id']}"
+        (newest, *_) = http.get("/v1/requests").json()["data"]
+        assert (newest["route"], newest["adapter"], newest["num_output_tokens"]) == ("responses", "calls", 2)
+
+    @pytest.mark.parametrize(
+        ("method", "path"), [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")]
+    )
+    def test_nothing_is_kept(self, http: httpx.Client, method: str, path: str) -> None:
+        for prefix in ("", "/adapters/calls"):
+            response = http.request(method, f"{prefix}/v1/responses/resp_1{path}")
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+            assert "No response is kept" in response.json()["error"]["message"]
+
+    def test_a_client_that_leaves_stops_the_work(self, server: LiveServer, client: openai.OpenAI) -> None:
+        server.engine.step_s = 0.01
+        try:
+            with client.responses.create(model="calls", input="x", stream=True) as stream:
+                next(event for event in stream if event.type == "response.output_text.delta")
+            server.wait_until(lambda: not server.engine.running and server.runtime.lifecycle.num_sequences == 0)
+        finally:
+            server.engine.step_s = 0.0
+
+
+class TestFailures:
+    def test_an_error_inside_a_stream_is_told_in_it(self, tmp_path: Path) -> None:
+        engine = FakeEngine(model=make_model(TOKENIZER), fail_with="the logits are not finite")
+        engine.reply = says(*tokens_of(TEXT), 1)
+        with (
+            live_server(engine, make_settings(tmp_path)) as server,
+            httpx.Client(base_url=server.url, timeout=10) as http,
+        ):
+            events = streamed(http, model="tiny", input="x")
+            error, failed = events[-2:]
+            assert (error["type"], error["code"]) == ("error", "engine_error")
+            assert error["message"] == failed["response"]["error"]["message"] == "the logits are not finite"
+            assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+            response = http.post("/v1/responses", json={"model": "tiny", "input": "x"})
+            assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_error")
+
+    def test_an_error_before_the_first_token_keeps_its_status(self, tmp_path: Path) -> None:
+        engine = FakeEngine(model=make_model(TOKENIZER), error="the engine ended")
+        with live_server(engine, make_settings(tmp_path)) as server:
+            response = httpx.post(f"{server.url}/v1/responses", json={"model": "tiny", "input": "x", "stream": True})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "engine_dead")
