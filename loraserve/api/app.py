@@ -19,6 +19,7 @@ from loraserve.api.needs import ANY_KEY, check_all_need
 from loraserve.api.openapi import openapi_config, render_document
 from loraserve.api.query_names import refuse_unknown_query
 from loraserve.api.refusal_notes import note_refusal
+from loraserve.api.request_notes import NotedApp, OnEnd
 from loraserve.api.route_table import BODIES, ROUTES
 from loraserve.api.session_cookie import CookieCredentials
 from loraserve.api.state import put_runtime
@@ -26,14 +27,15 @@ from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import ServingSettings
 
 
-def create_app(context: AppContext) -> ASGIApp:
+def create_app(context: AppContext, on_inference_end: OnEnd | None = None) -> ASGIApp:
     """An app that serves `context`, on the event loop that built it. It starts and stops nothing."""
     control = context.control
     credentials: list[Credentials] = [CookieCredentials(control.sessions), KeyCredentials(control.authenticator)]
     guard = Guard(credentials, note_refusal(control.observer.refusals))
     app = _litestar(lambda: context, context.runtime.settings, [guard, refuse_unknown_query])
     put_runtime(app, context.runtime)
-    return FrontDoor(app, context.runtime, lambda: control.authenticator.is_open)
+    noted = app if on_inference_end is None else NotedApp(app, on_inference_end)
+    return FrontDoor(noted, context.runtime, lambda: control.authenticator.is_open)
 
 
 def openapi_document() -> bytes:

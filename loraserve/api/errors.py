@@ -10,6 +10,7 @@ from litestar.exceptions import HTTPException, ValidationException
 from msgspec import UNSET, UnsetType
 
 from loraserve.api.report_items import report_item
+from loraserve.api.request_notes import notes_of
 from loraserve.api.schemas.reports import ReportItem
 from loraserve.api.state import runtime_of
 from loraserve.control.report import AdapterRejectedError
@@ -140,9 +141,17 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
     return internal_error()
 
 
-def handle_error(request: Request, error: Exception) -> Response[ErrorResponse]:
+def answered_error(request: Request, error: Exception) -> ServingError:
+    """The same, counted, and noted for whoever tells of the request."""
     refusal = serving_error_of(request, error)
     runtime_of(request).metrics.error(refusal.code)
+    if (notes := notes_of(request.scope)) is not None:
+        notes.error_code = refusal.code
+    return refusal
+
+
+def handle_error(request: Request, error: Exception) -> Response[ErrorResponse]:
+    refusal = answered_error(request, error)
     return Response(
         error_body(refusal),
         status_code=status_of(refusal),

@@ -2,10 +2,15 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from litestar.types import Scope
+
+from loraserve.api.request_id import own_request_id
+from loraserve.api.request_notes import notes_of
 from loraserve.control.adapter_names import label_of
 from loraserve.control.admission import Admission
 from loraserve.control.admitted import Admitted
@@ -36,32 +41,38 @@ class InferenceCall:
 
     def __init__(self, calls: "InferenceCalls", admitted: Admitted) -> None:
         self._calls = calls
-        self._admitted = admitted
+        self.admitted = admitted
         self._held = contextlib.AsyncExitStack()
-        self._generation: Generation | None = None
+        self.generation: Generation | None = None
+        """None until it starts."""
         self._error: BaseException | None = None
-        self._closed = False
+        self.outcome: Outcome | None = None
+        """Once it is closed."""
         self.adapter_load_ms: float | None = None
         """None for the base model."""
+        self.adapter_wait_s: tuple[float, float] | None = None
+        """When it began to wait for its adapter, be it loaded for this request or for another, and when it had it."""
 
     @property
     def adapter(self) -> ResolvedAdapter | None:
-        return self._admitted.target.adapter
+        return self.admitted.target.adapter
 
     @property
     def headers(self) -> dict[str, str]:
         """Of every answer to the request: rate limits, and which version answers."""
-        headers = dict(self._admitted.headers)
+        headers = dict(self.admitted.headers)
         if self.adapter is not None:
             headers["x-adapter-version"] = str(self.adapter.version)
         return headers
 
     async def start(self, prompts: list[Prompt], text: TextOptions, received_s: float, cache_salt: str) -> Generation:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
-        admitted, adapter = self._admitted, self.adapter
+        admitted, adapter = self.admitted, self.adapter
         if adapter is not None:
+            began_s = time.monotonic()
             held = self._calls.residency.hold(adapter.digest, tenant=admitted.principal.acting_tenant)
             self.adapter_load_ms = await self._held.enter_async_context(held)
+            self.adapter_wait_s = began_s, time.monotonic()
         job = GenerationJob(
             prompts,
             None if adapter is None else bound(adapter),
@@ -72,9 +83,9 @@ class InferenceCall:
             tenant_weight=self._calls.weight_of(admitted.principal.acting_tenant),
             on_first_token=self._note_started,
         )
-        self._generation = self._calls.generation.start(job)
-        admitted.running.on_abort(self._generation.end_with)
-        return self._generation
+        self.generation = self._calls.generation.start(job)
+        admitted.running.on_abort(self.generation.end_with)
+        return self.generation
 
     def note(self, error: BaseException) -> None:
         """Why it is about to be closed."""
@@ -85,7 +96,7 @@ class InferenceCall:
         self._calls.generation.metrics.error(error.code)
 
     def progress(self) -> Progress:
-        generation = self._generation
+        generation = self.generation
         if generation is None:
             return Progress(adapter_load_ms=self.adapter_load_ms)
         usage, times = generation.usage(), generation.times()
@@ -99,24 +110,23 @@ class InferenceCall:
         )
 
     def close(self) -> None:
-        if self._closed:
+        if self.outcome is not None:
             return
-        self._closed = True
-        outcome = self._outcome()
-        if self._generation is not None:
-            self._generation.close()
-        self._calls.spawn(self._settle(outcome))
+        self.outcome = self._outcome()
+        if self.generation is not None:
+            self.generation.close()
+        self._calls.spawn(self._settle(self.outcome))
 
     async def _settle(self, outcome: Outcome) -> None:
         await self._held.aclose()
-        await self._calls.admission.finish(self._admitted, outcome)
+        await self._calls.admission.finish(self.admitted, outcome)
 
     def _note_started(self) -> None:
-        self._admitted.running.started = True
+        self.admitted.running.started = True
 
     def _outcome(self) -> Outcome:
         ending, error_code = self._ending()
-        generation = self._generation
+        generation = self.generation
         if generation is None:
             return Outcome(ending, FinishReason.ERROR.value, 0, 0, 0, error_code=error_code)
         usage, times = generation.usage(), generation.times()
@@ -133,11 +143,11 @@ class InferenceCall:
         )
 
     def _ending(self) -> tuple[Ending, str | None]:
-        generation = self._generation
+        generation = self.generation
         if generation is not None and generation.finished:
             return Ending.FINISHED, None
-        error = self._admitted.running.ended_with or self._error
-        if self._admitted.running.ended_with is not None or error is None or isinstance(error, asyncio.CancelledError):
+        error = self.admitted.running.ended_with or self._error
+        if self.admitted.running.ended_with is not None or error is None or isinstance(error, asyncio.CancelledError):
             return Ending.ABORTED, error.code.value if isinstance(error, ServingError) else None
         if not isinstance(error, ServingError):
             return Ending.FAILED, ErrorCode.INTERNAL_ERROR.value
@@ -159,17 +169,22 @@ class InferenceCalls:
 
     @contextlib.asynccontextmanager
     async def admit(
-        self, principal: Principal, target: Target, request_id: str, demand: Demand
+        self, principal: Principal, target: Target, scope: Scope, demand: Demand
     ) -> AsyncIterator[InferenceCall]:
         """Closes the call if the body fails; else whoever was given it does. Raises `ServingError`."""
+        notes = notes_of(scope)
+        if notes is not None:
+            notes.asked, notes.target = demand.asked, target
         admitted = await self.admission.admit(
             principal,
             target,
-            request_id,
+            own_request_id(scope),
             reserve_tokens=demand.reserve_tokens,
             num_sequences=demand.num_sequences,
         )
         call = InferenceCall(self, admitted)
+        if notes is not None:
+            notes.call = call
         admitted.running.asked = demand.asked
         admitted.running.progress = call.progress
         try:

@@ -3,9 +3,8 @@
 from litestar import Request, Response
 from litestar.exceptions import HTTPException
 
-from loraserve.api.errors import ERROR_TABLE, INVALID_REQUEST, error_headers, serving_error_of
+from loraserve.api.errors import ERROR_TABLE, INVALID_REQUEST, answered_error, error_headers
 from loraserve.api.schemas.lorax import LoraxError
-from loraserve.api.state import runtime_of
 from loraserve.serving.errors import ErrorCode, ServingError
 
 VALIDATION, GENERATION, OVERLOADED, INCOMPLETE = "validation", "generation", "overloaded", "incomplete_generation"
@@ -31,8 +30,7 @@ def lorax_error(error: ServingError) -> tuple[int, LoraxError]:
 
 
 def handle_as_lorax(request: Request, error: Exception) -> Response[LoraxError]:
-    refusal = serving_error_of(request, error)
-    runtime_of(request).metrics.error(refusal.code)
+    refusal = answered_error(request, error)
     status, body = lorax_error(refusal)
     return Response(body, status_code=status, headers=error_headers(refusal), media_type="application/json")
 

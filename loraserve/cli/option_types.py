@@ -7,6 +7,8 @@ from pathlib import Path
 
 import rich_click as click
 
+from loraserve.cli.trace_settings import collector_url
+
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
 _EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -46,6 +48,18 @@ class DeviceType(click.ParamType):
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
             self.fail(f"{value!r} is none of auto, cpu, cuda and cuda:<number>", param, ctx)
         return str(value)
+
+
+class CollectorUrlType(click.ParamType):
+    """Where spans are posted to."""
+
+    name = "url"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return collector_url(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @dataclass(frozen=True, slots=True)

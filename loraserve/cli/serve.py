@@ -8,7 +8,7 @@ from typing import Any
 import rich_click as click
 
 from loraserve.cli.config_file import load_config_file
-from loraserve.cli.option_types import DeviceType, HumanInt, LoraModuleType
+from loraserve.cli.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
@@ -182,6 +182,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 )
 @_option("--metrics-host", panel="Server", help="Address of --metrics-port. [127.0.0.1]")
 @_option("--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Also vLLM's names in /metrics.")
+@_option(
+    "--otlp-traces-endpoint",
+    panel="Server",
+    type=CollectorUrlType(),
+    help="Send a span for each request to this OTLP/HTTP collector; needs loraserve[otel]. [what OTEL_… variables say]",
+)
 @_option(
     "--data-dir",
     panel="Server",

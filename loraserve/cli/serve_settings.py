@@ -7,6 +7,7 @@ from pathlib import Path
 import rich_click as click
 
 from loraserve.cli.option_types import LoraModule
+from loraserve.cli.trace_settings import TraceDestination, trace_destination
 from loraserve.control.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
@@ -66,6 +67,7 @@ class ServeSettings:
     metrics_port: int | None
     metrics_host: str | None
     vllm_metrics: bool
+    otlp_traces_endpoint: str | None
     data_dir: Path | None
     redis_url: str | None
     redis_prefix: str
@@ -132,6 +134,11 @@ class ServeSettings:
     def metrics_hosts(self) -> list[str] | None:
         """What the Host header may name at --metrics-port; None = anything."""
         return [*LOOPBACK_HOSTS, *self.allowed_hosts] if _is_loopback(self.metrics_bind_host) else None
+
+    @property
+    def trace_destination(self) -> TraceDestination | None:
+        """None = no traces. OpenTelemetry's variables count too, as everywhere."""
+        return trace_destination(self.otlp_traces_endpoint, os.environ)
 
     @property
     def _checks_hosts(self) -> bool:

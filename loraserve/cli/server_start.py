@@ -16,11 +16,13 @@ from rich.console import Console
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.start_error import StartError
 from loraserve.cli.startup_display import StartupDisplay
+from loraserve.cli.trace_start import opened_traces, usable
 from loraserve.models.model_place import why_absent
 from loraserve.serving.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
+    from loraserve.api.request_notes import OnEnd
     from loraserve.cli.http_server import HttpServer
     from loraserve.control.declared import Declared
     from loraserve.engine.config import EngineConfig
@@ -46,6 +48,7 @@ class StartedServer:
 async def start_server(settings: ServeSettings, console: Console, opened: contextlib.AsyncExitStack) -> StartedServer:
     """opened: gets what is to be closed last. Raises `StartError`, `EngineStartFailedError`; then nothing runs."""
     _check_temporary_folder()
+    traces = usable(settings.trace_destination, console)
     if settings.enable_lora:
         console.print("--enable-lora is not needed: adapters are always on", markup=False, soft_wrap=True)
     with StartupDisplay(console) as display:
@@ -58,20 +61,25 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
             from loraserve.cli.control_start import opened_declared
 
             declared = await opened.enter_async_context(opened_declared(settings))
+            on_end = await opened.enter_async_context(opened_traces(traces, settings.model_names[0], console))
             engine = await starting
         except BaseException:
             await _abandon(starting)
             raise
         display.show(STARTING, 1, 1)
         try:
-            return await _build(settings, engine, declared, display)
+            return await _build(settings, engine, declared, display, on_end)
         except BaseException:
             await engine.close(0)
             raise
 
 
 async def _build(
-    settings: ServeSettings, engine: LocalEngine, declared: Declared, display: StartupDisplay
+    settings: ServeSettings,
+    engine: LocalEngine,
+    declared: Declared,
+    display: StartupDisplay,
+    on_inference_end: OnEnd | None,
 ) -> StartedServer:
     from loraserve.api.app import create_app
     from loraserve.api.app_context import AppContext
@@ -91,7 +99,7 @@ async def _build(
         runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
         control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
-        http = HttpServer(create_app(context))
+        http = HttpServer(create_app(context, on_inference_end))
         _calm_garbage_collector()
         await control.start()
         adapters = settings.adapters

@@ -19,7 +19,7 @@ SOURCES = {
 }
 SECRET = "***"
 SECRET_OPTIONS = ("api_key",)
-URL_OPTIONS = ("redis_url",)
+URL_OPTIONS = ("redis_url", "otlp_traces_endpoint")
 
 
 def with_setting_values(settings: ServeSettings, ctx: click.Context, positional_model: str | None) -> ServeSettings:
@@ -58,6 +58,8 @@ def _value(option: click.Option, given: Mapping[str, Any], *, is_argument: bool,
 def _derived(settings: ServeSettings) -> dict[str, str]:
     """What follows from the other options where they leave it open."""
     derived = {"data-dir": str(settings.data_path), "served-model-name": ", ".join(settings.model_names)}
+    if (traces := settings.trace_destination) is not None and traces.problem is None:
+        derived["otlp-traces-endpoint"] = without_secrets(traces.endpoint)
     return derived if settings.uds is not None else {**derived, "host": settings.bind_host}
 
 
@@ -68,7 +70,7 @@ def _text(name: str, value: Any) -> str:
     if name in SECRET_OPTIONS:
         return SECRET
     if name in URL_OPTIONS:
-        return _without_password(str(value))
+        return without_secrets(str(value))
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):
@@ -76,8 +78,8 @@ def _text(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _without_password(url: str) -> str:
-    """Of redis://user:password@host/0?password=…: the query goes too, whatever it holds."""
+def without_secrets(url: str) -> str:
+    """A URL, such as redis://user:password@host/0?password=…: the query goes too, whatever it holds."""
     parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     user = credentials.partition(":")[0]

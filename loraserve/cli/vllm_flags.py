@@ -29,6 +29,7 @@ UNSUPPORTED_FLAGS = {
     "--root-path": "strip the prefix in the proxy",
     "--disable-log-requests": "requests are not logged",
     "--disable-log-stats": "statistics are not logged; read /metrics",
+    "--collect-detailed-traces": "spans always have queue, prefill and decode (--otlp-traces-endpoint)",
     "--api-server-count": "one API process serves one engine",
 }
 

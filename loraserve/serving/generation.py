@@ -12,6 +12,7 @@ from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead, request_failed
 from loraserve.serving.errors import ServingError
+from loraserve.serving.generation_times import GenerationPhases, GenerationTimes, phases_of, times_of
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
 from loraserve.serving.metrics import ChoiceTimes, ServingMetrics
@@ -68,18 +69,6 @@ class TokenUsage:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationTimes:
-    """None = it has not come to that yet."""
-
-    queue_ms: float | None
-    """In the engine, until first scheduled."""
-    ttft_ms: float | None
-    """Received to the first token."""
-    generation_ms: float | None
-    """First to last token."""
-
-
 @dataclass(slots=True)
 class GenerationService:
     """Starts jobs that were admitted. One per app."""
@@ -108,6 +97,7 @@ class Generation:
         self._label = service.metrics.adapter_label(job.adapter.label if job.adapter else None)
         self._closed = False
         self._has_begun = False
+        self._sent_s = job.received_s
         self._ended_by: ServingError | None = None
         self._unfinished_reason = FinishReason.ABORT
         self.prompts = [self._prompt_run(index, prompt) for index, prompt in enumerate(job.prompts)]
@@ -120,6 +110,7 @@ class Generation:
     async def steps(self) -> AsyncGenerator[list[ChoiceDelta]]:
         """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
         self._raise_if_ended()
+        self._sent_s = time.monotonic()
         for prompt in self.prompts:
             sampling = prompt.engine_request.sampling
             num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
@@ -151,16 +142,11 @@ class Generation:
         )
 
     def times(self) -> GenerationTimes:
-        runs = [choice.times for prompt in self.prompts for choice in prompt.choices]
-        first_s = min((run.first_token_s for run in runs if run.first_token_s is not None), default=None)
-        last_s = max((run.last_token_s for run in runs if run.last_token_s is not None), default=None)
-        if first_s is None or last_s is None:
-            return GenerationTimes(None, None, None)
-        return GenerationTimes(
-            queue_ms=max(run.queue_s for run in runs) * 1000,
-            ttft_ms=(first_s - self._job.received_s) * 1000,
-            generation_ms=(last_s - first_s) * 1000,
-        )
+        return times_of(self._choice_times(), self._job.received_s)
+
+    def phases(self) -> GenerationPhases | None:
+        """None before the first token."""
+        return phases_of(self._choice_times(), self._sent_s)
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -173,6 +159,9 @@ class Generation:
         for prompt in self.prompts:
             if not prompt.finished:
                 self._service.engine.abort(prompt.engine_request.request_id)
+
+    def _choice_times(self) -> list[ChoiceTimes]:
+        return [choice.times for prompt in self.prompts for choice in prompt.choices]
 
     def _raise_if_ended(self) -> None:
         if self._ended_by is not None:

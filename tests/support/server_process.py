@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,16 +30,18 @@ def command(*args: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Ours without what would configure a server or a client; our packages are found also when not installed."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("LORASERVE_", "VLLM_", "OPENAI_"))
-    }
+    configuring = ("LORASERVE_", "VLLM_", "OPENAI_", "OTEL_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(configuring)}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "200"}
 
 
-def run_command(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """To its end."""
+def run_command(
+    *args: str, stdin: str | None = None, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """To its end. variables: of its environment."""
+    env = environment() | (variables or {})
     return subprocess.run(
-        command(*args), input=stdin, capture_output=True, text=True, timeout=START_S, env=environment(), check=False
+        command(*args), input=stdin, capture_output=True, text=True, timeout=START_S, env=env, check=False
     )
 
 
@@ -105,19 +107,19 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def serve(data_dir: Path, *args: str) -> Iterator[ServerProcess]:
-    """Ready to answer. Killed on leaving, unless it has ended by then."""
+def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """Ready to answer. Killed on leaving, unless it has ended by then. variables: of its environment."""
     _share_kernels(data_dir)
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
-    with _running(command("serve", *options, *args)) as server:
+    with _running(command("serve", *options, *args), variables) as server:
         yield server
 
 
 @contextmanager
-def serve_fake(data_dir: Path, *args: str) -> Iterator[ServerProcess]:
+def serve_fake(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Likewise, with the fake engine, whose base model is `fake`."""
     options = ("--port", "0", "--no-certificates", "--data-dir", str(data_dir))
-    with _running([sys.executable, "-P", str(SERVE_FAKE), "fake", *options, *args]) as server:
+    with _running([sys.executable, "-P", str(SERVE_FAKE), "fake", *options, *args], variables) as server:
         yield server
 
 
@@ -130,13 +132,13 @@ def _share_kernels(data_dir: Path) -> None:
 
 
 @contextmanager
-def _running(words: list[str]) -> Iterator[ServerProcess]:
+def _running(words: list[str], variables: Mapping[str, str] | None) -> Iterator[ServerProcess]:
     process = subprocess.Popen(
         words,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=environment(),
+        env=environment() | (variables or {}),
     )
     server = ServerProcess(process)
     ready = threading.Event()

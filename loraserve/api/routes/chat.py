@@ -17,7 +17,7 @@ from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
 from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import own_request_id, request_id_of
+from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
@@ -73,7 +73,7 @@ async def _chat(
     checked = _check(context, asked, use)
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
-    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+    async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, checked, conversation, NAMES)
         generation = await call.start([prompt], checked.text, received_s(request.scope), checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"

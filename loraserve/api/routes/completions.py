@@ -21,7 +21,7 @@ from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, check_prompt_logprobs, prompt_bytes, split_prompts, truncate
 from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import own_request_id, request_id_of
+from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
@@ -77,8 +77,8 @@ async def _complete(
     )
     checked = _check(context, asked)
     given = split_prompts(asked.prompt, runtime.settings.limits, runtime.engine.model.vocab_size)
-    demand, own_id = _demand(asked, given, checked), own_request_id(request.scope)
-    async with context.calls.admit(principal, target, own_id, demand) as call:
+    demand = _demand(asked, given, checked)
+    async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompts = await _prompts(context, asked, given, checked)
         generation = await call.start(prompts, checked.text, received_s(request.scope), checked.cache_salt)
         writer = CompletionWriter(

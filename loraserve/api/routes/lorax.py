@@ -21,7 +21,6 @@ from loraserve.api.openapi import ERROR_RESPONSES, answered_with, json_body, lor
 from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import own_request_id
 from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
@@ -121,7 +120,7 @@ async def _generate(
     )
     max_tokens = fields.max_tokens or context.sampling.default_max_tokens(runtime.engine.model.max_model_len)
     demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
-    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+    async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await _prompt(context, asked, parameters, checked)
         generation = await call.start([prompt], checked.text, received_s(request.scope), "")
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None

@@ -15,7 +15,7 @@ from loraserve.api.event_stream import EventStream
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.processing_time import received_s
-from loraserve.api.request_id import own_request_id, request_id_of
+from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.response_echo import begun_response
 from loraserve.api.response_kinds import refuse_kinds
@@ -88,7 +88,7 @@ async def _respond(
     checked = checked_response(asked, context.sampling, runtime.settings)
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
-    async with context.calls.admit(principal, target, own_request_id(request.scope), demand) as call:
+    async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, sampling, conversation, NAMES)
         generation = await call.start([prompt], sampling.text, received_s(request.scope), sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)

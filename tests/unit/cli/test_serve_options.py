@@ -118,7 +118,21 @@ def test_underscores_are_dashes(started: Started) -> None:
     assert not started.settings.engine.enable_prefix_caching
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel-size=2", "-tp", "--swap_space", "--trust-remote-code"])
+def test_where_spans_go_is_a_url_of_http(started: Started) -> None:
+    invoke("--otlp-traces-endpoint", "http://collector:4318")
+    invoke(env={"LORASERVE_OTLP_TRACES_ENDPOINT": "https://collector/own"})
+    assert [settings.otlp_traces_endpoint for settings in started] == [
+        "http://collector:4318/v1/traces",
+        "https://collector/own",
+    ]
+    refused = invoke("--otlp-traces-endpoint", "grpc://collector:4317", code=2)
+    assert "'grpc://collector:4317' is not the URL of an OTLP/HTTP collector" in refused
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--tensor-parallel-size=2", "-tp", "--swap_space", "--trust-remote-code", "--collect-detailed-traces=all"],
+)
 def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, flag: str) -> None:
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
 

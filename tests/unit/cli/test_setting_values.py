@@ -71,3 +71,11 @@ def test_lists_and_switches_are_words(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["certificates"].value == "off"
     assert found["allowed-hosts"].value == "one, two"
     assert found["adapter-dir"].value == ""
+
+
+def test_where_spans_go_is_shown_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:hunter2@collector:4318"}
+    found = values(monkeypatch, **variable)["otlp-traces-endpoint"]
+    assert (found.value, found.source) == ("http://user:***@collector:4318/v1/traces", SettingSource.DERIVED)
+    given = values(monkeypatch, "--otlp-traces-endpoint", "http://c:4318?key=hunter2")["otlp-traces-endpoint"]
+    assert (given.value, given.source) == ("http://c:4318/v1/traces?***", SettingSource.FLAG)

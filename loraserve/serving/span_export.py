@@ -1,0 +1,118 @@
+"""Sends spans to a collector, by OTLP over HTTP, from a thread of its own.
+
+Nothing that a collector does, or leaves undone, reaches a request: what does not fit in the bounded queue is dropped.
+OpenTelemetry's SDK reads its environment variables here: samplers, batches, headers, resource attributes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Sequence
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.trace import Tracer
+
+FLUSH_S = 2.0
+"""For what has not been sent at the end; a collector that does not answer gets no more."""
+OUR_NAME = "loraserve"
+
+HEADER_LOGGER = "opentelemetry.trace"
+"""Warns of every request whose trace headers it cannot read, with their content."""
+QUEUE_LOGGER = "opentelemetry.sdk._shared_internal"
+"""Warns again and again while its queue is full."""
+EXPORTER_LOGGER = OTLPSpanExporter.__module__
+"""Warns of every try to send a batch."""
+
+logger = logging.getLogger(__name__)
+
+
+class SpanExport:
+    """Runs from the start until `close`."""
+
+    def __init__(self, endpoint: str, shown_endpoint: str, version: str) -> None:
+        """shown_endpoint: without what is secret in it. Raises what the SDK does where a variable makes no sense."""
+        reason = _Reason()
+        logging.getLogger(HEADER_LOGGER).setLevel(logging.ERROR)
+        logging.getLogger(QUEUE_LOGGER).addFilter(_Once())
+        logging.getLogger(EXPORTER_LOGGER).addFilter(reason)
+        self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
+        exporter = _TellingExporter(OTLPSpanExporter(endpoint=endpoint), shown_endpoint, reason)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self.tracer: Tracer = self._provider.get_tracer(OUR_NAME, version)
+
+    async def close(self) -> None:
+        """Sends what is left, for at most `FLUSH_S`. Spans that end later go nowhere."""
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # nobody waits any more
+                loop.call_soon_threadsafe(done.set)
+
+        # No executor's thread: the loop would wait for that, and Python at its end.
+        threading.Thread(target=shut_down, name="last-spans", daemon=True).start()
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await done.wait()
+        except TimeoutError:
+            logger.warning("the last traces were not sent: the collector took longer than %g s", FLUSH_S)
+
+
+def _resource(version: str) -> Resource:
+    """What the environment says of this service comes before what we say."""
+    ours = Resource({SERVICE_NAME: OUR_NAME, SERVICE_VERSION: version})
+    return Resource.create(ours.merge(OTELResourceDetector().detect()).attributes)
+
+
+class _TellingExporter(SpanExporter):
+    """Says once that the collector cannot be reached, and once that it can again."""
+
+    def __init__(self, exporter: SpanExporter, shown_endpoint: str, reason: "_Reason") -> None:
+        self._exporter = exporter
+        self._shown_endpoint = shown_endpoint
+        self._reason = reason
+        self._num_lost = 0
+        """Since the last success."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._reason.text = ""
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            if not self._num_lost:
+                logger.warning("traces do not reach %s: %s", self._shown_endpoint, self._reason.text)
+            self._num_lost += len(spans)
+        elif self._num_lost:
+            logger.warning("traces reach %s again; %d spans were lost", self._shown_endpoint, self._num_lost)
+            self._num_lost = 0
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+class _Reason(logging.Filter):
+    """Keeps what is logged to be said in a line of ours."""
+
+    text = ""
+    """The first of it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.text = self.text or record.getMessage()
+        return False
+
+
+class _Once(logging.Filter):
+    """Lets a message pass only for the first time, whatever its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_new = record.msg not in self._passed
+        self._passed.add(record.msg)
+        return is_new
