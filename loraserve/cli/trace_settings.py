@@ -12,6 +12,7 @@ PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 INSTALL = "pip install 'loraserve[otel]'"
 PROTOCOL = "http/protobuf"
 ENDPOINT_VARIABLE, BASE_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+DISABLED_VARIABLE = "OTEL_SDK_DISABLED"
 EXPORTER = "otlp"
 EXPORTER_VARIABLE = "OTEL_TRACES_EXPORTER"
 PROTOCOL_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
@@ -24,23 +25,21 @@ class TraceDestination:
     source: str
     """What named it, for messages."""
     problem: str | None
-    """Why nothing can be sent there."""
-
-    @property
-    def is_demanded(self) -> bool:
-        """For this server in particular. The variables are what platforms give to everything they run."""
-        return self.source == FLAG
+    """Why nothing is sent there."""
+    is_fatal: bool = False
+    """Whether the server does not start with such a problem: variables are what platforms give to all they run."""
 
 
 def trace_destination(flag: str | None, environment: Mapping[str, str]) -> TraceDestination | None:
     """None = no traces. flag: the option's value, a `collector_url`. An empty variable is as good as none."""
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return None
+    is_disabled = environment.get(DISABLED_VARIABLE, "").strip().lower() == "true"
     if flag:
-        return TraceDestination(flag, FLAG, _problem(flag, environment))
+        if is_disabled:
+            return TraceDestination(flag, FLAG, f"{DISABLED_VARIABLE} is true")
+        return TraceDestination(flag, FLAG, _problem(flag, environment), is_fatal=True)
     named = _named(environment)
     exporters = environment.get(EXPORTER_VARIABLE) or EXPORTER
-    if named is None or exporters == "none":
+    if named is None or is_disabled or exporters == "none":
         return None
     variable, endpoint = named
     if EXPORTER not in exporters.split(","):

@@ -17,13 +17,14 @@ from loraserve.cli.version import installed_version
 
 if TYPE_CHECKING:
     from loraserve.api.request_notes import OnEnd
+    from loraserve.serving.span_export import SpanExport
 
 MODULES = ("loraserve.serving.span_export", "loraserve.api.request_spans")
 """Only these import OpenTelemetry, which takes 0.4 s."""
 
 
 def usable(destination: TraceDestination | None, console: Console) -> TraceDestination | None:
-    """None = no traces, with a line where a variable asks for them in vain. Raises `StartError` where our flag does."""
+    """None = no traces, with a line where they were asked for in vain. Raises `StartError`."""
     if destination is None or destination.problem is None:
         return destination
     _refuse(destination, destination.problem, console)
@@ -35,31 +36,36 @@ async def opened_traces(
     destination: TraceDestination | None, base_name: str, console: Console
 ) -> AsyncGenerator[OnEnd | None]:
     """What is to be told of each request's end. The last spans are sent on leaving. Raises `StartError`."""
-    if destination is None:
+    export = None if destination is None else await _started(destination, console)
+    if export is None:
         yield None
         return
-    for module in MODULES:
-        await asyncio.to_thread(importlib.import_module, module)
     from loraserve.api.request_spans import RequestSpans
-    from loraserve.serving.span_export import SpanExport
 
-    shown = without_secrets(destination.endpoint)
-    try:
-        export = SpanExport(destination.endpoint, shown, installed_version("loraserve") or "")
-    except Exception as error:  # whatever the SDK has against one of its variables
-        _refuse(destination, str(error), console)
-        yield None
-        return
-    console.print(f"traces go to {shown}", markup=False, highlight=False, soft_wrap=True)
     try:
         yield RequestSpans(export.tracer, base_name).tell
     finally:
         await export.close()
 
 
+async def _started(destination: TraceDestination, console: Console) -> SpanExport | None:
+    shown = without_secrets(destination.endpoint)
+    try:
+        for module in MODULES:
+            await asyncio.to_thread(importlib.import_module, module)
+        from loraserve.serving.span_export import SpanExport
+
+        export = SpanExport(destination.endpoint, shown, installed_version("loraserve") or "")
+    except Exception as error:  # packages that do not fit together, a variable that the SDK refuses
+        _refuse(destination, f"{type(error).__name__}: {error}", console)
+        return None
+    console.print(f"traces go to {shown}", markup=False, highlight=False, soft_wrap=True)
+    return export
+
+
 def _refuse(destination: TraceDestination, problem: str, console: Console) -> None:
-    """Raises `StartError` where this server was told to send traces; a variable may be there for everybody."""
-    if destination.is_demanded:
+    """Raises `StartError` where nobody wants the server without traces."""
+    if destination.is_fatal:
         raise StartError(f"{destination.source}: {problem}")
     message = f"no traces are sent, although {destination.source} is set: {problem}"
     console.print(message, markup=False, highlight=False, soft_wrap=True)

@@ -44,7 +44,7 @@ def assert_in_order(span: Span, phases: Mapping[str, Span]) -> None:
 
 def usage_of_stream(url: str, body: dict[str, Any]) -> dict[str, int]:
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    streamed = httpx.post(f"{url}/v1/completions", json=asked, timeout=WAIT_S)
+    streamed = httpx.post(url, json=asked, timeout=WAIT_S)
     events = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line]
     return json.loads(events[-2])["usage"]
 
@@ -74,8 +74,8 @@ def test_a_request_is_one_span_below_its_caller_with_its_phases_in_it(tmp_path: 
             asked = {"model": "uppercase", "messages": [{"role": "user", "content": "hello world"}], "temperature": 0}
             headers = {**CALLER, "user-agent": "secret-agent", "authorization": "Bearer sk-secret"}
             whole = httpx.post(f"{server.url}/v1/chat/completions", json=asked, headers=headers, timeout=WAIT_S)
-            streamed = {"model": "loraserve-demo", "prompt": ["hello world", "hello"], "n": 2, "max_tokens": 9}
-            usage = usage_of_stream(server.url, streamed)
+            streamed = {"prompt": ["hello world", "hello"], "n": 2, "max_tokens": 9}
+            usage = usage_of_stream(f"{server.url}/adapters/reverse/v1/completions", streamed)
             lorax = httpx.post(f"{server.url}/generate", json={"inputs": "hello world"}, timeout=WAIT_S)
             of_chat, of_stream, of_lorax = collector.wait_for(3)
             stop(server)
@@ -110,16 +110,18 @@ def test_a_request_is_one_span_below_its_caller_with_its_phases_in_it(tmp_path: 
     assert has(
         of_stream,
         {
-            "http.route": "/v1/completions",
+            "http.route": "/adapters/{adapter}/v1/completions",
             "gen_ai.operation.name": "text_completion",
-            "gen_ai.response.model": "loraserve-demo",
+            "gen_ai.request.model": "reverse",
+            "gen_ai.request.choice.count": 2,
             "gen_ai.usage.input_tokens": usage["prompt_tokens"],
             "gen_ai.usage.output_tokens": usage["completion_tokens"],
-            "loraserve.adapter.name": None,
+            "loraserve.adapter.name": "reverse",
         },
     )
     assert len(attributes_of(of_stream)["gen_ai.response.finish_reasons"]) == 4
-    assert has(of_lorax, {"http.route": "/generate", "http.response.status_code": lorax.status_code})
+    of_base = {"gen_ai.response.model": "loraserve-demo", "loraserve.adapter.name": None}
+    assert has(of_lorax, {"http.route": "/generate", "http.response.status_code": lorax.status_code, **of_base})
     for span in (of_chat, of_stream, of_lorax):
         assert span.status.code == Status.STATUS_CODE_UNSET
         phases = collector.children_of(span)

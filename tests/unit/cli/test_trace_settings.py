@@ -27,23 +27,26 @@ def test_a_destination_is_the_flags_or_that_of_opentelemetrys_variables(
     assert destination is not None
     assert (destination.source, destination.endpoint) == expected
     assert destination.problem is None
-    assert destination.is_demanded == (flag is not None)
+    assert destination.is_fatal == (flag is not None)
 
 
 @pytest.mark.parametrize(
-    ("flag", "environment"),
+    "environment",
     [
-        (None, {}),
-        (None, {TRACES: "", BASE: ""}),
-        (None, {BASE: "http://c", "OTEL_TRACES_EXPORTER": "none"}),
-        (None, {BASE: "http://c", "OTEL_SDK_DISABLED": "TRUE"}),
-        ("http://a/v1/traces", {"OTEL_SDK_DISABLED": "true"}),
+        {},
+        {TRACES: "", BASE: ""},
+        {BASE: "http://c", "OTEL_TRACES_EXPORTER": "none"},
+        {BASE: "http://c", "OTEL_SDK_DISABLED": "TRUE"},
     ],
 )
-def test_nothing_is_sent_unless_a_destination_is_named_and_nothing_is_switched_off(
-    flag: str | None, environment: dict[str, str]
-) -> None:
-    assert trace_destination(flag, environment) is None
+def test_nothing_is_sent_unless_a_destination_is_named_and_nothing_is_switched_off(environment: dict[str, str]) -> None:
+    assert trace_destination(None, environment) is None
+
+
+def test_a_flag_beside_an_sdk_that_is_switched_off_is_a_problem_that_stops_nothing() -> None:
+    destination = trace_destination("http://a/v1/traces", {"OTEL_SDK_DISABLED": "true"})
+    assert destination is not None
+    assert (destination.problem, destination.is_fatal) == ("OTEL_SDK_DISABLED is true", False)
 
 
 @pytest.mark.parametrize(

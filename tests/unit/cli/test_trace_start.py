@@ -39,13 +39,13 @@ def test_a_problem_ends_the_start_only_where_this_server_was_told_to_send_traces
         f"no traces are sent, although {VARIABLE} is set: it rains",
     )
     with pytest.raises(StartError, match=f"{FLAG}: it rains"):
-        opened(TraceDestination(URL, FLAG, "it rains"))
+        opened(TraceDestination(URL, FLAG, "it rains", is_fatal=True))
 
 
 def test_so_does_a_variable_that_the_sdk_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
     is_told, said = opened(TraceDestination(URL, VARIABLE, None))
     assert not is_told
-    assert said.startswith(f"no traces are sent, although {VARIABLE} is set: max_queue_size")
+    assert said.startswith(f"no traces are sent, although {VARIABLE} is set: ValueError: max_queue_size")
     with pytest.raises(StartError, match="max_queue_size"):
-        opened(TraceDestination(URL, FLAG, None))
+        opened(TraceDestination(URL, FLAG, None, is_fatal=True))
