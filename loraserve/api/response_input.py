@@ -30,7 +30,7 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
     if not items:
         raise invalid_value("input", "is empty.")
     check_at_most("input", len(items), limits.max_messages, "items")
-    messages = [] if asked.instructions is None else [ChatMessage("system", asked.instructions)]
+    messages = [ChatMessage("system", asked.instructions)] if asked.instructions else []
     for index, item in enumerate(items):
         _add_item(messages, f"input[{index}]", item, limits)
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)

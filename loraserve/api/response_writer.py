@@ -53,9 +53,9 @@ class ResponseWriter:
         num_prompt_tokens = generation.usage().num_prompt_tokens
         size = 0
         try:
-            # They have the instructions and tools.
-            yield await tokenizer.run(num_prompt_tokens, self._opening)
             async with aclosing(steps):
+                # These events, and the last one, have the instructions and tools.
+                yield await tokenizer.run(num_prompt_tokens, self._opening)
                 async for deltas in steps:
                     step_size = size_of(deltas)
                     size += step_size

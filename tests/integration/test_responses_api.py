@@ -1,5 +1,6 @@
 """/v1/responses through raw HTTP and the unmodified openai client, with a fake engine: events, items and failures."""
 
+import asyncio
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ def tokens_of(text: str) -> list[int]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
-    settings = make_settings(tmp_path_factory.mktemp("data"), tool_call_parser=ToolCallFormat.HERMES)
+    data_dir, parser = tmp_path_factory.mktemp("data"), ToolCallFormat.HERMES
+    settings = make_settings(data_dir, tool_call_parser=parser, first_output_wait_s=0.1)
     with live_server(engine, settings, ("calls",)) as server:
         yield server
 
@@ -257,6 +259,23 @@ class TestTheRest:
 
 
 class TestFailures:
+    def test_who_ends_a_stream_from_outside_is_told_in_it(self, server: LiveServer, http: httpx.Client) -> None:
+        server.engine.gate = asyncio.Event()
+        try:
+            body = {"model": "calls", "input": "x", "stream": True, "request_id": "r1"}
+            with http.stream("POST", "/v1/responses", json=body) as response:
+                lines = response.iter_lines()
+                begun = list(itertools.islice(lines, 6))
+                assert begun[0] == "event: response.created"
+                own_id = next(found["id"] for found in http.get("/v1/requests?state=running").json()["data"])
+                assert http.delete(f"/v1/requests/{own_id}").is_success
+                server.call(server.engine.gate.set)
+                *_, error, failed = events_of("\n".join([*begun, *lines]) + "\n")
+        finally:
+            server.engine.gate = None
+        assert (error["type"], error["code"]) == ("error", "request_aborted")
+        assert (failed["type"], failed["response"]["id"]) == ("response.failed", "resp_r1")
+
     def test_an_error_inside_a_stream_is_told_in_it(self, tmp_path: Path) -> None:
         engine = FakeEngine(model=make_model(TOKENIZER), fail_with="the logits are not finite")
         engine.reply = says(*tokens_of(TEXT), 1)

@@ -27,7 +27,8 @@ def test_a_text_is_a_users_message_and_instructions_come_first() -> None:
     assert found.messages == [ChatMessage("system", "Be brief."), ChatMessage("user", "x")]
     assert found.tools == [{"type": "function"}]
     assert found.add_generation_prompt
-    assert messages_of(USER, instructions=None) == [ChatMessage("user", "x")]
+    for nothing in (None, ""):
+        assert messages_of(USER, instructions=nothing) == [ChatMessage("user", "x")]
 
 
 def test_every_form_of_a_message() -> None:
