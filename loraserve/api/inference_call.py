@@ -9,6 +9,7 @@ from typing import Any
 
 from litestar.types import Scope
 
+from loraserve.api.processing_time import received_s
 from loraserve.api.request_id import own_request_id
 from loraserve.api.request_notes import notes_of
 from loraserve.control.adapter_names import label_of
@@ -39,9 +40,10 @@ class Demand:
 class InferenceCall:
     """`close` may be called at any time, more than once, and never waits: what is left to do goes on behind it."""
 
-    def __init__(self, calls: "InferenceCalls", admitted: Admitted) -> None:
+    def __init__(self, calls: "InferenceCalls", admitted: Admitted, received_s: float) -> None:
         self._calls = calls
         self.admitted = admitted
+        self._received_s = received_s
         self._held = contextlib.AsyncExitStack()
         self.generation: Generation | None = None
         """None until it starts."""
@@ -65,7 +67,7 @@ class InferenceCall:
             headers["x-adapter-version"] = str(self.adapter.version)
         return headers
 
-    async def start(self, prompts: list[Prompt], text: TextOptions, received_s: float, cache_salt: str) -> Generation:
+    async def start(self, prompts: list[Prompt], text: TextOptions, cache_salt: str) -> Generation:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
         if adapter is not None:
@@ -77,7 +79,7 @@ class InferenceCall:
             prompts,
             None if adapter is None else bound(adapter),
             text,
-            received_s,
+            self._received_s,
             cache_salt=salted(admitted.kv_salt, cache_salt),
             tenant=admitted.principal.acting_tenant,
             tenant_weight=self._calls.weight_of(admitted.principal.acting_tenant),
@@ -171,10 +173,14 @@ class InferenceCalls:
     async def admit(
         self, principal: Principal, target: Target, scope: Scope, demand: Demand
     ) -> AsyncIterator[InferenceCall]:
-        """Closes the call if the body fails; else whoever was given it does. Raises `ServingError`."""
+        """Closes the call if the body fails; else whoever was given it does. Raises `ServingError`.
+
+        All its times count from its arrival.
+        """
         notes = notes_of(scope)
         if notes is not None:
             notes.asked, notes.target = demand.asked, target
+        came_in_s = received_s(scope)
         admitted = await self.admission.admit(
             principal,
             target,
@@ -182,9 +188,10 @@ class InferenceCalls:
             reserve_tokens=demand.reserve_tokens,
             num_sequences=demand.num_sequences,
         )
-        call = InferenceCall(self, admitted)
+        call = InferenceCall(self, admitted, came_in_s)
         if notes is not None:
             notes.call = call
+        admitted.running.received_at = time.time() - (time.monotonic() - came_in_s)
         admitted.running.asked = demand.asked
         admitted.running.progress = call.progress
         try:

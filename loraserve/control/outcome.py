@@ -43,8 +43,8 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None
     route: str = ""
     stream: bool = False
-    admitted_at: float
-    """Unix time."""
+    received_at: float = msgspec.field(name="admitted_at")
+    """Unix time. The name is that of servers before this one, which may share the Redis."""
     duration_ms: float
     finish_reason: str
     prompt_tokens: int

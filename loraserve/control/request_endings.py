@@ -26,7 +26,7 @@ def usage_line(admitted: Admitted, outcome: Outcome, now: float) -> UsageLine:
         output_tokens=outcome.num_output_tokens,
         outcome=billed_outcome(outcome),
         ttft_ms=outcome.ttft_ms,
-        duration_ms=(now - admitted.running.admitted_at) * 1000,
+        duration_ms=(now - admitted.running.received_at) * 1000,
     )
 
 
@@ -77,8 +77,8 @@ def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary
         version=None if adapter is None else adapter.version,
         route=admitted.running.asked.route,
         stream=admitted.running.asked.stream,
-        admitted_at=admitted.running.admitted_at,
-        duration_ms=(now - admitted.running.admitted_at) * 1000,
+        received_at=admitted.running.received_at,
+        duration_ms=(now - admitted.running.received_at) * 1000,
         finish_reason=outcome.finish_reason,
         prompt_tokens=outcome.num_prompt_tokens,
         cached_tokens=outcome.num_cached_tokens,

@@ -45,13 +45,12 @@ class RunningRequest:
     request_id: str
     principal: Principal
     target: Target
-    admitted_at: float
-    """Unix time."""
+    received_at: float
+    """Unix time of its arrival. Its owner sets it, like the next ones; until then that of its admission."""
     num_sequences: int
     started: bool = False
     """Whether it has its first token, which its owner sets: until then it counts as queued."""
     asked: Asked = Asked()
-    """Set by its owner, as the next one."""
     progress: Callable[[], Progress] = Progress
     ended_with: ServingError | None = None
     """Why it was ended from outside."""

@@ -15,7 +15,6 @@ from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.processing_time import received_s
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
@@ -75,7 +74,7 @@ async def _chat(
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, checked, conversation, NAMES)
-        generation = await call.start([prompt], checked.text, received_s(request.scope), checked.cache_salt)
+        generation = await call.start([prompt], checked.text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(
             response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),

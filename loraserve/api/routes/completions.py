@@ -18,7 +18,6 @@ from loraserve.api.identity import response_head
 from loraserve.api.inference_call import Demand
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, check_prompt_logprobs, prompt_bytes, split_prompts, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
@@ -80,7 +79,7 @@ async def _complete(
     demand = _demand(asked, given, checked)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompts = await _prompts(context, asked, given, checked)
-        generation = await call.start(prompts, checked.text, received_s(request.scope), checked.cache_salt)
+        generation = await call.start(prompts, checked.text, checked.cache_salt)
         writer = CompletionWriter(
             response_head("cmpl-", "text_completion", target.name, request_id, context.fingerprint),
             CompletionOptions(

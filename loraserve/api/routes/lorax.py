@@ -18,7 +18,6 @@ from loraserve.api.lorax_request import completion_of
 from loraserve.api.lorax_writer import LoraxWriter
 from loraserve.api.needs import ANY_KEY, INFERENCE
 from loraserve.api.openapi import ERROR_RESPONSES, answered_with, json_body, lorax_error_responses
-from loraserve.api.processing_time import received_s
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.ranges import unsupported
 from loraserve.api.respond import open_stream, respond_whole
@@ -122,7 +121,7 @@ async def _generate(
     demand = Demand(reserve_tokens(len(asked.inputs), max_tokens), 1, Asked(Route.GENERATE, stream))
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await _prompt(context, asked, parameters, checked)
-        generation = await call.start([prompt], checked.text, received_s(request.scope), "")
+        generation = await call.start([prompt], checked.text, "")
         seed = prompt.sampling.seed if prompt.sampling.temperature > 0 else None
         writer = LoraxWriter(runtime.tokenizer, asked.inputs, parameters, seed)
         if stream:

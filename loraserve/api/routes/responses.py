@@ -14,7 +14,6 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.processing_time import received_s
 from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.response_echo import begun_response
@@ -90,7 +89,7 @@ async def _respond(
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, sampling, conversation, NAMES)
-        generation = await call.start([prompt], sampling.text, received_s(request.scope), sampling.cache_salt)
+        generation = await call.start([prompt], sampling.text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(
             begun_response(asked, checked, target.name, request_id),
