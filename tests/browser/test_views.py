@@ -133,6 +133,25 @@ def test_dialogs_menu_and_jump_are_accessible(new_console: NewConsole, shown: Te
     check_accessible(page)
 
 
+def test_what_is_typed_right_after_the_shortcut_is_looked_for_and_the_list_fits_the_screen(
+    new_console: NewConsole, shown: Tenant, admin_secret: str
+):
+    page = open_view(new_console, shown, admin_secret, "adapters", "desk", "light")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("play")
+    jump = page.get_by_role("dialog", name="Jump to")
+    expect(jump.get_by_role("combobox")).to_have_value("play")
+    jump.get_by_role("combobox").fill("")
+    expect(jump.get_by_role("option").filter(has_text="shown").first).to_be_visible()
+    box = jump.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] <= SIZES["desk"][1]
+    page.keyboard.type("play")
+    expect(jump.get_by_role("option")).to_have_count(1)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Playground")).to_be_visible()
+
+
 def check_accessible(page: Page) -> None:
     if not AXE.exists():
         # For a checkout in which nobody built the console; `.ci/run` checks it before it tests.

@@ -1,5 +1,5 @@
 import { useSignal } from "@preact/signals";
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 
 import { call } from "../api/client";
 import { Icon, type IconName } from "../parts/icon";
@@ -25,7 +25,7 @@ const LOG_OUT: Hit = { key: "log out", title: "Log out", icon: "lock", act: () =
 const TYPING_PAUSE_MS = 120;
 const MAX_ADAPTERS = 8;
 
-/** ⌘K: type a part of a page's or an adapter's name, arrows choose, Enter goes there. */
+/** ⌘K, or Ctrl+K: type a part of a page's or an adapter's name, arrows choose, Enter goes there. */
 export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const typed = useSignal("");
@@ -40,7 +40,8 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
     ...(!session.value?.open && "log out".includes(needle) ? [LOG_OUT] : []),
   ];
 
-  useEffect(() => {
+  // Before the next key: whoever knows the shortcut types on at once.
+  useLayoutEffect(() => {
     dialog.current?.showModal();
   }, []);
 
