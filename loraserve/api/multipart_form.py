@@ -88,9 +88,17 @@ class _Parts:
 
 
 def least_size_bytes(request: Request) -> int | None:
-    """What the files of a form have together, at least; None = it does not say how long it is."""
+    """What the files of a form have together, at least; None = it does not say how long it is.
+
+    Raises `ServingError` (413) where that is more than any adapter has, before the client sends it all.
+    """
     length = request.content_length
-    return None if length is None else max(0, length - MAX_OVERHEAD_BYTES)
+    if length is None:
+        return None
+    if length - MAX_OVERHEAD_BYTES > sum(FILES.values()):
+        message = f"The form has {length} bytes; the files of an adapter have at most {sum(FILES.values())}."
+        raise ServingError(ErrorCode.REQUEST_TOO_LARGE, message)
+    return max(0, length - MAX_OVERHEAD_BYTES)
 
 
 @contextlib.asynccontextmanager

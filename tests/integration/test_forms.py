@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from loraserve.api.multipart_form import FILES
 from tests.support.management import ADAPTER_FILES, add_adapter, client, fake_adapter, new_key, offline_admin_key
 from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, stop, wait_until
 
@@ -64,6 +65,14 @@ def test_a_form_that_announces_too_much_is_refused_before_its_first_byte(keyed: 
     status, error = error_of(keyed.begin(key, **{"content-length": "50000000"}))
     assert (status, error["code"]) == (429, "insufficient_quota")
     assert "100000 bytes" in error["message"]
+
+
+def test_a_form_that_announces_more_than_an_adapter_has_is_refused_before_its_first_byte(keyed: Keyed) -> None:
+    key = new_key(keyed.admin, "default", "operator")["secret"]
+    status, error = error_of(keyed.begin(key, **{"content-length": "99999999999999"}))
+    assert (status, error["code"]) == (413, "request_too_large")
+    assert "99999999999999 bytes" in error["message"]
+    assert str(sum(FILES.values())) in error["message"]
 
 
 def test_a_form_that_announces_nothing_is_cut_off_where_the_quota_ends(keyed: Keyed) -> None:
