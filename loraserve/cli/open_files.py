@@ -3,15 +3,18 @@
 import contextlib
 import resource
 
+from loraserve.cli.start_error import StartError
+
 WANTED = 65_536
 WANTED_OF_MACOS = 10_240
 """Some of its versions let nobody have more, whatever the hard limit says."""
 RESERVED = 128
 """For files, Redis, the engine and the processes that read uploads: what runs goes on when clients take all others."""
+LEAST = 2 * RESERVED
 
 
 def raise_limit() -> None:
-    """As far as the system lets us: shells often start with 1,024."""
+    """As far as the system lets us: shells often start with 1,024. Raises `StartError` where that is too few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
@@ -20,10 +23,13 @@ def raise_limit() -> None:
         if soft < wanted:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-                return
+                break
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST:
+        raise StartError(f"only {soft} files may be open at once, and at least {LEAST} are needed: raise `ulimit -Hn`")
 
 
 def max_connections() -> int:
     """At once."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return WANTED if soft == resource.RLIM_INFINITY else max(soft // 2, soft - RESERVED)
+    return WANTED if soft == resource.RLIM_INFINITY else soft - RESERVED

@@ -35,9 +35,9 @@ def run_server(settings: ServeSettings) -> int:
     """Returns the exit code once the server has stopped."""
     never_fail()
     console = Console(stderr=True)
-    raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
+            raise_limit()
             return runner.run(_Server(settings, console).run())
         except (StartError, ListenError, EngineStartFailedError) as error:
             console.print("[bold red]error:[/]", end=" ")

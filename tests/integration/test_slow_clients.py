@@ -13,6 +13,7 @@ from litestar.types import Receive, Scope, Send
 
 from loraserve.cli import http_protocol, http_server, open_files
 from loraserve.cli.http_server import HttpServer
+from loraserve.cli.start_error import StartError
 
 LIMIT_S = 0.4
 POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
@@ -202,6 +203,17 @@ def test_the_limit_of_open_files_is_raised_and_some_are_kept(monkeypatch: pytest
     open_files.raise_limit()
     assert limits == [4096, 4096]
     assert open_files.max_connections() == 4096 - open_files.RESERVED
+
+
+@pytest.mark.parametrize("limits", [(64, 64), (64, 255)])
+def test_with_too_few_open_files_the_server_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int]
+) -> None:
+    current = [*limits]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(current))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: current.__setitem__(slice(None), wanted))
+    with pytest.raises(StartError, match=rf"^only {limits[1]} files .* at least 256 "):
+        open_files.raise_limit()
 
 
 def test_as_many_open_files_as_macos_lets_us_have_are_better_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
