@@ -280,7 +280,7 @@ class UploadService:
             raise rejection_of(session)
         if session.state is not UploadState.READY:
             reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
-            message = f"{reason} Nothing of it is kept: upload it again."
+            message = f"{reason} Nothing of it was kept: try again."
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         return session
 

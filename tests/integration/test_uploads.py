@@ -292,7 +292,7 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     async def run() -> None:
         with pytest.raises(ServingError) as raised:
             await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
-        assert raised.value.message == ("The server's Redis is not reachable. Nothing of it is kept: upload it again.")
+        assert raised.value.message == ("The server's Redis is not reachable. Nothing of it was kept: try again.")
         assert raised.value.retry_after_s == 2
         assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
 
