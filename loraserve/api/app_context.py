@@ -36,7 +36,9 @@ class AppContext:
         model = runtime.engine.model
 
         def forget_deleted(document: AnyDocument) -> None:
-            if isinstance(document.doc, AdapterDoc) and document.doc.deleted_at is not None:
+            if not isinstance(document.doc, AdapterDoc):
+                return
+            if document.doc.deleted_at is not None or control.catalog.is_deleted(document.doc.tenant):
                 runtime.metrics.forget_adapter(label_of(document.doc.tenant, document.doc.name))
 
         control.catalog.subscribe(forget_deleted)

@@ -99,6 +99,8 @@ ROUTES: list[HTTPRouteHandler] = [
     tenants.get_tenant,
     tenants.create_tenant,
     tenants.patch_tenant,
+    tenants.delete_tenant,
+    tenants.restore_tenant,
     live.get_live,
     live.list_engines,
     series.get_series,

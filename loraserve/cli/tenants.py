@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 @click.group()
 def tenants() -> None:
-    """Create, list and change tenants."""
+    """Create, list, change and remove tenants."""
 
 
 @tenants.command()
@@ -31,14 +31,15 @@ def create(connection: Connection, tenant_id: str, description: str, weight: flo
 
 
 @tenants.command("list")
+@click.option("--deleted", is_flag=True, help="Those that are deleted, instead of the others.")
 @with_connection
-def list_tenants(connection: Connection) -> None:
-    """List tenants."""
+def list_tenants(connection: Connection, deleted: bool) -> None:
+    """List tenants; deleted ones with --deleted."""
     from loraserve.cli.admin_client import connected
-    from loraserve.cli.admin_output import bytes_text, limits_text, print_json, print_table
+    from loraserve.cli.admin_output import bytes_text, limits_text, print_json, print_table, time_text
 
     with connected(connection.url, connection.api_key, connection.tenant) as client:
-        found = client.every("/v1/tenants")
+        found = client.every("/v1/tenants", deleted="true" if deleted else None)
     if connection.as_json:
         print_json(found)
         return
@@ -50,11 +51,12 @@ def list_tenants(connection: Connection) -> None:
             tenant["num_adapters"],
             bytes_text(tenant["adapter_bytes"]),
             tenant["num_keys"],
-            limits_text(tenant["limits"]),
+            time_text(tenant["deleted_at"]) if deleted else limits_text(tenant["limits"]),
         )
         for tenant in found
     ]
-    print_table(("id", "status", "weight", "adapters", "size", "keys", "limits"), rows)
+    last = "deleted" if deleted else "limits"
+    print_table(("id", "status", "weight", "adapters", "size", "keys", last), rows)
 
 
 @tenants.command()
@@ -83,6 +85,44 @@ def update(
         if changed := given_limits(limits):
             body["limits"] = client.get(path)["limits"] | changed
         _show(connection, client.patch(path, body))
+
+
+@tenants.command()
+@click.argument("tenant_id", metavar="ID")
+@with_connection
+def remove(connection: Connection, tenant_id: str) -> None:
+    """Delete a tenant with its keys and adapters; what runs ends. It can be restored for 24 hours."""
+    from loraserve.cli.admin_client import connected
+
+    with connected(connection.url, connection.api_key, None) as client:
+        found = client.delete(f"/v1/tenants/{tenant_id}")
+    if found["status"] == "erased":
+        _say(connection, found, f"{tenant_id} is erased")
+        return
+    rest = "; some of it still runs, and ends" if found["status"] == "draining" else ""
+    undo = f"`loraserve tenants restore {tenant_id}` undoes it for 24 hours"
+    _say(connection, found, f"{tenant_id} is deleted{rest}; {undo}")
+
+
+@tenants.command()
+@click.argument("tenant_id", metavar="ID")
+@with_connection
+def restore(connection: Connection, tenant_id: str) -> None:
+    """Undo a deletion, with the keys and adapters as they were."""
+    from loraserve.cli.admin_client import connected
+
+    with connected(connection.url, connection.api_key, None) as client:
+        found = client.post(f"/v1/tenants/{tenant_id}/restore")
+    _say(connection, found, f"{tenant_id} is {found['status']}")
+
+
+def _say(connection: Connection, answer: Json, text: str) -> None:
+    from loraserve.cli.admin_output import print_json
+
+    if connection.as_json:
+        print_json(answer)
+    else:
+        click.echo(text)
 
 
 def _show(connection: Connection, tenant: Json) -> None:

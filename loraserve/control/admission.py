@@ -219,7 +219,8 @@ class Admission:
         is_local: bool,
     ) -> Admitted:
         request_id = call.lease.request_id
-        tenant = self._catalog.tenant(principal.acting_tenant)
+        # One that was deleted since it was asked is ended by `Revocation`, as whatever else runs.
+        tenant = self._catalog.known_tenant(principal.acting_tenant)
         assert tenant is not None
         running = RunningRequest(request_id, principal, target, self._clock(), num_sequences)
         self._running.add(running)

@@ -178,11 +178,22 @@ class Catalog(DocumentIndex):
                 document = await self._read(kind, document_id)
                 if document is not None:
                     self.apply(document)
+                elif await self._forget_erased(kind, document_id):
+                    continue
                 if document is None or document.rev < rev:
                     self._warn_of_older_disk(kind, document_id, rev)
         if kind is DocumentKind.KEY and revisions:
             self._note_keys()
         await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
+
+    async def _forget_erased(self, kind: DocumentKind, document_id: str) -> bool:
+        """Whether a document that the disk does not have is an erased tenant's, as an older Redis may still hold it:
+        it is removed there then. Tenants must be level."""
+        document = await self._live.documents.get(kind, document_id)
+        if document is None or not self.is_erased(document):
+            return False
+        await self._live.documents.remove(kind, [document_id])
+        return True
 
     async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
         pending = iter([*documents])
@@ -208,6 +219,8 @@ class Catalog(DocumentIndex):
                 del self._untold[key]
 
     async def _put(self, document: AnyDocument) -> None:
+        if self.is_erased(document):
+            return
         rev = await self._live.documents.put(document)
         if rev > document.rev:
             newer = await self._read(document.kind, document.id)

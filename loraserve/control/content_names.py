@@ -21,6 +21,7 @@ class ContentNames:
     """Called on the event loop."""
 
     def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
         self._names: dict[str, set[ContentName]] = {}
         self._of_document: dict[str, set[tuple[str, ContentName]]] = {}
         for document in catalog.all_adapters():
@@ -56,6 +57,8 @@ class ContentNames:
             )
             for version in doc.versions
         }
+        if self._catalog.is_deleted(doc.tenant):
+            named.clear()
         self._of_document[document.id] = named
         for digest, name in named:
             self._names.setdefault(digest, set()).add(name)

@@ -20,6 +20,7 @@ from loraserve.control.content_loader import ContentLoader
 from loraserve.control.contents import Contents
 from loraserve.control.declared import Declared
 from loraserve.control.draining import Draining
+from loraserve.control.erasure import Erasure
 from loraserve.control.ingest import Ingest, packed_folder
 from loraserve.control.keys import KeyService
 from loraserve.control.login_attempts import LoginAttempts
@@ -34,6 +35,7 @@ from loraserve.control.running import RunningRequests
 from loraserve.control.served_base import served_base
 from loraserve.control.sessions import SessionService
 from loraserve.control.smoke import SmokeTest
+from loraserve.control.tenant_deletion import TenantDeletionService
 from loraserve.control.tenants import TenantService
 from loraserve.control.uploads import UploadService
 from loraserve.control.usage_writer import UsageWriter
@@ -72,6 +74,8 @@ class ControlPlane:
     versions: VersionService
     aliases: AliasService
     tenants: TenantService
+    tenant_deletion: TenantDeletionService
+    erasure: Erasure
     keys: KeyService
     sessions: SessionService
     login_attempts: LoginAttempts
@@ -101,7 +105,7 @@ class ControlPlane:
         background.every("settling requests", SETTLE_EVERY_S, self.admission.settle_again)
         background.every("syncing the usage log", SYNC_USAGE_EVERY_S, self._sync_usage)
         background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
-        background.every("sweeping contents", SWEEP_EVERY_S, self._sweep)
+        background.every("erasing tenants and sweeping contents", SWEEP_EVERY_S, self.erasure.sweep)
 
     async def close(self) -> None:
         """Once nothing runs any more."""
@@ -120,10 +124,6 @@ class ControlPlane:
     async def _sync_usage(self) -> None:
         self.usage_writer.retry()
         await asyncio.to_thread(self.usage_log.sync)
-
-    async def _sweep(self) -> None:
-        data_dir = self.declared.settings.data_dir
-        await asyncio.to_thread(sweep_contents, data_dir, packed_folder(data_dir))
 
 
 def _remove_leftovers(data_dir: Path) -> None:
@@ -163,6 +163,8 @@ def build_control(
     draining = Draining(running, residency, OtherServers(declared.live, process))
     pins = Pins(catalog, residency, engine, base)
     observer = build_observer(declared, admission, running, residency, usage_writer, process)
+    revocation = Revocation(catalog, declared.authenticator, running)
+    upload_store = UploadStore(settings.data_dir)
     return ControlPlane(
         process=process,
         live=declared.live,
@@ -177,11 +179,20 @@ def build_control(
         versions=versions,
         aliases=AliasService(declared.access, base),
         tenants=declared.tenants,
+        tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
+        erasure=Erasure(
+            catalog,
+            declared.declarations,
+            declared.live,
+            upload_store,
+            settings.data_dir,
+            lambda: sweep_contents(settings.data_dir, packed_dir),
+        ),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live),
         login_attempts=LoginAttempts(),
         uploads=UploadService(
-            UploadStore(settings.data_dir),
+            upload_store,
             declared.blobs,
             ingest,
             publisher=versions,
@@ -194,7 +205,7 @@ def build_control(
         background=Background(),
         usage_log=usage_log,
         usage_writer=usage_writer,
-        revocation=Revocation(catalog, declared.authenticator, running),
+        revocation=revocation,
         pins=pins,
         certifier=certifier,
         observer=observer,

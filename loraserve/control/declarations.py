@@ -116,7 +116,7 @@ class Declarations:
                 actor=actor,
                 action=action,
                 request_id=request_id,
-                deleted=isinstance(doc, AdapterDoc) and doc.deleted_at is not None,
+                deleted=not isinstance(doc, KeyDoc) and doc.deleted_at is not None,
                 doc=doc,
             )
             try:

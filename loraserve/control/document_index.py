@@ -1,9 +1,13 @@
-"""The newest known revision of every document, found by what it is about; told to whoever listens."""
+"""The newest known revision of every document, found by what it is about; told to whoever listens.
 
-from collections.abc import Callable
+What a deleted tenant had does not exist for whoever asks here: no key, no adapter, not the tenant itself. Only methods
+that say so tell of it, for restoring, erasing and billing.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import cast
 
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc, adapter_id
 
 Listener = Callable[[AnyDocument], None]
 
@@ -14,57 +18,115 @@ class DocumentIndex:
     def __init__(self) -> None:
         self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
         self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
+        self._had_keys = False
         self._listeners: list[Listener] = []
 
     def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """Also a deleted tenant's."""
         return self._newest[kind].get(document_id)
 
     def all(self, kind: DocumentKind) -> list[AnyDocument]:
-        """In no order."""
+        """Deleted tenants' too, in no order."""
         return [*self._newest[kind].values()]
 
     def tenant(self, tenant: str) -> Document[TenantDoc] | None:
+        return None if self.is_deleted(tenant) else self.known_tenant(tenant)
+
+    def known_tenant(self, tenant: str) -> Document[TenantDoc] | None:
+        """Also a deleted one."""
         return cast(Document[TenantDoc] | None, self._newest[DocumentKind.TENANT].get(tenant))
 
+    def is_deleted(self, tenant: str) -> bool:
+        """Whether it was deleted, restorable or not."""
+        document = self.known_tenant(tenant)
+        return document is not None and document.doc.deleted_at is not None
+
+    def is_erased(self, document: AnyDocument) -> bool:
+        """Whether it belongs to a tenant that is being erased, or was: it is nowhere kept any more."""
+        doc = document.doc
+        tenant = None if isinstance(doc, TenantDoc) else self.known_tenant(doc.tenant)
+        return tenant is not None and tenant.doc.is_erasing
+
     def key(self, key_id: str) -> Document[KeyDoc] | None:
-        return cast(Document[KeyDoc] | None, self._newest[DocumentKind.KEY].get(key_id))
+        document = cast(Document[KeyDoc] | None, self._newest[DocumentKind.KEY].get(key_id))
+        return None if document is None or self.is_deleted(document.doc.tenant) else document
 
     def adapter(self, tenant: str, name: str) -> Document[AdapterDoc] | None:
         """Deleted ones too."""
-        return self._adapters.get(tenant, {}).get(name)
+        return None if self.is_deleted(tenant) else self._adapters.get(tenant, {}).get(name)
 
     def all_tenants(self) -> list[Document[TenantDoc]]:
+        return [document for document in self.known_tenants() if document.doc.deleted_at is None]
+
+    def known_tenants(self) -> list[Document[TenantDoc]]:
+        """Deleted ones too."""
         return [cast(Document[TenantDoc], document) for document in self._newest[DocumentKind.TENANT].values()]
 
     def all_keys(self) -> list[Document[KeyDoc]]:
         """Revoked ones too."""
-        return [cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values()]
+        keys = (cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values())
+        return [document for document in keys if not self.is_deleted(document.doc.tenant)]
+
+    def held_keys(self, tenant: str) -> list[Document[KeyDoc]]:
+        """Revoked ones too, and also of a deleted tenant, as long as it can be restored."""
+        keys = (cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values())
+        return [document for document in keys if document.doc.tenant == tenant]
 
     @property
     def has_keys(self) -> bool:
-        """Revoked ones count."""
-        return bool(self._newest[DocumentKind.KEY])
+        """Whether there is or was one: revoked ones count, and those of erased tenants."""
+        return self._had_keys
 
     def adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
         """Deleted ones too, in no order."""
+        return [] if self.is_deleted(tenant) else self.held_adapters(tenant)
+
+    def held_adapters(self, tenant: str) -> list[Document[AdapterDoc]]:
+        """Deleted ones too, and also of a deleted tenant, as long as it can be restored."""
         return [*self._adapters.get(tenant, {}).values()]
 
     def all_adapters(self) -> list[Document[AdapterDoc]]:
-        return [cast(Document[AdapterDoc], document) for document in self._newest[DocumentKind.ADAPTER].values()]
+        return [
+            document
+            for tenant, adapters in self._adapters.items()
+            if not self.is_deleted(tenant)
+            for document in adapters.values()
+        ]
 
     def subscribe(self, listener: Listener) -> None:
-        """Called on the event loop after each change, with the new revision. It must not raise."""
+        """Called on the event loop after each change, with the new revision. It must not raise.
+
+        A tenant that is deleted or restored is a change of its adapters too: of each it is told once more.
+        """
         self._listeners.append(listener)
 
     def apply(self, document: AnyDocument) -> bool:
-        """Take in a revision; False if it is not newer than the one known."""
+        """Take in a revision; False if it is not newer than the one known, or its tenant's are not kept any more."""
         known = self._newest[document.kind].get(document.id)
-        if known is not None and known.rev >= document.rev:
+        self._had_keys = self._had_keys or document.kind is DocumentKind.KEY
+        if (known is not None and known.rev >= document.rev) or self.is_erased(document):
             return False
+        was_deleted = self.is_deleted(document.id)
         self._newest[document.kind][document.id] = document
+        changed: list[AnyDocument] = [document]
         if isinstance(document.doc, AdapterDoc):
             adapter = cast(Document[AdapterDoc], document)
             self._adapters.setdefault(adapter.doc.tenant, {})[adapter.doc.name] = adapter
-        for listener in self._listeners:
-            listener(document)
+        elif isinstance(document.doc, TenantDoc):
+            if was_deleted != self.is_deleted(document.id):
+                changed += [cast(AnyDocument, adapter) for adapter in self.held_adapters(document.id)]
+            if document.doc.is_erasing:
+                self._drop(document.id)
+        self._tell(changed)
         return True
+
+    def _drop(self, tenant: str) -> None:
+        for name in self._adapters.pop(tenant, {}):
+            del self._newest[DocumentKind.ADAPTER][adapter_id(tenant, name)]
+        for key in self.held_keys(tenant):
+            del self._newest[DocumentKind.KEY][key.id]
+
+    def _tell(self, documents: Iterable[AnyDocument]) -> None:
+        for document in documents:
+            for listener in self._listeners:
+                listener(document)

@@ -1,8 +1,9 @@
-"""Waits until nobody uses a deleted adapter any more: no request on any server, no engine that has its contents."""
+"""Waits until nobody uses a deleted adapter, or what a deleted tenant had: no request on any server, no engine that has
+the contents."""
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from loraserve.control.adapter_edits import versions_of
 from loraserve.control.other_servers import OtherServers
@@ -40,32 +41,50 @@ class Draining:
         """
         since = await self._others.last_said()
         overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
-        if not await self._running.wait_ended(doc.tenant, doc.name, drain_s):
+        if not await self._running.wait_while(lambda: self._running.of_adapter(doc.tenant, doc.name), drain_s):
             for request in self._running.of_adapter(doc.tenant, doc.name):
                 request.abort(adapter_deleted(doc.name))
-        if not await self._others_ended(doc, since, overdue_s):
+        adapter = adapter_id(doc.tenant, doc.name)
+        if not await _ends(lambda: self._others.any_runs(adapter, since), overdue_s):
             return False
-        gone = self._gone(doc)
-        deadline_s = time.monotonic() + ACK_WAIT_S
-        if not await self._residency.wait_unloaded(gone, ACK_WAIT_S):
+        if not await self._is_let_go(self._gone(doc), since):
             return False
-        while await self._others.any_has(gone, since):
-            if time.monotonic() >= deadline_s:
-                return False
-            await asyncio.sleep(ASK_OTHERS_EVERY_S)
         return not self._running.of_adapter(doc.tenant, doc.name)
 
-    async def _others_ended(self, doc: AdapterDoc, since: Mapping[str, float], deadline_s: float) -> bool:
-        adapter = adapter_id(doc.tenant, doc.name)
-        while await self._others.any_runs(adapter, since):
-            if time.monotonic() >= deadline_s:
-                return False
-            await asyncio.sleep(ASK_OTHERS_EVERY_S)
-        return True
+    def goes_on_for(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
+        """As `goes_on`, for a deleted tenant. adapters: all that it had."""
+        return self._running.has_any_of(tenant) or any(self.goes_on(doc) for doc in adapters)
+
+    async def finish_tenant(self, tenant: str, adapters: Collection[AdapterDoc]) -> bool:
+        """As `finish`, for a deleted tenant, whose requests are being aborted. adapters: all that it had."""
+        since = await self._others.last_said()
+        deadline_s = time.monotonic() + ACK_WAIT_S
+        if not await self._running.wait_while(lambda: self._running.has_any_of(tenant), ACK_WAIT_S):
+            return False
+        if not await _ends(lambda: self._others.any_serves(tenant, since), deadline_s):
+            return False
+        gone = {digest for doc in adapters for digest in self._gone(doc)}
+        return await self._is_let_go(gone, since) and not self._running.has_any_of(tenant)
+
+    async def _is_let_go(self, digests: set[str], since: Mapping[str, float]) -> bool:
+        """Whether no engine has these contents any more, within `ACK_WAIT_S`."""
+        deadline_s = time.monotonic() + ACK_WAIT_S
+        if not await self._residency.wait_unloaded(digests, ACK_WAIT_S):
+            return False
+        return await _ends(lambda: self._others.any_has(digests, since), deadline_s)
 
     def _gone(self, doc: AdapterDoc) -> set[str]:
         """Its contents that no adapter has any more."""
         return {version.digest for version in versions_of(doc) if not self._residency.is_wanted(version.digest)}
+
+
+async def _ends(goes_on: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
+    """Whether what other servers are asked about is over by then; monotonic time."""
+    while await goes_on():
+        if time.monotonic() >= deadline_s:
+            return False
+        await asyncio.sleep(ASK_OTHERS_EVERY_S)
+    return True
 
 
 def adapter_deleted(name: str) -> ServingError:

@@ -45,6 +45,8 @@ def create_key_offline(
         found = documents.get(DocumentKind.TENANT, tenant)
         if found is None or not isinstance(found.doc, TenantDoc):
             raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist. Create it first.")
+        if found.doc.deleted_at is not None:
+            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' was deleted.")
     new = generate_key()
     doc = new_doc(
         new, role=role, tenant=tenant, name=name, adapters=adapters, limits=limits, expires_at=expires_at, now=now

@@ -35,6 +35,10 @@ class OtherServers:
         """
         return await self._any(lambda process: adapter in process.adapters, since)
 
+    async def any_serves(self, tenant: str, since: Mapping[str, float]) -> bool:
+        """Likewise, whether one may have a request of a tenant."""
+        return await self._any(lambda process: tenant in process.tenants, since)
+
     async def any_has(self, digests: set[str], since: Mapping[str, float]) -> bool:
         """Likewise, whether the engine of one may know one of these contents."""
         wanted = {short_digest(digest) for digest in digests}

@@ -55,12 +55,15 @@ class Quota:
                 await self._release_lease(tenant, token)
 
     def num_adapters(self, tenant: str) -> int:
-        """Without deleted ones."""
-        return sum(document.doc.deleted_at is None for document in self._catalog.adapters(tenant))
+        """Without deleted ones; of a deleted tenant, those it had."""
+        return sum(document.doc.deleted_at is None for document in self._catalog.held_adapters(tenant))
 
     def adapter_bytes(self, tenant: str) -> int:
-        """Over all versions whose content is on the disk; content shared with others counts in full."""
-        docs = (document.doc for document in self._catalog.adapters(tenant))
+        """Over all versions whose content is on the disk; content shared with others counts in full.
+
+        Also of a deleted tenant, as long as it can be restored.
+        """
+        docs = (document.doc for document in self._catalog.held_adapters(tenant))
         return sum(size_bytes for size_bytes, _ in _kept(docs, self._clock()))
 
     def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:

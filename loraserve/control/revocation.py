@@ -8,6 +8,7 @@ from loraserve.control.authenticator import Authenticator, check_not_suspended
 from loraserve.control.catalog import Catalog
 from loraserve.control.draining import adapter_deleted
 from loraserve.control.running import RunningRequest, RunningRequests
+from loraserve.control.tenant_edits import tenant_deleted
 from loraserve.serving.errors import ServingError
 from loraserve.store.records import AnyDocument
 
@@ -52,6 +53,8 @@ class Revocation:
                 request.abort(error)
 
     def _verdict(self, request: RunningRequest) -> ServingError | None:
+        if self._catalog.is_deleted(request.tenant):
+            return tenant_deleted(request.tenant)
         try:
             self._authenticator.current(request.principal)
             check_not_suspended(self._catalog, request.tenant)

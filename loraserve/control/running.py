@@ -103,9 +103,7 @@ class RunningRequests:
     def remove(self, request_id: str) -> None:
         """Nothing happens to what is gone."""
         self._requests.pop(request_id, None)
-        if self._ended is not None:
-            self._ended.set()
-            self._ended = None
+        self._note_ended()
 
     @contextlib.contextmanager
     def entering(self, principal: Principal, num_sequences: int) -> Generator[None]:
@@ -116,6 +114,7 @@ class RunningRequests:
             yield
         finally:
             self._entering.remove(entry)
+            self._note_ended()
 
     def num_sequences(self) -> int:
         """With those that are `entering`."""
@@ -136,22 +135,31 @@ class RunningRequests:
     def num_of_tenant(self, tenant: str) -> int:
         return sum(request.tenant == tenant for request in self._requests.values())
 
+    def has_any_of(self, tenant: str) -> bool:
+        """With those that are `entering`."""
+        return self.num_of_tenant(tenant) > 0 or any(who.acting_tenant == tenant for who, _ in self._entering)
+
     def num_of_key(self, key_id: str) -> int:
         return sum(request.principal.key_id == key_id for request in self._requests.values())
 
     def of_adapter(self, tenant: str, name: str) -> list[RunningRequest]:
         return [request for request in self._requests.values() if _is_of(request.target.adapter, tenant, name)]
 
-    async def wait_ended(self, tenant: str, name: str, timeout_s: float) -> bool:
-        """Whether all requests of an adapter have ended by then."""
+    async def wait_while(self, goes_on: Callable[[], object], timeout_s: float) -> bool:
+        """Whether what some requests keep true is over by then. goes_on: asked again whenever one has ended."""
         try:
             async with asyncio.timeout(timeout_s):
-                while self.of_adapter(tenant, name):
+                while goes_on():
                     self._ended = self._ended or asyncio.Event()
                     await self._ended.wait()
         except TimeoutError:
-            return not self.of_adapter(tenant, name)
+            return not goes_on()
         return True
+
+    def _note_ended(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
 
 
 def _is_of(adapter: ResolvedAdapter | None, tenant: str, name: str) -> bool:

@@ -62,6 +62,8 @@ class ProcessSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """`short_digest` of those that its engine knows, is letting go of, or is about to get."""
     adapters: list[str] = []
     """Ids of the documents of those that its requests use."""
+    tenants: list[str] = []
+    """Whose requests it runs."""
 
 
 def short_digest(digest: str) -> str:

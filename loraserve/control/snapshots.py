@@ -99,6 +99,7 @@ class Snapshots:
             url=self._url,
             digests=[short_digest(digest) for digest in self._residency.not_forgotten()],
             adapters=sorted(adapters),
+            tenants=sorted({running.tenant for running in self._running}),
         )
 
     async def withdraw(self) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,8 @@ from loraserve.control.limit_checks import NO_LIMITS, check_limits
 from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
 from loraserve.control.principal import Action, Principal
 from loraserve.control.quota import Quota
-from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.control.tenant_edits import id_taken, tenant_not_found
+from loraserve.serving.errors import invalid_value
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import check_tenant_name
 from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, DocumentKind, Limits, Status, TenantDoc
@@ -37,6 +39,8 @@ class TenantPatch:
 
 @dataclass(frozen=True, slots=True)
 class TenantHoldings:
+    """Of a deleted tenant: what restoring it brings back."""
+
     num_adapters: int
     adapter_bytes: int
     """Over all versions, deleted ones too while they are on the disk; content shared with others in full."""
@@ -50,10 +54,18 @@ class TenantService:
     Called on the event loop.
     """
 
-    def __init__(self, catalog: Catalog, declarations: Declarations, quota: Quota) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        declarations: Declarations,
+        quota: Quota,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._catalog = catalog
         self._declarations = declarations
         self._quota = quota
+        self._clock = clock
 
     async def ensure_builtin(self) -> None:
         """`default` and `shared` exist afterwards."""
@@ -68,29 +80,32 @@ class TenantService:
             )
 
     def list(
-        self, principal: Principal, *, limit: int = DEFAULT_PAGE, cursor: str | None = None
+        self, principal: Principal, *, deleted: bool = False, limit: int = DEFAULT_PAGE, cursor: str | None = None
     ) -> Page[Document[TenantDoc]]:
-        """By id."""
+        """By id. deleted: only those that are, erased ones too."""
         principal.require(Action.READ)
-        found = [document for document in self._catalog.all_tenants() if _may_see(principal, document.id)]
+        found = [
+            document
+            for document in self._catalog.known_tenants()
+            if _may_see(principal, document.id) and (document.doc.deleted_at is not None) == deleted
+        ]
         found.sort(key=lambda document: document.id)
         return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
 
     async def read(self, principal: Principal, tenant: str) -> Document[TenantDoc]:
-        """With what any server committed before this call."""
+        """With what any server committed before this call; deleted ones too."""
         principal.require(Action.READ)
         await self._catalog.reread(DocumentKind.TENANT, tenant)
-        document = self._catalog.tenant(tenant)
+        document = self._catalog.known_tenant(tenant)
         if document is None or not _may_see(principal, tenant):
-            raise _not_found(tenant)
+            raise tenant_not_found(tenant)
         return document
 
     def holdings(self, tenant: str) -> TenantHoldings:
-        keys = [document.doc for document in self._catalog.all_keys() if document.doc.tenant == tenant]
         return TenantHoldings(
             self._quota.num_adapters(tenant),
             self._quota.adapter_bytes(tenant),
-            sum(key.status is not Status.REVOKED for key in keys),
+            sum(key.doc.status is not Status.REVOKED for key in self._catalog.held_keys(tenant)),
         )
 
     async def create(
@@ -113,7 +128,7 @@ class TenantService:
 
         def change(current: Document[TenantDoc] | None) -> TenantDoc:
             if current is not None:
-                raise ServingError(ErrorCode.CONFLICT, f"The tenant '{tenant}' exists already.", param="id")
+                raise id_taken(current, self._clock())
             return doc
 
         return await self._edit(principal, request_id, tenant, "tenant.create", change)
@@ -130,8 +145,8 @@ class TenantService:
         principal.require(Action.ADMINISTER_ALL)
 
         def change(current: Document[TenantDoc] | None) -> TenantDoc:
-            if current is None:
-                raise _not_found(tenant)
+            if current is None or current.doc.deleted_at is not None:
+                raise tenant_not_found(tenant)
             doc = current.doc
             doc = replace(
                 doc,
@@ -183,7 +198,3 @@ def _check(doc: TenantDoc) -> None:
 
 def _may_see(principal: Principal, tenant: str) -> bool:
     return principal.is_any_tenant or tenant == principal.tenant
-
-
-def _not_found(tenant: str) -> ServingError:
-    return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")

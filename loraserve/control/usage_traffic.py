@@ -64,7 +64,7 @@ class UsageTraffic:
 
     async def _of_all(self, _key: None) -> dict[AdapterKey, AdapterTraffic]:
         merged: dict[AdapterKey, _Sums] = {}
-        for document in self._catalog.all_tenants():
+        for document in self._catalog.known_tenants():
             _merge(merged, await self._sums(document.id))
         return _told({key: sums for key, sums in merged.items() if key[0] == SHARED_TENANT})
 

@@ -11,12 +11,13 @@ from loraserve.store.records import AdapterDoc, AnyDocument, Document
 
 
 class WantedContents:
-    """Called on the event loop. A document that is deleted wants nothing, though it may be restored."""
+    """Called on the event loop. A document that is deleted, or its tenant, wants nothing, though it may be restored."""
 
     def __init__(
         self, catalog: Catalog, on_dropped: Callable[[str], None], *, clock: Callable[[], float] = time.time
     ) -> None:
         """on_dropped: told each digest that a document stops referring to; others may still."""
+        self._catalog = catalog
         self._on_dropped = on_dropped
         self._clock = clock
         self._wanted_by: dict[str, set[str]] = {}
@@ -36,7 +37,8 @@ class WantedContents:
 
     def _take_in(self, document: Document[AdapterDoc]) -> set[str]:
         """What this document wanted and does not want any more."""
-        new = wants(document.doc, now=self._clock(), restorable=False)
+        is_gone = self._catalog.is_deleted(document.doc.tenant)
+        new = set[str]() if is_gone else wants(document.doc, now=self._clock(), restorable=False)
         old = self._wanted_by.get(document.id, set())
         self._num_wanting.update(new - old)
         self._num_wanting.subtract(old - new)

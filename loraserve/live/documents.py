@@ -1,5 +1,7 @@
 """The newest revision of every document, mirrored for all processes."""
 
+from collections.abc import Collection
+
 import msgspec
 
 from loraserve.live.audit import NUM_ENTRIES, AuditEntry
@@ -8,6 +10,7 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.script_loader import load_script
+from loraserve.store.codec import DocumentCodec
 from loraserve.store.records import AnyDocument, DocumentKind, TenantDoc
 
 AT_ONCE = 500
@@ -21,6 +24,7 @@ class LiveDocuments:
         self._connection = connection
         self._names = names
         self._put = load_script("doc_put")
+        self._codec = DocumentCodec()
 
     async def check_writable(self) -> None:
         """Whether Redis takes documents now: one that is full, a replica or without its replicas may answer a PING."""
@@ -38,7 +42,7 @@ class LiveDocuments:
             *(names.changes(), names.audit()),
         ]
         audit = msgspec.json.encode(_audit_entry(document))
-        body = msgspec.json.encode(document)
+        body = self._codec.encode(document)
         args = [document.kind, document.id, document.rev, body, audit, NUM_CHANGES, NUM_ENTRIES]
         reply_id, rev = await self._connection.run_script(self._put, keys, args)
         if reply_id != document.id.encode():
@@ -53,6 +57,21 @@ class LiveDocuments:
             revisions = await self._connection.call_many(commands)
             found |= {id_: int(rev) for id_, rev in zip(ids, revisions, strict=True) if rev is not None}
         return found
+
+    async def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """As Redis has it, which may be older than the disk's; None also where that cannot be read."""
+        body = await self._connection.call("HGET", self._names.document(kind, document_id), "body")
+        try:
+            return None if body is None else self._codec.decode(kind, body)
+        except msgspec.DecodeError:
+            return None
+
+    async def remove(self, kind: DocumentKind, document_ids: Collection[str]) -> None:
+        """Nothing happens to what is not there. NOTE: only what nobody ever puts again, as a newer one of its id."""
+        for document_id in document_ids:
+            # In this order: what is cut off in between is still listed, and so found again.
+            await self._connection.call("DEL", self._names.document(kind, document_id))
+            await self._connection.call("ZREM", self._names.document_ids(kind), document_id)
 
     async def _id_groups(self, kind: DocumentKind) -> list[list[str]]:
         ids = [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]

@@ -66,3 +66,7 @@ class LiveRequests:
             for position, fields in entries
         ]
         return [recent for recent in found if recent.request.tenant == tenant]
+
+    async def forget(self, tenant: str) -> None:
+        """Its latest ones, of a tenant that is gone. Raises LiveUnavailableError."""
+        await self._connection.call("DEL", self._names.recent_requests(tenant))

@@ -12,13 +12,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from loraserve.store.codec import DocumentCodec
-from loraserve.store.durable import data_folder, make_folder, sync_folder, write_synced
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_folder, write_synced
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AnyDocument, DocumentKind
 
@@ -54,6 +55,7 @@ class DocumentStore:
     def __init__(self, data_dir: Path, on_damage: Callable[[DamagedFileError], None] = log_damage) -> None:
         self._folder = data_folder(data_dir, "docs")
         self._temporary = data_folder(self._folder, "tmp")
+        self._trash = data_folder(self._folder, "trash")
         self._kinds = {kind: str(data_folder(self._folder, kind.value)) for kind in DocumentKind}
         self._codec = DocumentCodec()
         self._on_damage = on_damage
@@ -61,8 +63,7 @@ class DocumentStore:
     def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """The newest revision, also of a deleted document. Raises `DamagedFileError`."""
         folder = self._document_folder(kind, document_id)
-        newest = _newest(_names(folder))
-        return self._read(kind, folder, newest) if newest is not None else None
+        return self._read_newest(kind, folder, _names(folder))
 
     def commit(self, document: AnyDocument) -> None:
         """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
@@ -126,7 +127,10 @@ class DocumentStore:
         changed: list[AnyDocument] = []
         mtimes_ns: dict[str, int] = {}
         for entry in self._document_folders(kind):
-            mtime_ns = entry.stat().st_mtime_ns
+            try:
+                mtime_ns = entry.stat().st_mtime_ns
+            except FileNotFoundError:
+                continue  # Removed meanwhile.
             is_settled = mtime_ns < settled_before_ns
             if seen.get(entry.name) != mtime_ns:
                 try:
@@ -148,9 +152,30 @@ class DocumentStore:
         """
         return os.stat(self._temporary).st_mtime_ns
 
+    def remove(self, kind: DocumentKind, document_id: str) -> None:
+        """With all its revisions; when this returns, it stays gone after a crash. Nothing happens where there is none.
+
+        NOTE: only what nobody ever commits again, since a document never goes back to its first revision.
+        """
+        folder = Path(self._document_folder(kind, document_id))
+        with suppress(FileNotFoundError):
+            discard_folder(folder, self._trash)
+            sync_folder(folder.parent)
+
+    def forget_older(self, kind: DocumentKind, document_id: str) -> None:
+        """Only the newest revision is left, also after a crash."""
+        folder = self._document_folder(kind, document_id)
+        names = sorted(filter(_FILE_NAME.fullmatch, _names(folder)))
+        for name in names[:-1]:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{folder}/{name}")
+        if names:
+            sync_folder(Path(folder))
+
     def prune(self, now: float | None = None) -> int:
         """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many."""
         now = time.time() if now is None else now
+        empty_trash(self._trash)
         num_removed = 0
         for kind in DocumentKind:
             for entry in self._document_folders(kind):
@@ -183,8 +208,19 @@ class DocumentStore:
         for name in names:
             if not _FILE_NAME.fullmatch(name) and not _is_hidden(name):
                 self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
+        return self._read_newest(kind, folder, names)
+
+    def _read_newest(self, kind: DocumentKind, folder: str, names: list[str]) -> AnyDocument | None:
+        """names: of what is in the folder. Raises `DamagedFileError`."""
         newest = _newest(names)
-        return self._read(kind, folder, newest) if newest is not None else None
+        if newest is None:
+            return None
+        try:
+            return self._read(kind, folder, newest)
+        except UnreadFileError:
+            if os.path.exists(folder):
+                raise
+            return None  # Removed meanwhile.
 
     def _read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument:
         path = f"{folder}/{name}"
@@ -243,7 +279,11 @@ def _content(path: str) -> bytes:
 
 
 def _remove_older(folder: str, names: list[str], before: float) -> int:
-    old = [path for path in (f"{folder}/{name}" for name in names) if os.stat(path).st_mtime < before]
-    for path in old:
-        os.unlink(path)
-    return len(old)
+    num_removed = 0
+    for name in names:
+        path = f"{folder}/{name}"
+        with suppress(FileNotFoundError):  # Another process may do the same.
+            if os.stat(path).st_mtime < before:
+                os.unlink(path)
+                num_removed += 1
+    return num_removed

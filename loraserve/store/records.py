@@ -61,6 +61,13 @@ class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Share of the engine relative to other tenants."""
     kv_salt: str
     """Random; part of every prefix-cache hash, so that tenants share no blocks."""
+    deleted_at: float | None = None
+    """Unix time; restorable for 24 h. Its keys, adapters and uploads do not exist meanwhile, though nothing of them is
+    changed: what a document of a tenant is worth is judged by its tenant's."""
+    is_erasing: bool = False
+    """For good: it cannot be restored, and what it had is being removed."""
+    erased_at: float | None = None
+    """Unix time: all of it is gone. This document stays, so that nobody else gets the id and with it the usage."""
 
 
 class KeyDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

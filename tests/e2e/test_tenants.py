@@ -216,6 +216,32 @@ class TestVersions:
         run("restore", "poet")
         assert answer(http, "poet") == "h-e-l-l-o w-o-r-l-d"
 
+    def test_a_customer_is_taken_off_and_back_with_the_command_line(self, keyed: Keyed, tmp_path: Path) -> None:
+        assert keyed.admin.post("/v1/tenants", json={"id": "initech"}).status_code == 201
+        key = key_for(keyed.admin, "initech", "operator")
+
+        def run(*args: str) -> str:
+            done = cli(keyed, keyed.admin_key, "tenants", *args)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        with client(keyed.server, key) as http:
+            add_by_curl(keyed, key, "poet", twin(tmp_path / "one", "spell"))
+            assert answer(http, "poet") == "h-e-l-l-o w-o-r-l-d"
+            told = run("remove", "initech")
+            assert told.startswith("initech is deleted")
+            assert "`loraserve tenants restore initech` undoes it for 24 hours" in told
+            assert ask(http, "poet").status_code == 401
+            assert "initech" not in run("list")
+            (shown,) = json.loads(run("list", "--deleted", "--json"))
+            assert (shown["id"], shown["num_adapters"], shown["num_keys"]) == ("initech", 1, 1)
+            assert "initech" in run("list", "--deleted")
+            assert run("restore", "initech") == "initech is active\n"
+            assert answer(http, "poet") == "h-e-l-l-o w-o-r-l-d"
+            refused = cli(keyed, keyed.admin_key, "tenants", "remove", "shared")
+            assert refused.returncode == 1
+            assert "'shared' is a tenant that every server has, and cannot be deleted." in refused.stderr
+
     def test_a_canary_is_sticky_for_each_user(self, keyed: Keyed, tmp_path: Path) -> None:
         http = keyed.acme.http
         for number, skill in enumerate(("uppercase", "reverse"), start=1):

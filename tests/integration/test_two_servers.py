@@ -121,6 +121,75 @@ class TestKeys:
             assert complete(http, "fake").status_code == 200
 
 
+class TestDeletedTenants:
+    def test_one_deleted_on_one_is_unknown_to_both_and_restored_as_it_was(
+        self, pair: Pair, tenant: str, tmp_path: Path
+    ) -> None:
+        key = new_key(pair.admin_a, tenant, "operator")["secret"]
+        path = f"/v1/tenants/{tenant}"
+        with client(pair.a, key) as on_a, client(pair.b, key) as on_b, contextlib.ExitStack() as stack:
+            add_adapter(on_a, "skill", fake_adapter(tmp_path / "skill", 31))
+            streams = [stack.enter_context(streaming(http, "skill")) for http in (on_a, on_b)]
+            gone = pair.admin_a.delete(path)
+            assert (gone.status_code, gone.json()["status"]) in {(200, "deleted"), (202, "draining")}
+            for events in streams:
+                assert (
+                    last_of(events)["error"]["message"] == f"The tenant '{tenant}' was deleted while the request ran."
+                )
+            for server in (pair.a, pair.b):
+                with client(server, key) as again:
+                    refused = complete(again, "skill")
+                    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            for admin in (pair.admin_a, pair.admin_b):
+                wait_until(lambda admin=admin: admin.delete(path).status_code == 200, "all engines have let go")
+                acting = admin.get("/v1/adapters", headers={"x-tenant": tenant})
+                assert (acting.status_code, acting.json()["error"]["code"]) == (404, "not_found")
+                wait_until(lambda admin=admin: tenant not in ids(admin), "it is in no list")
+                assert tenant in ids(admin, deleted="true")
+                # What it used is billed all the same.
+                used = admin.get("/v1/usage", params={"group_by": "tenant,adapter"}).json()["data"]
+                assert (tenant, "skill") in {(row["tenant"], row["adapter"]) for row in used}
+            taken = pair.admin_b.post("/v1/tenants", json={"id": tenant})
+            assert taken.status_code == 409
+            assert f"{path}/restore" in taken.json()["error"]["message"]
+            assert pair.admin_b.post(f"{path}/restore").json()["status"] == "active"
+            for server in (pair.b, pair.a):
+                with client(server, key) as again:
+                    assert complete(again, "skill").status_code == 200
+
+    def test_a_server_killed_while_it_waits_leaves_a_deleted_tenant(self, tmp_path: Path) -> None:
+        """The other one goes on without what it would have told."""
+        data_dir = tmp_path / "data"
+        admin_key = offline_admin_key(data_dir)
+        with running_valkey(tmp_path) as valkey, contextlib.ExitStack() as stack:
+            killed, other = (stack.enter_context(serve_fake(data_dir, "--redis-url", valkey.url)) for _ in range(2))
+            admin, beside = (
+                stack.enter_context(client(killed, admin_key)),
+                stack.enter_context(client(other, admin_key)),
+            )
+            assert admin.post("/v1/tenants", json={"id": "acme"}).status_code == 201
+            http = stack.enter_context(client(other, new_key(admin, "acme", "infer")["secret"]))
+            with streaming(http, "fake") as events:
+                deleting = threading.Thread(target=lambda: _lost(admin, "/v1/tenants/acme"))
+                deleting.start()
+                wait_until(lambda: complete(http, "fake").status_code == 401, "the other has heard of it")
+                killed.signal(signal.SIGKILL)
+                killed.wait()
+                deleting.join()
+                assert last_of(events)["error"]["code"] == "not_found"
+            wait_until(lambda: beside.delete("/v1/tenants/acme").json()["status"] == "deleted", "nothing of it runs")
+            stop(other)
+
+
+def _lost(http: httpx.Client, path: str) -> None:
+    with contextlib.suppress(httpx.TransportError):
+        http.delete(path)
+
+
+def ids(admin: httpx.Client, **query: str) -> set[str]:
+    return {found["id"] for found in admin.get("/v1/tenants", params={"limit": 500, **query}).json()["data"]}
+
+
 class TestAdapters:
     def test_what_is_uploaded_to_one_is_served_by_the_other(self, pair: Pair, tenant: str, tmp_path: Path) -> None:
         key = new_key(pair.admin_a, tenant, "operator")["secret"]

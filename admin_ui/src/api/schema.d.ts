@@ -1155,7 +1155,7 @@ export interface paths {
         };
         /**
          * ListTenants
-         * @description All of them with a key for all tenants (`*`), else one's own.
+         * @description With a key for all tenants (`*`) all of them, else one's own. `deleted`: those that are, and no others.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
@@ -1181,12 +1181,22 @@ export interface paths {
         };
         /**
          * GetTenant
-         * @description Needs a key with the role `viewer` or `operator` or `admin`.
+         * @description Deleted ones too.
+         *
+         *     Needs a key with the role `viewer` or `operator` or `admin`.
          */
         get: operations["V1TenantsGetTenant"];
         put?: never;
         post?: never;
-        delete?: never;
+        /**
+         * DeleteTenant
+         * @description Its keys are refused from the next request on, and what runs is aborted. 200 when nothing of it runs any more.
+         *
+         *     It can be restored for 24 hours, with its keys and adapters; after them all of it but its usage is erased.
+         *
+         *     Needs a key with the role `admin`, for all tenants (`*`).
+         */
+        delete: operations["V1TenantsDeleteTenant"];
         options?: never;
         head?: never;
         /**
@@ -1196,6 +1206,28 @@ export interface paths {
          *     Needs a key with the role `admin`, for all tenants (`*`).
          */
         patch: operations["V1TenantsPatchTenant"];
+        trace?: never;
+    };
+    "/v1/tenants/{tenant}/restore": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * RestoreTenant
+         * @description Within 24 hours after its deletion, with its keys and adapters as they were.
+         *
+         *     Needs a key with the role `admin`, for all tenants (`*`).
+         */
+        post: operations["V1TenantsRestoreRestoreTenant"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
         trace?: never;
     };
     "/v1/unload_lora_adapter": {
@@ -2666,6 +2698,8 @@ export interface components {
          *       "adapter_bytes": 404226048,
          *       "num_keys": 3,
          *       "updated_at": 1795301684.5,
+         *       "deleted_at": null,
+         *       "erased_at": null,
          *       "rev": 2,
          *       "object": "tenant"
          *     }
@@ -2673,8 +2707,11 @@ export interface components {
         TenantItem: {
             id: string;
             description: string;
-            /** @description "active" or "suspended": requests of a suspended tenant are refused. */
-            status: components["schemas"]["Status"];
+            /**
+             * @description "active"; "suspended", whose requests are refused; "draining" or "deleted", which can be restored for 24 hours;
+             *     "erased", of which only the id and the usage are left.
+             */
+            status: components["schemas"]["TenantState"];
             limits: components["schemas"]["Limits"];
             /** @description Share of the engine relative to other tenants. */
             weight: number;
@@ -2685,6 +2722,10 @@ export interface components {
             num_keys: number;
             /** @description Unix seconds. */
             updated_at: number;
+            /** @description Unix seconds. */
+            deleted_at: number | null;
+            /** @description Unix seconds. */
+            erased_at: number | null;
             /** @description Revision; also the ETag. */
             rev: number;
             /** @default tenant */
@@ -2697,6 +2738,11 @@ export interface components {
             /** @default list */
             object: string;
         };
+        /**
+         * TenantState
+         * @enum {string}
+         */
+        TenantState: "active" | "suspended" | "draining" | "deleted" | "erased";
         /**
          * Tier
          * @description Where an adapter's bytes are, from far to near.
@@ -12006,6 +12052,7 @@ export interface operations {
     V1TenantsListTenants: {
         parameters: {
             query?: {
+                deleted?: boolean;
                 limit?: number;
                 cursor?: string | null;
             };
@@ -12433,6 +12480,157 @@ export interface operations {
             };
         };
     };
+    V1TenantsDeleteTenant: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
+            path: {
+                tenant: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TenantItem"];
+                };
+            };
+            /** @description Some server or engine has not let go yet. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TenantItem"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
     V1TenantsPatchTenant: {
         parameters: {
             query?: never;
@@ -12450,6 +12648,148 @@ export interface operations {
                 "application/json": components["schemas"]["PatchTenantRequest"];
             };
         };
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TenantItem"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1TenantsRestoreRestoreTenant: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The ETag that the change was decided on: 412 where it is not the newest. */
+                "If-Match"?: string;
+            };
+            path: {
+                tenant: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
         responses: {
             /** @description Request fulfilled, document follows */
             200: {

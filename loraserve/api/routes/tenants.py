@@ -1,8 +1,9 @@
 """/v1/tenants."""
 
 import msgspec
-from litestar import Request, Response, get, patch, post
+from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery
 
 from loraserve.api.answers import changed, shown
@@ -20,6 +21,7 @@ from loraserve.control.principal import Action
 from loraserve.control.tenants import TenantPatch
 from loraserve.store.records import Document, TenantDoc
 
+DRAINING = ResponseSpec(TenantItem, description="Some server or engine has not let go yet.", generate_examples=False)
 CREATE_DECODER = msgspec.json.Decoder(CreateTenantRequest, strict=True)
 PATCH_DECODER = msgspec.json.Decoder(PatchTenantRequest, strict=True)
 
@@ -28,11 +30,12 @@ PATCH_DECODER = msgspec.json.Decoder(PatchTenantRequest, strict=True)
 async def list_tenants(
     request: Request,
     context: NamedDependency[AppContext],
+    deleted: FromQuery[bool] = False,
     limit: FromQuery[int] = DEFAULT_PAGE,
     cursor: FromQuery[str | None] = None,
 ) -> TenantList:
-    """All of them with a key for all tenants (`*`), else one's own."""
-    page = context.control.tenants.list(principal_of(request), limit=limit, cursor=cursor)
+    """With a key for all tenants (`*`) all of them, else one's own. `deleted`: those that are, and no others."""
+    page = context.control.tenants.list(principal_of(request), deleted=deleted, limit=limit, cursor=cursor)
     return TenantList([_item(context, document) for document in page.items], page.next_cursor)
 
 
@@ -45,6 +48,7 @@ async def list_tenants(
 async def get_tenant(
     request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
 ) -> Response[TenantItem]:
+    """Deleted ones too."""
     document = await context.control.tenants.read(principal_of(request), tenant)
     return shown(request, document.rev, lambda: _item(context, document))
 
@@ -91,17 +95,57 @@ async def patch_tenant(
     return changed(document.rev, _item(context, document))
 
 
+@delete(
+    "/v1/tenants/{tenant:str}",
+    opt={**needs(Action.ADMINISTER_ALL), **heeds(IF_MATCH)},
+    status_code=200,
+    responses={**ERROR_RESPONSES, 202: DRAINING},
+    tags=["tenants"],
+)
+async def delete_tenant(
+    request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
+) -> Response[TenantItem]:
+    """Its keys are refused from the next request on, and what runs is aborted. 200 when nothing of it runs any more.
+
+    It can be restored for 24 hours, with its keys and adapters; after them all of it but its usage is erased.
+    """
+    deletion = await context.control.tenant_deletion.delete(
+        principal_of(request), request_id_of(request.scope), tenant, expected_rev=expected_rev(request)
+    )
+    document = deletion.document
+    return changed(document.rev, _item(context, document), 200 if deletion.drained else 202)
+
+
+@post(
+    "/v1/tenants/{tenant:str}/restore",
+    opt={**needs(Action.ADMINISTER_ALL), **heeds(IF_MATCH)},
+    status_code=200,
+    responses=ERROR_RESPONSES,
+    tags=["tenants"],
+)
+async def restore_tenant(
+    request: Request, context: NamedDependency[AppContext], tenant: FromPath[str]
+) -> Response[TenantItem]:
+    """Within 24 hours after its deletion, with its keys and adapters as they were."""
+    document = await context.control.tenant_deletion.restore(
+        principal_of(request), request_id_of(request.scope), tenant, expected_rev=expected_rev(request)
+    )
+    return changed(document.rev, _item(context, document))
+
+
 def _item(context: AppContext, document: Document[TenantDoc]) -> TenantItem:
     tenant, holdings = document.doc, context.control.tenants.holdings(document.id)
     return TenantItem(
         id=document.id,
         description=tenant.description,
-        status=tenant.status,
+        status=context.control.tenant_deletion.state_of(document),
         limits=tenant.limits,
         weight=tenant.weight,
         num_adapters=holdings.num_adapters,
         adapter_bytes=holdings.adapter_bytes,
         num_keys=holdings.num_keys,
         updated_at=document.at,
+        deleted_at=tenant.deleted_at,
+        erased_at=tenant.erased_at,
         rev=document.rev,
     )

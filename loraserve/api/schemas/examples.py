@@ -15,6 +15,7 @@ from loraserve.api.schemas.uploads import (
 )
 from loraserve.api.schemas.versions import VersionItem
 from loraserve.control.adapter_queries import AdapterState
+from loraserve.control.tenant_edits import TenantState
 from loraserve.store.records import Limits, Role, Status, Tier
 from loraserve.store.upload_session import UploadState
 
@@ -112,13 +113,15 @@ EXAMPLES: list[msgspec.Struct] = [
     TenantItem(
         id="acme",
         description="Data team",
-        status=Status.ACTIVE,
+        status=TenantState.ACTIVE,
         limits=Limits(requests_per_min=6000, max_adapters=100),
         weight=1.0,
         num_adapters=12,
         adapter_bytes=404_226_048,
         num_keys=3,
         updated_at=CREATED_AT,
+        deleted_at=None,
+        erased_at=None,
         rev=2,
     ),
 ]

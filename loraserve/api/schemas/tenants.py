@@ -3,14 +3,16 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from loraserve.control.tenant_edits import TenantState
 from loraserve.store.records import Limits, Status
 
 
 class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     description: str
-    status: Status
-    """ "active" or "suspended": requests of a suspended tenant are refused."""
+    status: TenantState
+    """ "active"; "suspended", whose requests are refused; "draining" or "deleted", which can be restored for 24 hours;
+    "erased", of which only the id and the usage are left."""
     limits: Limits
     weight: float
     """Share of the engine relative to other tenants."""
@@ -20,6 +22,10 @@ class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
     num_keys: int
     """Without revoked ones."""
     updated_at: float
+    """Unix seconds."""
+    deleted_at: float | None
+    """Unix seconds."""
+    erased_at: float | None
     """Unix seconds."""
     rev: int
     """Revision; also the ETag."""

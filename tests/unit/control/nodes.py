@@ -25,6 +25,7 @@ from loraserve.control.catalog import Catalog
 from loraserve.control.content_loader import ContentLoader
 from loraserve.control.declarations import Declarations
 from loraserve.control.draining import Draining
+from loraserve.control.erasure import Erasure
 from loraserve.control.ingest import IngestError, packed_folder
 from loraserve.control.keys import KeyService
 from loraserve.control.other_servers import OtherServers
@@ -33,12 +34,14 @@ from loraserve.control.outcome import Ending, Outcome
 from loraserve.control.pins import Pins
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.quota import Quota
+from loraserve.control.reachability import sweep_contents
 from loraserve.control.residency import Residency
 from loraserve.control.resolve import Resolver
 from loraserve.control.revocation import Revocation
 from loraserve.control.running import RunningRequests
 from loraserve.control.served_base import served_base
 from loraserve.control.snapshots import Snapshots
+from loraserve.control.tenant_deletion import TenantDeletionService
 from loraserve.control.tenants import TenantService
 from loraserve.control.usage_writer import UsageWriter
 from loraserve.control.versions import VersionService
@@ -46,6 +49,7 @@ from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import AdapterLoadError
 from loraserve.store.blobs import BLOB_FILES, BlobStore
 from loraserve.store.documents import DocumentStore
+from loraserve.store.uploads import UploadStore
 from loraserve.store.usage_log import UsageLine, UsageLog
 from tests.support.fake_engine_client import FakeEngine
 
@@ -119,6 +123,8 @@ class Node:
     declarations: Declarations
     quota: Quota
     tenants: TenantService
+    tenant_deletion: TenantDeletionService
+    erasure: Erasure
     keys: KeyService
     versions: VersionService
     aliases: AliasService
@@ -233,6 +239,8 @@ async def build_node(
     )
     draining = Draining(running, residency, others)
     pins = Pins(catalog, residency, engine, base, clock=clock)
+    revocation = Revocation(catalog, authenticator, running, clock=clock)
+    uploads = UploadStore(data_dir)
     return Node(
         documents=documents,
         blobs=blobs,
@@ -241,7 +249,17 @@ async def build_node(
         catalog=catalog,
         declarations=declarations,
         quota=quota,
-        tenants=TenantService(catalog, declarations, quota),
+        tenants=TenantService(catalog, declarations, quota, clock=clock),
+        tenant_deletion=TenantDeletionService(catalog, declarations, revocation, draining, clock=clock),
+        erasure=Erasure(
+            catalog,
+            declarations,
+            live,
+            uploads,
+            data_dir,
+            lambda: sweep_contents(data_dir, packed_dir, clock.now),
+            clock=clock,
+        ),
         keys=KeyService(catalog, declarations, clock=clock),
         versions=VersionService(access, declarations, quota, base=base, base_names=[base_name], clock=clock),
         aliases=AliasService(access, base, clock=clock),
@@ -252,7 +270,7 @@ async def build_node(
         authenticator=authenticator,
         resolver=resolver,
         admission=admission,
-        revocation=Revocation(catalog, authenticator, running, clock=clock),
+        revocation=revocation,
         pins=pins,
         usage_log=usage_log,
         engine=engine,

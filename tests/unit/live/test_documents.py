@@ -1,6 +1,7 @@
 import pytest
 
 from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.key_names import KeyNames
 from loraserve.live.live_store import LiveStore
 from loraserve.store.records import DocumentKind
 from tests.support.live_documents import adapter_document, key_document, tenant_document
@@ -64,6 +65,28 @@ def test_all_of_a_kind_are_listed_across_round_trips(on_server: RunCheck) -> Non
             await store.documents.put(key_document(f"k{index}"))
         await store.documents.put(tenant_document())
         assert await store.documents.revisions(DocumentKind.KEY) == {f"k{index}": 1 for index in range(1001)}
+
+    on_server(check)
+
+
+def test_what_is_removed_is_in_no_list_and_can_be_removed_again(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        document = adapter_document()
+        await store.documents.put(document)
+        await store.documents.put(adapter_document("kept"))
+        assert await store.documents.get(DocumentKind.ADAPTER, document.id) == document
+        for _ in range(2):
+            await store.documents.remove(DocumentKind.ADAPTER, [document.id])
+            assert await store.documents.get(DocumentKind.ADAPTER, document.id) is None
+            assert await store.documents.revisions(DocumentKind.ADAPTER) == {"acme/kept": 1}
+
+    on_any_server(check)
+
+
+def test_a_document_that_cannot_be_read_is_none(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.connection.call("HSET", KeyNames().document("key", "k1"), "rev", 1, "body", "{")
+        assert await store.documents.get(DocumentKind.KEY, "k1") is None
 
     on_server(check)
 

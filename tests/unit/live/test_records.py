@@ -178,6 +178,21 @@ def test_recent_requests_go_with_a_tenant_that_asks_for_nothing_any_more(on_any_
     on_any_server(check)
 
 
+def test_recent_requests_can_be_forgotten(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        call = admit_call("r1")
+        await store.admission.admit(call)
+        await store.admission.finish(finish_call(call))
+        assert len(await store.requests.recent("acme", 10)) == 1
+        await store.requests.forget("zeta")
+        assert len(await store.requests.recent("acme", 10)) == 1
+        await store.requests.forget("acme")
+        assert await store.requests.recent("acme", 10) == []
+
+    on_any_server(check)
+
+
 def test_recent_requests_are_paged_newest_first(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)

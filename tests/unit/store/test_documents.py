@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loraserve.store import documents
+from loraserve.store import documents, durable
 from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, DocumentStore
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AdapterDoc, DocumentKind
@@ -366,6 +366,67 @@ def test_prune_removes_what_killed_writers_left(store: DocumentStore, tmp_path: 
     assert left.exists()
     store.prune(time.time() + 7200)
     assert not left.exists()
+
+
+def test_what_is_removed_is_gone_with_all_its_revisions(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:
+    commit_revisions(store, "sql", 3)
+    store.commit(adapter_document("kept", 1))
+    _, mark = store.scan_changed(ADAPTER)
+    store.remove(ADAPTER, "acme/sql")
+    store.remove(ADAPTER, "acme/sql")
+    assert store.get(ADAPTER, "acme/sql") is None
+    assert [document.id for document in store.scan(ADAPTER)] == ["acme/kept"]
+    assert [document.id for document in store.scan_changed(ADAPTER, mark)[0]] in ([], ["acme/kept"])
+    assert not [path for path in (tmp_path / "data" / "docs").rglob("*") if b"sql" in _bytes(path)]
+    assert damages == []
+
+
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def test_what_a_killed_process_left_of_a_removal_is_pruned(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.commit(adapter_document("sql", 1))
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "remove_folder", lambda path: None)
+        store.remove(ADAPTER, "acme/sql")
+    assert store.get(ADAPTER, "acme/sql") is None
+    assert len([*(tmp_path / "data" / "docs" / "trash").iterdir()]) == 1
+    store.prune()
+    assert [*(tmp_path / "data" / "docs" / "trash").iterdir()] == []
+
+
+def test_what_is_removed_while_others_look_is_nothing_to_them(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damages: Damages
+) -> None:
+    store.commit(adapter_document("sql", 1))
+    other = DocumentStore(tmp_path / "data")
+    names = documents._names
+
+    def listed_just_before(folder: str) -> list[str]:
+        found = names(folder)
+        other.remove(ADAPTER, "acme/sql")
+        return found
+
+    monkeypatch.setattr(documents, "_names", listed_just_before)
+    assert store.get(ADAPTER, "acme/sql") is None
+    monkeypatch.undo()
+    store.commit(adapter_document("sql", 1))
+    monkeypatch.setattr(documents, "_names", listed_just_before)
+    assert [*store.scan(ADAPTER)] == []
+    assert damages == []
+
+
+def test_older_revisions_can_be_forgotten(store: DocumentStore) -> None:
+    commit_revisions(store, "sql", 4)
+    store.forget_older(ADAPTER, "acme/sql")
+    store.forget_older(ADAPTER, "acme/nothing")
+    assert [document.rev for document in revisions(store, "acme/sql", 10)] == [4]
+    with pytest.raises(RevisionTakenError):
+        store.commit(adapter_document("sql", 1))
+    store.commit(adapter_document("sql", 5))
 
 
 def test_damage_is_logged_unless_said_otherwise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
