@@ -147,7 +147,7 @@ class Authenticator:
                 raise ServingError(ErrorCode.FORBIDDEN, message)
             if self._catalog.tenant(acting_tenant) is None:
                 message = f"X-Tenant: the tenant '{acting_tenant[:64]}' does not exist."
-                raise ServingError(ErrorCode.NOT_FOUND, message)
+                raise ServingError(ErrorCode.NOT_FOUND, message, param="X-Tenant")
             principal = replace(principal, acting_tenant=acting_tenant)
         self._check_tenant(principal)
         return principal

@@ -34,6 +34,8 @@ export interface CallOptions {
 export const csrfToken = signal("");
 /** The tenant that a person with rights over all of them looks at; empty = their own. */
 export const actingTenant = signal(sessionStorage.getItem("tenant") ?? "");
+/** The one that this tab acted for, once the server says that it does not exist (any more). */
+export const goneTenant = signal<string | null>(null);
 /** False after a request got no answer, until one does. */
 export const serverAnswers = signal(true);
 /** Set on 401: the shell shows the login. */
@@ -46,7 +48,11 @@ export async function call<T>(method: string, path: string, options: CallOptions
   const response = await send(method, path, options);
   const text = await response.text();
   const body = parse(text);
-  if (!response.ok) throw errorOf(response, body);
+  if (!response.ok) {
+    const error = errorOf(response, body);
+    if (error.status === 404 && error.param === "X-Tenant" && !options.headers?.["x-tenant"]) goneTenant.value = actingTenant.peek();
+    throw error;
+  }
   return { data: body as T, etag: response.headers.get("etag"), status: response.status, headers: response.headers };
 }
 

@@ -12,6 +12,8 @@ interface DialogProps {
   /** The other button, where "Cancel" could be taken for the act itself. */
   dismiss?: string;
   danger?: boolean;
+  /** What goes on while `onConfirm` works, where that may take seconds. */
+  progress?: string;
   /** The name to type before the button works, for what cannot be undone. */
   typeToConfirm?: string;
   onClose: () => void;
@@ -64,6 +66,11 @@ export function Dialog(props: DialogProps) {
               }}
             />
           </Field>
+        )}
+        {busy.value && props.progress && (
+          <p class="muted" role="status">
+            {props.progress}
+          </p>
         )}
         {failure.value && (
           <p class="field-error" role="alert" style={{ color: "var(--bad)" }}>

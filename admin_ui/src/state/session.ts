@@ -1,6 +1,6 @@
-import { computed, signal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 
-import { actingTenant, ApiError, call, csrfToken, signedOut } from "../api/client";
+import { actingTenant, ApiError, call, csrfToken, goneTenant, signedOut } from "../api/client";
 import { go, place } from "../router";
 
 export type Role = "infer" | "viewer" | "operator" | "admin";
@@ -36,6 +36,9 @@ export const mayActForAll = computed(() => session.value?.tenant === "*");
 
 /** Who an open server's requests belong to, and whom keys for all tenants act for unless they say otherwise. */
 export const DEFAULT_TENANT = "default";
+
+/** For keys that name no other, and for what everybody may use: no server is without these. */
+export const BUILTIN_TENANTS = [DEFAULT_TENANT, "shared"];
 
 /** Whose adapters, requests and keys are shown. */
 export const shownTenant = computed(() => (mayActForAll.value ? actingTenant.value || DEFAULT_TENANT : (session.value?.tenant ?? DEFAULT_TENANT)));
@@ -94,6 +97,14 @@ export function actFor(tenant: string): void {
   if (tenant) sessionStorage.setItem("tenant", tenant);
   else sessionStorage.removeItem("tenant");
 }
+
+// Somebody deleted it while this tab acted for it.
+effect(() => {
+  const gone = goneTenant.value;
+  if (!gone || gone !== actingTenant.peek()) return;
+  actFor("");
+  lostTenant.value = gone;
+});
 
 /** Who we are, for the tenant that this tab remembers: one that is gone, or not this person's, is forgotten. */
 async function learnSession(): Promise<void> {

@@ -11,7 +11,8 @@ import { toast } from "../../parts/toasts";
 import { go, href } from "../../router";
 import { usePaged } from "../../state/paged";
 import { usePolled } from "../../state/polled";
-import { actFor } from "../../state/session";
+import { actFor, BUILTIN_TENANTS } from "../../state/session";
+import { DeletedTenants, DeleteTenantDialog } from "./deleted-tenants";
 import { limitsText } from "./limit-fields";
 import { TenantDialog } from "./tenant-dialog";
 
@@ -24,6 +25,7 @@ export function Tenants() {
   const list = usePaged<TenantItem>("/v1/tenants", 100, REFRESH_MS);
   const editing = useSignal<TenantItem | "new" | null>(null);
   const suspending = useSignal<TenantItem | null>(null);
+  const deleting = useSignal<TenantItem | null>(null);
   const usage = usePolled(
     "usage of tenants",
     async (signal) => {
@@ -88,6 +90,7 @@ export function Tenants() {
                     onEdit={() => (editing.value = tenant)}
                     onSuspend={() => (suspending.value = tenant)}
                     onResume={() => void resume(tenant)}
+                    onDelete={() => (deleting.value = tenant)}
                   />
                 ))}
               </tbody>
@@ -95,6 +98,8 @@ export function Tenants() {
           </div>
         )}
       </ListView>
+      <DeletedTenants ofPage={list} />
+      {deleting.value && <DeleteTenantDialog tenant={deleting.value} onClose={() => (deleting.value = null)} onDone={list.refresh} />}
       {editing.value && <TenantDialog tenant={editing.value === "new" ? null : editing.value} onClose={() => (editing.value = null)} onDone={list.refresh} />}
       {suspending.value && (
         <Dialog
@@ -125,9 +130,10 @@ interface RowProps {
   onEdit: () => void;
   onSuspend: () => void;
   onResume: () => void;
+  onDelete: () => void;
 }
 
-function Row({ tenant, used, known, onEdit, onSuspend, onResume }: RowProps) {
+function Row({ tenant, used, known, onEdit, onSuspend, onResume, onDelete }: RowProps) {
   const active = tenant.status === "active";
   return (
     <tr data-testid="tenant-row">
@@ -178,6 +184,11 @@ function Row({ tenant, used, known, onEdit, onSuspend, onResume }: RowProps) {
         ) : (
           <button type="button" class="button is-quiet" onClick={onResume}>
             Resume
+          </button>
+        )}
+        {!BUILTIN_TENANTS.includes(tenant.id) && (
+          <button type="button" class="button is-quiet is-danger is-icon" aria-label={`Delete ${tenant.id}`} title="Delete" onClick={onDelete}>
+            <Icon name="trash" />
           </button>
         )}
       </td>
