@@ -9,6 +9,7 @@ from loraserve.control.adapter_edits import RESTORABLE_S
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, Status, TenantDoc
 
+DAY_S = 86_400.0
 BUILTIN_TENANTS = frozenset({DEFAULT_TENANT, SHARED_TENANT})
 
 
@@ -67,6 +68,11 @@ def mark_erasing(doc: TenantDoc, *, now: float) -> TenantDoc:
 
 def mark_erased(doc: TenantDoc, *, now: float) -> TenantDoc:
     return doc if doc.erased_at is not None else replace(doc, erased_at=now)
+
+
+def was_there_since(doc: TenantDoc, since: float) -> bool:
+    """Whether it may have used anything in the days that begin with the one of this time."""
+    return doc.deleted_at is None or doc.deleted_at + DAY_S >= since
 
 
 def id_taken(tenant: Document[TenantDoc], now: float) -> ServingError:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from loraserve.control.catalog import Catalog
 from loraserve.control.csv_text import csv_text
 from loraserve.control.principal import Principal
+from loraserve.control.tenant_edits import was_there_since
 from loraserve.control.unavailable import live_unavailable
 from loraserve.control.usage_metrics import Metric, ttft_bucket
 from loraserve.control.usage_shipping import NO_KEY, UsageShipping, adapter_of_counter
@@ -92,7 +93,8 @@ class UsageReports:
         tenants = [principal.acting_tenant]
         of_shared = principal.is_any_tenant and principal.acting_tenant == SHARED_TENANT
         if principal.is_any_tenant and (question.every_tenant or of_shared):
-            tenants = sorted(document.id for document in self._catalog.known_tenants())
+            known = self._catalog.known_tenants()
+            tenants = sorted(tenant.id for tenant in known if was_there_since(tenant.doc, question.start))
         rows: dict[tuple[object, ...], UsageTotals] = {}
         # What was finished a moment ago counts too.
         await self._shipping.ship()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from loraserve.control.catalog import Catalog
 from loraserve.control.principal import Principal
 from loraserve.control.request_totals import AdapterKey, RequestTotals
+from loraserve.control.tenant_edits import was_there_since
 from loraserve.control.timed_cache import TimedCache
 from loraserve.control.usage_metrics import Metric, ttft_bucket
 from loraserve.control.usage_shipping import adapter_of_counter
@@ -65,7 +66,8 @@ class UsageTraffic:
     async def _of_all(self, _key: None) -> dict[AdapterKey, AdapterTraffic]:
         merged: dict[AdapterKey, _Sums] = {}
         for document in self._catalog.known_tenants():
-            _merge(merged, await self._sums(document.id))
+            if was_there_since(document.doc, time.time() - HOURS * HOUR_S):
+                _merge(merged, await self._sums(document.id))
         return _told({key: sums for key, sums in merged.items() if key[0] == SHARED_TENANT})
 
     async def _sums(self, tenant: str) -> dict[AdapterKey, _Sums]:

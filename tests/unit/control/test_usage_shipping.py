@@ -11,7 +11,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
 from loraserve.store.usage_log import Outcome, UsageLine, UsageLog
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, Node, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
 
 __all__ = ["valkey"]
 
@@ -89,6 +89,21 @@ def test_an_emptied_redis_gets_everything_back(valkey: Valkey, tmp_path: Path) -
             question = UsageQuestion(NOW - 3 * 86_400, NOW + 60, Interval.DAY)
             rows = await UsageReports(node.live, node.catalog, shipping).answer(ACME, question)
             assert [row.count(Metric.REQUESTS) for row in rows] == [1, 2]
+
+    run(scenario)
+
+
+def test_a_deleted_tenant_is_billed_for_the_time_in_which_it_was_there(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            append(node, line(1, at=NOW - 3 * 86_400), line(2, tenant="globex", adapter_tenant="globex"))
+            node.clock.now = NOW - 2 * 86_400
+            await node.tenant_deletion.delete(ADMIN, "r", "acme")
+            by_tenant = frozenset({GroupBy.TENANT})
+            for start, tenants in ((NOW - 4 * 86_400, ["acme", "globex"]), (NOW - 3600, ["globex"])):
+                question = UsageQuestion(start, NOW + 60, group_by=by_tenant, every_tenant=True)
+                assert [row.tenant for row in await reports(node).answer(EVERYBODY, question)] == tenants
 
     run(scenario)
 
