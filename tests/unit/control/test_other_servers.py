@@ -31,7 +31,7 @@ def test_they_know_which_contents_an_engine_has(valkey: Valkey, tmp_path: Path) 
     run(scenario)
 
 
-def test_they_know_which_adapters_a_server_runs(valkey: Valkey, tmp_path: Path) -> None:
+def test_they_know_which_adapters_a_server_runs_and_for_whom(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
             await one.publish("sql", "one")
@@ -41,12 +41,17 @@ def test_they_know_which_adapters_a_server_runs(valkey: Valkey, tmp_path: Path) 
             await telling.tell()
             assert await second.any_runs("acme/sql", {})
             assert not await second.any_runs("globex/sql", {})
+            assert await second.any_serves("acme", {})
+            assert not await second.any_serves("globex", {})
+            assert not await first.any_serves("acme", {})
             assert not await first.any_runs("acme/sql", {})
             before = await second.last_said()
             await one.admission.finish(admitted, DONE)
             assert await second.any_runs("acme/sql", before)
+            assert await second.any_serves("acme", before)
             await telling.tell()
             assert not await second.any_runs("acme/sql", before)
+            assert not await second.any_serves("acme", before)
             valkey.kill()
             assert await second.any_runs("globex/sql", {})
 
