@@ -73,7 +73,7 @@ class Authenticator:
     def _is_declared(self, text: str) -> bool:
         """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
         key_id = try_parse_id(text)
-        return key_id is not None and self._catalog.key(key_id) is not None
+        return key_id is not None and self._catalog.get(DocumentKind.KEY, key_id) is not None
 
     async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
         """For who uses this key without sending it. Raises `ServingError`.
@@ -129,8 +129,10 @@ class Authenticator:
         return self._principal(document, is_old_secret=not is_newest)
 
     async def _newest_key(self, key_id: str) -> Document[KeyDoc] | None:
-        """Another process may have created, rotated or resumed it a moment ago."""
-        await self._catalog.try_refresh(DocumentKind.KEY, key_id)
+        """Another process may have created, rotated or resumed it a moment ago, or restored its tenant."""
+        document = await self._catalog.try_refresh(DocumentKind.KEY, key_id)
+        if document is not None and isinstance(document.doc, KeyDoc) and self._catalog.is_deleted(document.doc.tenant):
+            await self._catalog.try_refresh(DocumentKind.TENANT, document.doc.tenant)
         return self._catalog.key(key_id)
 
     async def _learn_tenant(self, principal: Principal, acting_tenant: str | None) -> None:

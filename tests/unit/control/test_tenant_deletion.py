@@ -315,3 +315,36 @@ def _next(current: Document[TenantDoc], doc: TenantDoc) -> Document[TenantDoc]:
         deleted=True,
         doc=doc,
     )
+
+
+def test_what_was_restored_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url) as one, running_node(data_dir, valkey.url, follow=False) as deaf:
+            await with_tenants(one)
+            await one.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            issued = await one.keys.create(ACME, "r", role=Role.INFER)
+            await one.tenant_deletion.delete(ADMIN, "r", "acme")
+            await deaf.catalog.catch_up()
+            assert await _refusal(deaf, issued.text) == await _refusal(deaf, "ls-abcdefgh_" + "x" * 43)
+            await one.tenant_deletion.restore(ADMIN, "r", "acme")
+            assert (await deaf.authenticator.authenticate(issued.text)).key_id == issued.document.id
+            assert (await deaf.authenticator.of_key(issued.document.id)).acting_tenant == "acme"
+
+    run(scenario)
+
+
+def test_its_key_infers_for_nobody_where_the_server_was_started_with_it(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            await one.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            key = (await one.keys.create(ACME, "r", role=Role.INFER)).text
+            async with running_node(data_dir, valkey.url, flag_keys=(key,)) as two:
+                assert (await two.authenticator.authenticate(key)).acting_tenant == "acme"
+                await two.tenant_deletion.delete(ADMIN, "r", "acme")
+                assert await _refusal(two, key) == await _refusal(two, "ls-abcdefgh_" + "x" * 43)
+
+    run(scenario)
