@@ -19,7 +19,7 @@ from loraserve.live.admission_records import AdmitCall, Admitted, FinishCall
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
 from loraserve.live.private_server import PrivateServer
-from loraserve.live.requests import EndedRequest, RequestState
+from loraserve.live.requests import EndedRequest, EndState
 from loraserve.store.records import Document, DocumentKind, KeyDoc, Limits, Role, TenantDoc
 
 LIMITS = Limits(requests_per_min=10**8, tokens_per_min=10**9, max_concurrent=10**4)
@@ -69,7 +69,7 @@ async def measure_store(store: LiveStore, num_calls: int, num_callers: int) -> d
         assert isinstance(reply, Admitted), reply
 
     async def finish(lease: Lease) -> None:
-        request = EndedRequest(request_id=lease.request_id, tenant="acme", state=RequestState.COMPLETED, at=0.0)
+        request = EndedRequest(request_id=lease.request_id, tenant="acme", state=EndState.COMPLETED, at=0.0)
         await store.admission.finish(
             FinishCall(lease=lease, request=request, unused_tokens=50, tenant_limits=LIMITS, key_limits=LIMITS)
         )

@@ -16,12 +16,13 @@ from loraserve.control.adapter_names import label_of
 from loraserve.control.admission import Admission
 from loraserve.control.admitted import Admitted
 from loraserve.control.catalog import Catalog
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.principal import Principal
 from loraserve.control.residency import Residency
 from loraserve.control.resolve import ResolvedAdapter, Target
 from loraserve.control.running import Asked, Progress
 from loraserve.engine.request import FinishReason
+from loraserve.live.requests import EndState
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -144,17 +145,17 @@ class InferenceCall:
             error_code=error_code,
         )
 
-    def _ending(self) -> tuple[Ending, str | None]:
+    def _ending(self) -> tuple[EndState, str | None]:
         generation = self.generation
         if generation is not None and generation.finished:
-            return Ending.FINISHED, None
+            return EndState.COMPLETED, None
         error = self.admitted.running.ended_with or self._error
         if self.admitted.running.ended_with is not None or error is None or isinstance(error, asyncio.CancelledError):
-            return Ending.ABORTED, error.code.value if isinstance(error, ServingError) else None
+            return EndState.ABORTED, error.code.value if isinstance(error, ServingError) else None
         if not isinstance(error, ServingError):
-            return Ending.FAILED, ErrorCode.INTERNAL_ERROR.value
+            return EndState.FAILED, ErrorCode.INTERNAL_ERROR.value
         was_left = error.code is ErrorCode.CLIENT_CLOSED_REQUEST
-        return Ending.ABORTED if was_left else Ending.FAILED, error.code.value
+        return EndState.ABORTED if was_left else EndState.FAILED, error.code.value
 
 
 class InferenceCalls:

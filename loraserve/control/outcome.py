@@ -1,26 +1,19 @@
 """What became of a request, as it is counted, shown and billed."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 
-from loraserve.live.requests import RequestState
+from loraserve.live.requests import EndState
 from loraserve.store.usage_log import Outcome as BilledOutcome
-
-
-class Ending(StrEnum):
-    FINISHED = "finished"
-    ABORTED = "aborted"
-    """By the client, a revocation or an operator."""
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """All tokens that were delivered are billed, whatever the ending."""
 
-    ending: Ending
+    ending: EndState
+    """Not LOST: then nobody knows more."""
     finish_reason: str
     """As in the answer: "stop", "length", "abort" or "error"."""
     num_prompt_tokens: int
@@ -56,18 +49,11 @@ class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
     error_code: str | None = None
 
 
-STATE_OF: dict[Ending, RequestState] = {
-    Ending.FINISHED: RequestState.COMPLETED,
-    Ending.ABORTED: RequestState.ABORTED,
-    Ending.FAILED: RequestState.FAILED,
-}
-
-
 def billed_outcome(outcome: Outcome) -> BilledOutcome:
     match outcome.ending:
-        case Ending.ABORTED:
-            return BilledOutcome.ABORTED
-        case Ending.FAILED:
-            return BilledOutcome.ERROR
-        case Ending.FINISHED:
+        case EndState.COMPLETED:
             return BilledOutcome.LENGTH if outcome.finish_reason == "length" else BilledOutcome.STOP
+        case EndState.ABORTED:
+            return BilledOutcome.ABORTED
+        case _:
+            return BilledOutcome.ERROR

@@ -3,9 +3,9 @@
 import msgspec
 
 from loraserve.control.admitted import Admitted
-from loraserve.control.outcome import STATE_OF, Outcome, RequestSummary, billed_outcome
+from loraserve.control.outcome import Outcome, RequestSummary, billed_outcome
 from loraserve.live.admission_records import AdmitCall, FinishCall
-from loraserve.live.requests import EndedRequest, RequestState
+from loraserve.live.requests import EndedRequest, EndState
 from loraserve.store.records import DocumentKind
 from loraserve.store.usage_log import UsageLine
 
@@ -43,7 +43,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
         request=EndedRequest(
             request_id=admitted.request_id,
             tenant=admitted.lease.tenant,
-            state=STATE_OF[outcome.ending],
+            state=outcome.ending,
             at=now,
             summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
         ),
@@ -59,7 +59,7 @@ def never_begun(call: AdmitCall, now: float) -> FinishCall:
     return FinishCall(
         lease=call.lease,
         request=EndedRequest(
-            request_id=call.lease.request_id, tenant=call.lease.tenant, state=RequestState.ABORTED, at=now
+            request_id=call.lease.request_id, tenant=call.lease.tenant, state=EndState.ABORTED, at=now
         ),
         unused_tokens=call.reserve_tokens,
         was_admitted=False,

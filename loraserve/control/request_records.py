@@ -6,13 +6,12 @@ from loraserve.control.outcome import RequestSummary
 from loraserve.control.running import RunningRequest
 from loraserve.control.snapshot_records import RequestRecord, RequestState
 from loraserve.live.leases import Lease
-from loraserve.live.requests import EndedRequest
-from loraserve.live.requests import RequestState as EndedState
+from loraserve.live.requests import EndedRequest, EndState
 
 STATE_OF = {
-    EndedState.ABORTED: RequestState.ABORT,
-    EndedState.FAILED: RequestState.ERROR,
-    EndedState.LOST: RequestState.LOST,
+    EndState.ABORTED: RequestState.ABORT,
+    EndState.FAILED: RequestState.ERROR,
+    EndState.LOST: RequestState.LOST,
 }
 
 
@@ -89,7 +88,7 @@ def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedR
     return EndedRequest(
         request_id=lease.request_id,
         tenant=lease.tenant,
-        state=EndedState.LOST,
+        state=EndState.LOST,
         at=now,
         summary=msgspec.Raw(msgspec.json.encode(summary)),
     )

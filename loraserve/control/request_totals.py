@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
+from loraserve.live.requests import EndState
 from loraserve.serving.errors import SERVER_FAULTS
 from loraserve.serving.latency_histogram import bucket_of
 
@@ -40,7 +41,7 @@ class RequestTotals:
             self._last_used_at[tenant, adapter] = now
         totals = self._by_tenant.setdefault(tenant, TenantTotals())
         totals.num_requests += 1
-        totals.num_errors += outcome.ending is Ending.FAILED and outcome.error_code in SERVER_FAULTS
+        totals.num_errors += outcome.ending is EndState.FAILED and outcome.error_code in SERVER_FAULTS
         totals.num_prompt_tokens += outcome.num_prompt_tokens
         totals.num_cached_tokens += outcome.num_cached_tokens
         totals.num_output_tokens += outcome.num_output_tokens

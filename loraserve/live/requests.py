@@ -14,7 +14,7 @@ RECENT_S = 7 * 86_400
 """How long they are kept after the tenant's last one."""
 
 
-class RequestState(StrEnum):
+class EndState(StrEnum):
     """Of a request that is over."""
 
     COMPLETED = "completed"
@@ -28,7 +28,7 @@ class RequestState(StrEnum):
 class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     tenant: str
-    state: RequestState
+    state: EndState
     at: float
     """Unix time."""
     summary: msgspec.Raw = msgspec.Raw(b"{}")

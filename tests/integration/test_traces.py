@@ -103,7 +103,7 @@ def test_a_request_is_one_span_below_its_caller_with_its_phases_in_it(tmp_path: 
             "loraserve.adapter.name": "uppercase",
             "loraserve.adapter.version": 1,
             "loraserve.tenant": "default",
-            "loraserve.outcome": "finished",
+            "loraserve.outcome": "completed",
         },
     )
     assert re.fullmatch("[0-9a-f]{12}", attributes_of(of_chat)["loraserve.adapter.digest"])
@@ -162,7 +162,7 @@ def test_how_a_request_ended_is_told_and_only_a_fault_of_the_server_is_an_error(
     assert [answer.status_code for answer in answers] == [401, 404, 200, 429]
     codes = ["invalid_api_key", "model_not_found", None, "rate_limit_exceeded", None, "request_aborted", "engine_dead"]
     assert [attributes_of(span).get("error.type") for span in spans] == codes
-    outcomes = ["refused", "refused", "finished", "refused", "aborted", "aborted", "failed"]
+    outcomes = ["refused", "refused", "completed", "refused", "aborted", "aborted", "failed"]
     assert [attributes_of(span)["loraserve.outcome"] for span in spans] == outcomes
     assert [span.status.code == Status.STATUS_CODE_ERROR for span in spans] == [False] * 6 + [True]
     assert spans[-1].status.message == "engine_dead"

@@ -6,7 +6,7 @@ from loraserve.live.admission_records import AdmitCall, FinishCall, Used
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
 from loraserve.live.leases import Lease
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import EndedRequest, RequestState
+from loraserve.live.requests import EndedRequest, EndState
 from loraserve.store.records import (
     AdapterDoc,
     AnyDocument,
@@ -91,7 +91,7 @@ def finish_call(
     admitted: AdmitCall,
     *,
     unused: int = 0,
-    state: RequestState = RequestState.COMPLETED,
+    state: EndState = EndState.COMPLETED,
     was_admitted: bool = True,
 ) -> FinishCall:
     held = admitted.lease

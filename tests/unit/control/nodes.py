@@ -30,7 +30,7 @@ from loraserve.control.ingest import IngestError, packed_folder
 from loraserve.control.keys import KeyService
 from loraserve.control.other_servers import OtherServers
 from loraserve.control.outage import LocalLimits, Outage
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.pins import Pins
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.quota import Quota
@@ -46,6 +46,7 @@ from loraserve.control.tenants import TenantService
 from loraserve.control.usage_writer import UsageWriter
 from loraserve.control.versions import VersionService
 from loraserve.live.live_store import LiveStore
+from loraserve.live.requests import EndState
 from loraserve.serving.engine_client import AdapterLoadError
 from loraserve.store.blobs import BLOB_FILES, BlobStore
 from loraserve.store.documents import DocumentStore
@@ -56,7 +57,7 @@ from tests.support.fake_engine_client import FakeEngine
 WAIT_S = 20.0
 ADMIN = server_principal("default", "cli")
 ACME = server_principal("acme", "cli")
-DONE = Outcome(Ending.FINISHED, "stop", 10, 4, 6, ttft_ms=1.0)
+DONE = Outcome(EndState.COMPLETED, "stop", 10, 4, 6, ttft_ms=1.0)
 
 
 class Clock:

@@ -5,10 +5,10 @@ import pytest
 
 from loraserve.control.admission import AdmissionSettings, reserve_tokens
 from loraserve.control.key_documents import KeyPatch
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.principal import OPEN_ACTOR, Principal, server_principal
 from loraserve.control.tenants import TenantPatch
-from loraserve.live.requests import RequestState
+from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Limits, Role, Status
 from loraserve.store.usage_log import Outcome as BilledOutcome
@@ -43,7 +43,7 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
             assert await num_in_flight(node.live, "acme") == 1
             node.clock.now += 2
             await node.admission.finish(admitted, DONE)
-            await node.admission.finish(admitted, Outcome(Ending.FAILED, "error", 0, 0, 0))
+            await node.admission.finish(admitted, Outcome(EndState.FAILED, "error", 0, 0, 0))
             assert len(node.running) == 0
             assert await num_in_flight(node.live, "acme") == 0
             (line,) = node.usage_lines()
@@ -53,7 +53,7 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
             assert (line.outcome, line.duration_ms) == (BilledOutcome.STOP, 2000)
             ended = await node.live.requests.ended("acme", admitted.request_id)
             assert ended is not None
-            assert ended.state is RequestState.COMPLETED
+            assert ended.state is EndState.COMPLETED
             assert await node.live.requests.ended("globex", admitted.request_id) is None
 
     run(scenario)
@@ -71,7 +71,7 @@ def test_tokens_are_settled_exactly(valkey: Valkey, tmp_path: Path) -> None:
             admitted = await node.admit(ACME, reserve=100)
             # 16 of 1,000 used and 100 reserved; a few may have flowed in since.
             assert 884 <= int(admitted.headers["x-ratelimit-remaining-tokens"]) <= 900
-            await node.admission.finish(admitted, Outcome(Ending.FINISHED, "stop", 1500, 0, 500))
+            await node.admission.finish(admitted, Outcome(EndState.COMPLETED, "stop", 1500, 0, 500))
             with pytest.raises(ServingError) as refused:
                 await node.admit(ACME, reserve=1)
             assert refused.value.code is ErrorCode.RATE_LIMITED
@@ -218,7 +218,7 @@ def test_a_cancelled_admission_leaves_no_lease(valkey: Valkey, tmp_path: Path) -
                 task.cancel()
                 (result,) = await asyncio.gather(task, return_exceptions=True)
                 if not isinstance(result, BaseException):
-                    await node.admission.finish(result, Outcome(Ending.ABORTED, "abort", 0, 0, 0))
+                    await node.admission.finish(result, Outcome(EndState.ABORTED, "abort", 0, 0, 0))
             await node.admission.close()
             assert await num_in_flight(node.live, "acme") == 0
             admitted = await node.admit(ACME, reserve=0)

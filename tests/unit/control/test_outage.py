@@ -4,8 +4,9 @@ import pytest
 
 from loraserve.control.offline_keys import revoke_key_offline
 from loraserve.control.outage import LocalLimits, Outage
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.tenants import TenantPatch
+from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import DocumentKind, Limits, Role
 from tests.support.valkey import Valkey, valkey
@@ -90,7 +91,7 @@ def test_serves_on_for_a_minute_those_whom_redis_vouched_for(valkey: Valkey, tmp
                 assert refused.value.retry_after_s is not None
             # What runs ends as ever, and the usage log goes on.
             await node.admission.finish(before, DONE)
-            await node.admission.finish(during, Outcome(Ending.FINISHED, "length", 3, 0, 5))
+            await node.admission.finish(during, Outcome(EndState.COMPLETED, "length", 3, 0, 5))
             assert [line.output_tokens for line in node.usage_lines()] == [6, 5]
             # The same limits, counted here.
             await node.admit(principal, "sql")
@@ -146,7 +147,7 @@ def test_what_a_request_used_that_was_let_in_without_redis_is_taken_when_it_ends
             await eventually(lambda: node.catalog.ready and node.outage.began_s is None)
             await node.live.leases.renew()
             await node.admit(ACME, reserve=900)
-            await node.admission.finish(during, Outcome(Ending.FINISHED, "stop", 60, 0, 40))
+            await node.admission.finish(during, Outcome(EndState.COMPLETED, "stop", 60, 0, 40))
             admitted = await node.admit(ACME, reserve=0)
             # Nothing but what flowed in since: a few of 1,000 a minute.
             assert int(admitted.headers["x-ratelimit-remaining-tokens"]) < 90

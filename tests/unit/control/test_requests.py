@@ -2,11 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.paging import encode_cursor
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.requests import RequestQuery, RequestService
 from loraserve.control.snapshot_records import RequestRecord, RequestState
+from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Role
 from tests.support.valkey import Valkey, valkey
@@ -73,9 +74,9 @@ def test_requests_are_filtered(valkey: Valkey, tmp_path: Path) -> None:
             await with_tenants(node)
             await node.publish("sql", "one")
             sql = await ended(node, ACME, "sql")
-            cut = await ended(node, ACME, outcome=Outcome(Ending.FINISHED, "length", 1, 0, 1))
-            left = await ended(node, ACME, outcome=Outcome(Ending.ABORTED, "abort", 1, 0, 1))
-            bad = await ended(node, ACME, outcome=Outcome(Ending.FAILED, "error", 1, 0, 0, error_code="not_finite"))
+            cut = await ended(node, ACME, outcome=Outcome(EndState.COMPLETED, "length", 1, 0, 1))
+            left = await ended(node, ACME, outcome=Outcome(EndState.ABORTED, "abort", 1, 0, 1))
+            bad = await ended(node, ACME, outcome=Outcome(EndState.FAILED, "error", 1, 0, 0, error_code="not_finite"))
             now = (await node.admit(ACME)).request_id
             requests = service(node)
 
@@ -158,7 +159,7 @@ def test_an_operator_ends_a_request_and_a_viewer_may_not(valkey: Valkey, tmp_pat
             assert admitted.running.ended_with is None
             await requests.abort(OPERATOR, admitted.request_id)
             assert admitted.running.ended_with is not None
-            await node.admission.finish(admitted, Outcome(Ending.ABORTED, "abort", 1, 0, 1))
+            await node.admission.finish(admitted, Outcome(EndState.ABORTED, "abort", 1, 0, 1))
             await requests.abort(OPERATOR, admitted.request_id)
 
     run(scenario)

@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.principal import Principal
 from loraserve.control.request_totals import RequestTotals
 from loraserve.control.series_records import SeriesSample, one_after_another, side_by_side
 from loraserve.control.series_reports import STEPS, SeriesReports, Window
 from loraserve.control.series_sampling import SeriesSampling
 from loraserve.engine.request import EngineStats
+from loraserve.live.requests import EndState
 from loraserve.serving.latency_histogram import bucket_of
 from loraserve.store.engine_slots import EngineSlot
 from loraserve.store.records import Role
@@ -22,7 +23,7 @@ __all__ = ["valkey"]
 VIEWER = Principal("k", Role.VIEWER, "acme", "acme", "k")
 MINUTE = time.time() // 60 * 60 + 60
 """Streams are read by Redis' clock, so the samples are of about now."""
-OUTCOME = Outcome(Ending.FINISHED, "stop", 40, 10, 20, ttft_ms=100.0)
+OUTCOME = Outcome(EndState.COMPLETED, "stop", 40, 10, 20, ttft_ms=100.0)
 
 
 def sampling(node: Node, totals: RequestTotals, clock: Clock, engine: str) -> SeriesSampling:

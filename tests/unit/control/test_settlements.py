@@ -9,7 +9,7 @@ from loraserve.control import control_plane, settlements
 from loraserve.control.admitted import Admitted
 from loraserve.control.settlements import Settlements
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import RequestState
+from loraserve.live.requests import EndState
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_documents import admit_call, build_usual_view, finish_call, num_in_flight
 from tests.support.live_server import live_server, make_settings
@@ -47,7 +47,7 @@ async def check_settled(node: Node, admitted: list[Admitted]) -> None:
     for each in admitted:
         ended = await node.live.requests.ended("acme", each.request_id)
         assert ended is not None
-        assert ended.state is RequestState.COMPLETED
+        assert ended.state is EndState.COMPLETED
     assert len(node.usage_lines()) == len(admitted)
 
 

@@ -1,11 +1,12 @@
 import time
 from pathlib import Path
 
-from loraserve.control.outcome import Ending, Outcome
+from loraserve.control.outcome import Outcome
 from loraserve.control.principal import server_principal
 from loraserve.control.request_totals import RequestTotals
 from loraserve.control.usage_shipping import UsageShipping
 from loraserve.control.usage_traffic import UsageTraffic
+from loraserve.live.requests import EndState
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, Node, run, running_node, with_tenants
 from tests.unit.control.test_usage_shipping import NOW, line
@@ -62,7 +63,7 @@ def test_the_last_use_is_exact_where_it_was_here(valkey: Valkey, tmp_path: Path)
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
             totals = RequestTotals()
             now = time.time()
-            totals.count("acme", ("acme", "sql"), Outcome(Ending.FINISHED, "stop", 1, 0, 1), now)
+            totals.count("acme", ("acme", "sql"), Outcome(EndState.COMPLETED, "stop", 1, 0, 1), now)
             found = await traffic(node, line(1), totals=totals)
             assert (await found.of(ACME))["acme", "sql"].last_used_at == now
 

@@ -13,7 +13,7 @@ from loraserve.live.admission_records import (
     ViewChanged,
 )
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import RequestState
+from loraserve.live.requests import EndState
 from loraserve.store.records import Limits
 from tests.support.live_documents import (
     adapter_document,
@@ -274,10 +274,10 @@ def test_the_first_end_of_a_request_stays_and_settles_once(on_any_server: RunChe
         await build_usual_view(store)
         call = admit_call(reserve=50_000, tenant_limits=limits)
         await admitted(store, call)
-        first = await store.admission.finish(finish_call(call, unused=10_000, state=RequestState.ABORTED))
-        assert (first.was_first, first.request.state) == (True, RequestState.ABORTED)
+        first = await store.admission.finish(finish_call(call, unused=10_000, state=EndState.ABORTED))
+        assert (first.was_first, first.request.state) == (True, EndState.ABORTED)
         second = await store.admission.finish(finish_call(call, unused=10_000))
-        assert (second.was_first, second.request.state) == (False, RequestState.ABORTED)
+        assert (second.was_first, second.request.state) == (False, EndState.ABORTED)
         reply = await admitted(store, admit_call("r2", reserve=0, tenant_limits=limits))
         assert reply.tokens is not None
         assert 20_000 <= reply.tokens.remaining < 25_000
@@ -291,10 +291,10 @@ def test_an_admission_that_arrives_after_its_undoing_takes_nothing(on_any_server
     async def check(store: LiveStore) -> None:
         await build_usual_view(store)
         call = admit_call(tenant_limits=limits)
-        await store.admission.finish(finish_call(call, state=RequestState.ABORTED, was_admitted=False))
+        await store.admission.finish(finish_call(call, state=EndState.ABORTED, was_admitted=False))
         reply = await store.admission.admit(call)
         assert isinstance(reply, AlreadyEnded)
-        assert reply.request.state is RequestState.ABORTED
+        assert reply.request.state is EndState.ABORTED
         assert await num_in_flight(store) == 0
         assert (await admitted(store, admit_call("r2", tenant_limits=limits))).requests.remaining == 9
 
@@ -308,13 +308,13 @@ def test_undoing_gives_back_only_what_was_taken(on_any_server: RunCheck) -> None
         await build_usual_view(store)
         await admitted(store, admit_call("r0", reserve=5000, tenant_limits=limits))
         never_in = admit_call("r1", reserve=5000, tenant_limits=limits)
-        await store.admission.finish(finish_call(never_in, unused=5000, state=RequestState.ABORTED, was_admitted=False))
+        await store.admission.finish(finish_call(never_in, unused=5000, state=EndState.ABORTED, was_admitted=False))
         reply = await admitted(store, admit_call("r2", reserve=0, tenant_limits=limits))
         assert reply.tokens is not None
         assert reply.tokens.remaining < 1500
         assert await store.requests.recent("acme", 10) == []
         was_in = admit_call("r0", reserve=5000, tenant_limits=limits)
-        await store.admission.finish(finish_call(was_in, unused=5000, state=RequestState.ABORTED, was_admitted=False))
+        await store.admission.finish(finish_call(was_in, unused=5000, state=EndState.ABORTED, was_admitted=False))
         reply = await admitted(store, admit_call("r3", reserve=0, tenant_limits=limits))
         assert reply.tokens is not None
         assert reply.tokens.remaining > 5900

@@ -11,7 +11,7 @@ from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.live_store import LiveStore
-from loraserve.live.requests import RECENT_S, RequestState
+from loraserve.live.requests import RECENT_S, EndState
 from loraserve.live.series import NUM_SAMPLES, Interval, Sample
 from loraserve.live.sessions import IDEMPOTENCY_S, UNFINISHED_S, IdempotencyRecord, LoginLink, Session
 from loraserve.live.snapshots import Snapshot, SnapshotKind
@@ -155,10 +155,10 @@ def test_ended_requests_are_seen_by_their_tenant_only(on_any_server: RunCheck) -
         await build_usual_view(store)
         call = admit_call("r1")
         await store.admission.admit(call)
-        await store.admission.finish(finish_call(call, state=RequestState.FAILED))
+        await store.admission.finish(finish_call(call, state=EndState.FAILED))
         found = await store.requests.ended("acme", "r1")
         assert found is not None
-        assert found.state is RequestState.FAILED
+        assert found.state is EndState.FAILED
         assert await store.requests.ended("zeta", "r1") is None
         assert await store.requests.ended("acme", "r2") is None
 
