@@ -192,7 +192,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--data-dir",
     panel="Server",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Everything we write goes here. [~/.local/share/loraserve]",
+    help="Everything we write goes here. [~/.local/share/loraserve; without MODEL its folder demo]",
 )
 @_option("--redis-url", panel="Server", help="redis://, rediss:// or unix://… [a private server in --data-dir]")
 @_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Begins every key's name in Redis.")

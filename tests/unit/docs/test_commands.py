@@ -9,7 +9,7 @@ import click
 import pytest
 
 from loraserve.cli.main import COMMANDS, main
-from loraserve.cli.serve import spread_values
+from loraserve.cli.serve import serve, spread_values
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *filter(Path.is_file, ROOT.glob("deploy/**/*"))])
@@ -71,6 +71,15 @@ def test_commands_are_found_in_all_documents_and_deploy_files() -> None:
     names = [name for name, _ in found()]
     assert len(names) >= LEAST
     assert {"README.md", "adapters.md", "tenancy.md", "operations.md", "compose.yaml", "loraserve.service"} <= {*names}
+
+
+def test_the_documented_file_of_options_is_one(tmp_path: Path) -> None:
+    (table,) = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "operations.md").read_text(), re.M | re.S)
+    file = tmp_path / "loraserve.toml"
+    file.write_text(table)
+    given = serve.make_context("serve", ["--config", str(file)]).params
+    assert (given["model"], given["max_num_seqs"]) == ("path/to/model", 64)
+    assert [module.name for module in given["lora_modules"]] == ["sql"]
 
 
 @pytest.mark.parametrize(
