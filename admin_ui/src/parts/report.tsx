@@ -62,7 +62,20 @@ function Check({ check }: { check: CheckItem }) {
       ) : (
         <span class="report-compare">{check.message}</span>
       )}
-      {remedy && check.status !== "pass" && <span class="report-remedy">{remedy}</span>}
+      {check.status !== "pass" && (
+        <span class="report-remedy">
+          {(found || expected) && reason(check)} {remedy}
+        </span>
+      )}
     </li>
   );
+}
+
+/** What the message says beyond what is shown beside it, as a sentence. */
+function reason({ message, file, key, found, expected }: CheckItem): string {
+  const rest = [file, key, `found ${found}, expected ${expected}`].reduce<string>(
+    (left, shown) => (shown && left.startsWith(shown) ? left.slice(shown.length).replace(/^[:,] /, "") : left),
+    message,
+  );
+  return rest && `${rest[0]?.toUpperCase()}${rest.slice(1)}.`;
 }
