@@ -78,7 +78,7 @@ class KeyNames:
         return self._name(kind, owner)
 
     def snapshot_owners(self, kind: str) -> str:
-        """Sorted set: owner → when last seen, Unix ms."""
+        """Sorted set: owner → when last seen, Unix ms of its clock."""
         return self._name("i", kind)
 
     def aborts(self, process: str) -> str:

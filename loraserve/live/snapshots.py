@@ -50,7 +50,6 @@ class LiveSnapshots:
             [
                 ["SET", name, msgspec.json.encode(snapshot), "PX", KEPT_MS[kind]],
                 ["ZADD", owners, now_ms, snapshot.owner],
-                ["ZREMRANGEBYSCORE", owners, "-inf", now_ms - 60_000],
             ]
         )
 
@@ -66,6 +65,10 @@ class LiveSnapshots:
             return []
         names = [self._names.snapshot(kind, owner.decode()) for owner in owners]
         bodies = await self._connection.call("MGET", *names)
+        # Not by when they were last seen, which their own clocks say. Who was just late is back with the next snapshot.
+        gone = [owner for owner, body in zip(owners, bodies, strict=True) if body is None]
+        if gone:
+            await self._connection.call("ZREM", self._names.snapshot_owners(kind), *gone)
         return sorted((self._decoder.decode(body) for body in bodies if body is not None), key=lambda s: s.owner)
 
     async def remove(self, kind: SnapshotKind, owner: str) -> None:

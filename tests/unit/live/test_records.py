@@ -52,8 +52,21 @@ def test_a_snapshot_nobody_replaces_goes(on_any_server: RunCheck) -> None:
         assert 4000 < await store.connection.call("PTTL", "{ls}:e:a") <= 5000
         await store.connection.call("DEL", "{ls}:e:a")
         assert await store.snapshots.all(SnapshotKind.ENGINE) == []
+        assert await store.connection.call("ZCARD", "{ls}:i:e") == 0
 
     on_any_server(check)
+
+
+def test_a_server_whose_clock_is_ahead_hides_no_other(valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        store = LiveStore(valkey.url)
+        await store.snapshots.put(SnapshotKind.PROCESS, snapshot("right"))
+        monkeypatch.setattr(time, "time", lambda: 1e10)
+        await store.snapshots.put(SnapshotKind.PROCESS, snapshot("ahead"))
+        assert [each.owner for each in await store.snapshots.all(SnapshotKind.PROCESS)] == ["ahead", "right"]
+        await store.close()
+
+    asyncio.run(run())
 
 
 def test_samples_come_back_in_order_from_a_moment_on(on_any_server: RunCheck) -> None:
