@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 
 from loraserve_adapters.base_layout import BaseLayout
@@ -32,15 +32,21 @@ PUBLISHED_AT_ONCE = 8
 
 @contextlib.asynccontextmanager
 async def opened_declared(settings: ServeSettings) -> AsyncGenerator[Declared]:
-    """With a Redis of its own unless there is --redis-url. Raises `StartError`."""
+    """With a Redis of its own unless there is --redis-url. Enter it in `start_errors`."""
+    settings.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        url = settings.redis_url or (await stack.enter_async_context(PrivateServer(settings.data_path))).url
+        declared = await open_declared(_control_settings(settings, url))
+        stack.push_async_callback(declared.live.close)
+        _check_reachable_only_with_admin(settings, declared)
+        yield declared
+
+
+@contextlib.contextmanager
+def start_errors(settings: ServeSettings) -> Generator[None]:
+    """What is wrong with the data directory or Redis becomes a `StartError`. Not for what goes wrong later."""
     try:
-        settings.data_path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        async with contextlib.AsyncExitStack() as stack:
-            url = settings.redis_url or (await stack.enter_async_context(PrivateServer(settings.data_path))).url
-            declared = await open_declared(_control_settings(settings, url))
-            stack.push_async_callback(declared.live.close)
-            _check_reachable_only_with_admin(settings, declared)
-            yield declared
+        yield
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else error
         raise StartError(f"--data-dir {settings.data_path} cannot be used: {reason}") from error

@@ -58,9 +58,10 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
         try:
             await asyncio.to_thread(_check_model, settings.engine)
             await asyncio.to_thread(_import_http)
-            from loraserve.cli.control_start import opened_declared
+            from loraserve.cli.control_start import opened_declared, start_errors
 
-            declared = await opened.enter_async_context(opened_declared(settings))
+            with start_errors(settings):
+                declared = await opened.enter_async_context(opened_declared(settings))
             on_end = await opened.enter_async_context(opened_traces(traces, settings.model_names[0], console))
             engine = await starting
         except BaseException:
@@ -68,7 +69,8 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
             raise
         display.show(STARTING, 1, 1)
         try:
-            return await _build(settings, engine, declared, display, on_end)
+            with start_errors(settings):
+                return await _build(settings, engine, declared, display, on_end)
         except BaseException:
             await engine.close(0)
             raise

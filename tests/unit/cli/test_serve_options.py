@@ -1,3 +1,7 @@
+import asyncio
+import contextlib
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -7,11 +11,16 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
+from loraserve.cli.control_start import opened_declared, start_errors
 from loraserve.cli.main import main
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
+from loraserve.cli.start_error import StartError
 from loraserve.control.api_keys import generate_key
 from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.support.valkey import Valkey, valkey
+
+__all__ = ["valkey"]
 
 Invoke = Callable[..., Result]
 
@@ -332,3 +341,24 @@ def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started
     assert "needs --tool-call-parser" in invoke("m", "--enable-auto-tool-choice", code=2)
     assert "'hermes'" in invoke("m", "--tool-call-parser", "pythonic", code=2)
     assert "may not call" in invoke("m", "--exclude-tools-when-tool-choice-none", code=2)
+
+
+def test_what_goes_wrong_with_files_is_told_of_the_data_directory_only_at_the_start(
+    started: Started, valkey: Valkey, tmp_path: Path
+) -> None:
+    invoke("--data-dir", str(tmp_path), "--redis-url", valkey.url)
+
+    async def run(at_start: OSError | None, later: OSError | None) -> None:
+        async with contextlib.AsyncExitStack() as opened:
+            with start_errors(started.settings):
+                await opened.enter_async_context(opened_declared(started.settings))
+                if at_start is not None:
+                    raise at_start
+            if later is not None:
+                raise later
+
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(StartError, match=r"--data-dir .* cannot be used: .*No space left"):
+        asyncio.run(run(full, None))
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(run(None, full))
