@@ -59,7 +59,7 @@ class ChangeFeed:
         except (RedisError, OSError) as error:
             if isinstance(error, NotPrimaryError):
                 self._connection.renew_links(error.moved_to)
-            raise LiveUnavailableError(f"no changes from Redis: {error or 'no answer in time'}") from error
+            raise LiveUnavailableError(f"no changes from Redis: {str(error) or 'no answer in time'}") from error
         return [_change(position, fields) for _, entries in streams or [] for position, fields in entries]
 
     async def close(self) -> None:

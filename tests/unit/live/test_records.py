@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loraserve.live import changes
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
@@ -287,6 +288,21 @@ def test_changes_are_read_where_the_address_leads_after_a_failover(
 
     with running_valkey(tmp_path_factory.mktemp("successor")) as successor:
         asyncio.run(check())
+
+
+def test_changes_that_come_too_late_say_so(valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "CALL_S", 0.1)
+
+    async def check() -> None:
+        async with delay_proxy(tmp_path, valkey.socket_path) as proxy:
+            store = LiveStore(proxy.url, timeout_s=5.0)
+            assert await store.changes.read("0-0", 0.01) == []
+            proxy.flowing.clear()
+            with pytest.raises(LiveUnavailableError, match="no changes from Redis: no answer in time"):
+                await store.changes.read("0-0", 0.01)
+            await store.close()
+
+    asyncio.run(check())
 
 
 def test_a_reader_of_changes_is_told_at_once_that_its_server_became_a_replica(valkey: Valkey) -> None:
