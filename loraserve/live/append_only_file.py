@@ -27,12 +27,13 @@ class AppendOnlyFile:
         if now_s - self._watched_s < WATCH_EVERY_S:
             return
         self._watched_s = now_s
-        if self._off_since_s is None:
-            if b"aof_last_write_status:err" in await ask(self._socket, "INFO persistence"):
-                await ask(self._socket, "CONFIG SET appendonly no")
-                self._off_since_s = now_s
-                logger.error("the private server cannot write its file and goes on without it: is the disk full?")
-        elif now_s - self._off_since_s >= AGAIN_AFTER_S:
+        state = await ask(self._socket, "INFO persistence")
+        # Not only of a server that was told to write it: one that is started anew does so by itself.
+        if b"aof_enabled:1" in state and b"aof_last_write_status:err" in state:
+            await ask(self._socket, "CONFIG SET appendonly no")
+            self._off_since_s = now_s
+            logger.error("the private server cannot write its file and goes on without it: is the disk full?")
+        elif self._off_since_s is not None and now_s - self._off_since_s >= AGAIN_AFTER_S:
             await ask(self._socket, "CONFIG SET appendonly yes")
             self._off_since_s = None
 

@@ -345,19 +345,18 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
     monkeypatch.setattr("loraserve.live.append_only_file.WATCH_EVERY_S", 0.05)
 
     async def check(server: PrivateServer) -> None:
-        pid = pid_of(server)
-        assert pid is not None
-        unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        # As on a full disk, no file can become longer.
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
-        async with asyncio.timeout(WAIT_S):
-            while await says(server.url, b"aof_enabled:1"):
-                with contextlib.suppress(LiveUnavailableError):
-                    await ask(server.url, "SET", "a", "1")
+        await lose_file(server)
+        killed = pid_of(server)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        await until(lambda: pid_of(server) != killed)
+        await ask_until_answered(server.url, "PING")
+        # Started anew, it begins with its file.
+        unlimited = await lose_file(server)
         for number in range(3):
             assert await ask(server.url, "SET", "a", f"{number}") == b"OK"
             await asyncio.sleep(0.1)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+        resource.prlimit(pid_of(server) or 0, resource.RLIMIT_FSIZE, unlimited)
         with monkeypatch.context() as patched:
             patched.setattr("loraserve.live.append_only_file.AGAIN_AFTER_S", 0.0)
             async with asyncio.timeout(WAIT_S):
@@ -378,6 +377,20 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
         monkeypatch.setenv("PATH", str(folder))
         with_server(folder, check)
         with_server(folder, read)
+
+
+async def lose_file(server: PrivateServer) -> tuple[int, int]:
+    """Returns once it goes on without its file; the limit of a file's size that there was before."""
+    pid = pid_of(server)
+    assert pid is not None
+    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    # As on a full disk, no file can become longer.
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    async with asyncio.timeout(WAIT_S):
+        while await says(server.url, b"aof_enabled:1"):
+            with contextlib.suppress(LiveUnavailableError):
+                await ask(server.url, "SET", "a", "1")
+    return unlimited
 
 
 async def says(url: str, text: bytes) -> bool:
