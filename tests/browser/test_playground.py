@@ -41,6 +41,23 @@ def test_base_and_adapter_answer_side_by_side_with_their_figures(console: Consol
     expect(figures.filter(has_text="Output")).not_to_contain_text("–")
 
 
+def test_how_fast_tokens_came_is_what_the_server_counted_also_of_those_that_arrive_together(console: Console):
+    page = console.open(TWO_COLUMNS)
+
+    def answer(route: Route) -> None:
+        assert route.request.post_data_json["include_metrics"] is True
+        text = {"choices": [{"delta": {"content": "all at once"}, "finish_reason": "stop"}]}
+        usage = {"prompt_tokens": 1, "completion_tokens": 30}
+        last = {"choices": [], "usage": usage, "metrics": {"tokens_per_second": 41.6}}
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in (text, last)) + "data: [DONE]\n\n"
+        route.fulfill(content_type="text/event-stream", body=body)
+
+    page.route("**/v1/chat/completions", answer)
+    ask(console, "hello")
+    see_done(console, 2)
+    expect(page.get_by_test_id("column-0").locator(".figure").filter(has_text="Tokens/s")).to_contain_text("42")
+
+
 def test_what_differs_from_the_first_column_is_marked_by_words(console: Console):
     page = console.open(TWO_COLUMNS)
     ask(console, "hello world")

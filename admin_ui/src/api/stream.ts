@@ -4,6 +4,8 @@ import { ApiError, open } from "./client";
 export interface StreamChunk {
   choices: { text?: string; delta?: { content?: string | null }; finish_reason?: string | null }[];
   usage?: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } } | null;
+  /** In the last one, if asked for. */
+  metrics?: { tokens_per_second: number | null } | null;
   error?: { message: string; code: string };
 }
 

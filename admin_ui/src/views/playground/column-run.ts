@@ -1,7 +1,7 @@
 import { batch, signal } from "@preact/signals";
 
 import { ApiError } from "../../api/client";
-import { streamCompletion } from "../../api/stream";
+import { type StreamChunk, streamCompletion } from "../../api/stream";
 import { tenantHeaders } from "../../state/session";
 import { type PlaygroundSettings, requestBody, requestPath } from "./request";
 
@@ -25,7 +25,6 @@ export class ColumnRun {
     this.reset("waiting");
     const began = performance.now();
     let firstAt: number | null = null;
-    let numChunks = 0;
     try {
       const stream = streamCompletion(requestPath(settings), requestBody(model, settings), tenantHeaders(settings.tenant), aborter.signal, (head) => {
         this.version.value = head.adapterVersion;
@@ -36,10 +35,7 @@ export class ColumnRun {
         const choice = chunk.choices[0];
         const piece = choice?.text ?? choice?.delta?.content ?? "";
         const now = performance.now();
-        if (piece) {
-          numChunks += 1;
-          firstAt ??= now;
-        }
+        if (piece) firstAt ??= now;
         batch(() => {
           if (piece) {
             this.state.value = "streaming";
@@ -47,7 +43,7 @@ export class ColumnRun {
             this.ttftMs.value = (firstAt ?? now) - began;
           }
           if (choice?.finish_reason) this.finishReason.value = choice.finish_reason;
-          if (chunk.usage) this.take(chunk.usage, firstAt, now, numChunks);
+          this.take(chunk);
         });
       }
       if (!aborter.signal.aborted) this.state.value = "done";
@@ -71,21 +67,16 @@ export class ColumnRun {
     this.reset("idle");
   }
 
-  private take(
-    usage: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } },
-    firstAt: number | null,
-    now: number,
-    numChunks: number,
-  ): void {
-    this.usage.value = {
-      prompt: usage.prompt_tokens,
-      cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
-      output: usage.completion_tokens,
-    };
-    // Of the tokens after the first: the time before that is TTFT's.
-    if (firstAt !== null && numChunks > 1 && usage.completion_tokens > 1 && now > firstAt) {
-      this.tokensPerS.value = (usage.completion_tokens - 1) / ((now - firstAt) / 1000);
+  private take({ usage, metrics }: StreamChunk): void {
+    if (usage) {
+      this.usage.value = {
+        prompt: usage.prompt_tokens,
+        cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+        output: usage.completion_tokens,
+      };
     }
+    // As the server counts it: tokens that came while this page did something else arrive together.
+    if (metrics) this.tokensPerS.value = metrics.tokens_per_second;
   }
 
   private reset(state: RunState): void {

@@ -34,6 +34,7 @@ export function requestBody(model: string, settings: PlaygroundSettings): Record
     ...responseFormat(settings),
     stream: true,
     stream_options: { include_usage: true },
+    include_metrics: true,
   };
 }
 
