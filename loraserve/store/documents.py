@@ -172,10 +172,14 @@ class DocumentStore:
         if names:
             sync_folder(Path(folder))
 
+    def empty_trash(self) -> None:
+        """Finishes removals in which a process was killed."""
+        empty_trash(self._trash)
+
     def prune(self, now: float | None = None) -> int:
         """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many."""
         now = time.time() if now is None else now
-        empty_trash(self._trash)
+        self.empty_trash()
         num_removed = 0
         for kind in DocumentKind:
             for entry in self._document_folders(kind):
@@ -218,7 +222,7 @@ class DocumentStore:
         try:
             return self._read(kind, folder, newest)
         except UnreadFileError:
-            if os.path.exists(folder):
+            if _is_there(folder):
                 raise
             return None  # Removed meanwhile.
 
@@ -252,6 +256,15 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
+
+
+def _is_there(folder: str) -> bool:
+    """NOTE: True where that cannot be told. Whoever takes what cannot be read for missing removes its contents."""
+    try:
+        os.stat(folder)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return True
 
 
 def _has_files(folder: str) -> bool:

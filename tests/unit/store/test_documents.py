@@ -419,6 +419,23 @@ def test_what_is_removed_while_others_look_is_nothing_to_them(
     assert damages == []
 
 
+def test_what_cannot_be_looked_at_is_not_taken_for_removed(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch, damages: Damages
+) -> None:
+    store.commit(adapter_document("sql", 1))
+
+    def stuck(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", stuck)
+        patched.setattr(os, "stat", stuck)
+        with pytest.raises(UnreadFileError):
+            store.get(ADAPTER, "acme/sql")
+        assert [*store.scan(ADAPTER)] == []
+    assert len(damages) == 1
+
+
 def test_older_revisions_can_be_forgotten(store: DocumentStore) -> None:
     commit_revisions(store, "sql", 4)
     store.forget_older(ADAPTER, "acme/sql")
