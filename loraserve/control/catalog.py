@@ -186,6 +186,13 @@ class Catalog(DocumentIndex):
             self._note_keys()
         await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
 
+    async def forget_erased(self) -> None:
+        """Redis has no document of an erased tenant afterwards, whoever put it there. Raises `LiveUnavailableError`."""
+        for kind in (DocumentKind.KEY, DocumentKind.ADAPTER):
+            for document_id in await self._live.documents.ids(kind):
+                if self.get(kind, document_id) is None:
+                    await self._forget_erased(kind, document_id)
+
     async def _forget_erased(self, kind: DocumentKind, document_id: str) -> bool:
         """Whether a document that the disk does not have is an erased tenant's, as an older Redis may still hold it:
         it is removed there then. Tenants must be level."""

@@ -28,6 +28,7 @@ from loraserve.control.observer import Observer, build_observer
 from loraserve.control.other_servers import OtherServers
 from loraserve.control.pins import Pins
 from loraserve.control.reachability import sweep_contents
+from loraserve.control.remains import Remains
 from loraserve.control.residency import Residency
 from loraserve.control.resolve import Resolver
 from loraserve.control.revocation import Revocation
@@ -184,9 +185,8 @@ def build_control(
             catalog,
             declared.declarations,
             declared.live,
-            upload_store,
-            settings.data_dir,
-            lambda: sweep_contents(settings.data_dir, packed_dir),
+            Remains(settings.data_dir, upload_store),
+            lambda now: sweep_contents(settings.data_dir, packed_dir, now),
         ),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live),

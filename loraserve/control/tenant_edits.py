@@ -67,7 +67,8 @@ def mark_erasing(doc: TenantDoc, *, now: float) -> TenantDoc:
 
 
 def mark_erased(doc: TenantDoc, *, now: float) -> TenantDoc:
-    return doc if doc.erased_at is not None else replace(doc, erased_at=now)
+    """Only of one that is being erased."""
+    return replace(doc, erased_at=now) if doc.is_erasing and doc.erased_at is None else doc
 
 
 def was_there_since(doc: TenantDoc, since: float) -> bool:

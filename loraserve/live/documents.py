@@ -1,6 +1,6 @@
 """The newest revision of every document, mirrored for all processes."""
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 import msgspec
 
@@ -49,10 +49,18 @@ class LiveDocuments:
             raise LiveUnavailableError(f"Redis answered about {reply_id!r} instead of {document.id!r}")
         return rev
 
+    async def revision(self, kind: DocumentKind, document_id: str) -> int:
+        """0 = Redis does not have it."""
+        return int(await self._connection.call("HGET", self._names.document(kind, document_id), "rev") or 0)
+
+    async def ids(self, kind: DocumentKind) -> list[str]:
+        """Of every document of a kind, deleted ones included."""
+        return [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]
+
     async def revisions(self, kind: DocumentKind) -> dict[str, int]:
         """Of every document of a kind, deleted ones included."""
         found: dict[str, int] = {}
-        for ids in await self._id_groups(kind):
+        for ids in _groups(await self.ids(kind)):
             commands = [["HGET", self._names.document(kind, document_id), "rev"] for document_id in ids]
             revisions = await self._connection.call_many(commands)
             found |= {id_: int(rev) for id_, rev in zip(ids, revisions, strict=True) if rev is not None}
@@ -66,16 +74,16 @@ class LiveDocuments:
         except msgspec.DecodeError:
             return None
 
-    async def remove(self, kind: DocumentKind, document_ids: Collection[str]) -> None:
+    async def remove(self, kind: DocumentKind, document_ids: Sequence[str]) -> None:
         """Nothing happens to what is not there. NOTE: only what nobody ever puts again, as a newer one of its id."""
-        for document_id in document_ids:
+        for ids in _groups(document_ids):
             # In this order: what is cut off in between is still listed, and so found again.
-            await self._connection.call("DEL", self._names.document(kind, document_id))
-            await self._connection.call("ZREM", self._names.document_ids(kind), document_id)
+            await self._connection.call("DEL", *(self._names.document(kind, document_id) for document_id in ids))
+            await self._connection.call("ZREM", self._names.document_ids(kind), *ids)
 
-    async def _id_groups(self, kind: DocumentKind) -> list[list[str]]:
-        ids = [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]
-        return [ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE)]
+
+def _groups(ids: Sequence[str]) -> list[Sequence[str]]:
+    return [ids[at : at + AT_ONCE] for at in range(0, len(ids), AT_ONCE)]
 
 
 def _audit_entry(document: AnyDocument) -> AuditEntry:

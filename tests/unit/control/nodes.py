@@ -35,6 +35,7 @@ from loraserve.control.pins import Pins
 from loraserve.control.principal import Principal, server_principal
 from loraserve.control.quota import Quota
 from loraserve.control.reachability import sweep_contents
+from loraserve.control.remains import Remains
 from loraserve.control.residency import Residency
 from loraserve.control.resolve import Resolver
 from loraserve.control.revocation import Revocation
@@ -241,7 +242,6 @@ async def build_node(
     draining = Draining(running, residency, others)
     pins = Pins(catalog, residency, engine, base, clock=clock)
     revocation = Revocation(catalog, authenticator, running, clock=clock)
-    uploads = UploadStore(data_dir)
     return Node(
         documents=documents,
         blobs=blobs,
@@ -256,9 +256,8 @@ async def build_node(
             catalog,
             declarations,
             live,
-            uploads,
-            data_dir,
-            lambda: sweep_contents(data_dir, packed_dir, clock.now),
+            Remains(data_dir, UploadStore(data_dir)),
+            lambda now: sweep_contents(data_dir, packed_dir, now),
             clock=clock,
         ),
         keys=KeyService(catalog, declarations, clock=clock),

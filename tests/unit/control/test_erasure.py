@@ -4,6 +4,7 @@ import pytest
 
 from loraserve.control.adapter_edits import RESTORABLE_S
 from loraserve.control.erasure import HEARD_AFTER_S
+from loraserve.control.remains import Remains
 from loraserve.control.tenant_edits import TenantState
 from loraserve.control.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -106,7 +107,7 @@ def test_a_day_later_nothing_of_it_is_left_but_its_id(valkey: Valkey, tmp_path: 
     run(scenario)
 
 
-@pytest.mark.parametrize("dies_in", ["_remove", "_remove_uploads", "_sweep_contents"])
+@pytest.mark.parametrize("dies_in", ["remove", "remove_uploads", "forget_history", "sweep_contents"])
 def test_what_a_killed_server_leaves_is_erased_by_the_next_sweep(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
 ) -> None:
@@ -128,7 +129,10 @@ def test_what_a_killed_server_leaves_is_erased_by_the_next_sweep(
                 raise KilledError
 
             with monkeypatch.context() as patched:
-                patched.setattr(node.erasure, dies_in, die)
+                if dies_in == "sweep_contents":
+                    patched.setattr(node.erasure, "_sweep_contents", die)
+                else:
+                    patched.setattr(Remains, dies_in, die)
                 with pytest.raises(KilledError):
                     await node.erasure.sweep()
             now = node.clock.now
@@ -218,7 +222,9 @@ def test_an_older_redis_does_not_keep_what_was_erased(
     run(scenario)
 
 
-def test_nobody_is_erased_while_a_document_cannot_be_read_or_redis_is_gone(valkey: Valkey, tmp_path: Path) -> None:
+def test_nobody_is_said_to_be_erased_while_a_document_cannot_be_read_or_redis_is_gone(
+    valkey: Valkey, tmp_path: Path
+) -> None:
     async def scenario() -> None:
         data_dir = tmp_path / "data"
         async with running_node(data_dir, valkey.url, follow=False) as node:
@@ -229,12 +235,15 @@ def test_nobody_is_erased_while_a_document_cannot_be_read_or_redis_is_gone(valke
             node.clock.now += RESTORABLE_S
             await node.erasure.sweep()
             node.clock.now += HEARD_AFTER_S
-            damaged = next((data_dir / "docs" / "adapter").glob("*/*/*.json"))
+            damaged = next(
+                path for path in (data_dir / "docs" / "adapter").glob("*/*/*.json") if b"copy" in path.read_bytes()
+            )
             whole = damaged.read_bytes()
             damaged.write_bytes(b"{")
             with pytest.raises(DamagedFileError):
                 await node.erasure.sweep()
             assert await state_of(node) is TenantState.DELETED
+            assert node.blobs.folder(digests[0]) is not None
             damaged.write_bytes(whole)
             orphan = node.put_blob("orphan")
             age(node, orphan, 0)
@@ -243,7 +252,7 @@ def test_nobody_is_erased_while_a_document_cannot_be_read_or_redis_is_gone(valke
             assert await state_of(node) is TenantState.DELETED
             # What has nothing to do with Redis is swept all the same.
             assert node.blobs.folder(orphan) is None
-            assert len([*DocumentStore(data_dir).scan(DocumentKind.ADAPTER)]) == 2
+            assert [found.id for found in DocumentStore(data_dir).scan(DocumentKind.ADAPTER)] == ["globex/copy"]
 
     run(scenario)
 
