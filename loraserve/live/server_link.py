@@ -91,6 +91,8 @@ class ServerLink:
                         raise NotPrimaryError(f"the server does not decide: {error}") from error
                     failure = failure or error
                     replies.append(None)
+                except ValueError as error:  # redis-py takes errors apart, such as MOVED without an address
+                    raise RedisError(f"its answer cannot be read: {error}") from error
             is_complete = True
         finally:
             if not is_complete:

@@ -343,6 +343,8 @@ def test_a_script_meant_for_what_a_server_held_before_it_was_a_replica_is_not_se
     [
         "CLUSTERDOWN The cluster is down",
         "MOVED 3999 127.0.0.1:6381",
+        "MOVED 3999",
+        "ASK somewhere else",
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
         "LOADING Redis is loading the dataset in memory",
     ],
