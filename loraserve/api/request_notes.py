@@ -5,6 +5,7 @@ Nothing is noted, and nothing looked at, unless somebody wants to.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from loraserve.api.inference_call import InferenceCall
 
 STATE_KEY = "loraserve_request_notes"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -69,7 +72,13 @@ class NotedApp:
         finally:
             if _is_inference(scope):
                 notes.ended_s = time.monotonic()
-                self._on_end(scope, notes)
+                self._tell(scope, notes)
+
+    def _tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
+        try:
+            self._on_end(scope, notes)
+        except Exception:  # the request itself was answered, or has an error of its own to end with
+            logger.exception("a request could not be told of")
 
 
 def notes_of(scope: Scope) -> RequestNotes | None:
