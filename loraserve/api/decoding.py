@@ -15,8 +15,10 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>[^`]*)`")
-MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
+MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>.*)`")
+MAX_QUOTED = 64
+"""Characters of a name or value that an error repeats: a body may be one name of megabytes."""
 PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
@@ -50,13 +52,14 @@ async def decode_body(
 def _refused(reason: str) -> ServingError:
     at = PATH.search(reason)
     path = at["path"] if at else ""
-    if found := UNKNOWN_FIELD.match(reason):
+    expectation = reason[: at.start()] if at else reason
+    if found := UNKNOWN_FIELD.fullmatch(expectation):
         param = _joined(path, found["field"])
         return ServingError(ErrorCode.UNKNOWN_PARAMETER, f"Unknown parameter: '{param}'.", param=param)
-    if found := MISSING_FIELD.match(reason):
+    if found := MISSING_FIELD.fullmatch(expectation):
         param = _joined(path, found["field"])
         return ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{param}'.", param=param)
-    expectation = PATH.sub("", reason)
+    expectation = _beginning(expectation, 2 * MAX_QUOTED)
     if expectation.startswith(("Invalid enum value", "Invalid value")):
         return ServingError(
             ErrorCode.INVALID_VALUE, f"'{path}': {expectation[0].lower()}{expectation[1:]}.", param=path
@@ -66,4 +69,8 @@ def _refused(reason: str) -> ServingError:
 
 
 def _joined(path: str, field: str) -> str:
-    return f"{path}.{field}" if path else field
+    return _beginning(f"{path}.{field}" if path else field, MAX_QUOTED)
+
+
+def _beginning(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -548,6 +548,23 @@ class TestRefusals:
             assert error["param"] == param
 
     @pytest.mark.parametrize(
+        ("extra", "quoted"),
+        [
+            ({"s" * 100_000: 1}, "s" * 64),
+            ({"`" * 100_000: 1}, "`" * 64),
+            ({"stream_options": {"s" * 100_000: 1}}, "stream_options." + "s" * 49),
+            ({"response_format": {"type": "s" * 100_000}}, "s" * 32),
+        ],
+    )
+    def test_a_refusal_repeats_only_the_beginning_of_what_was_sent(
+        self, http: httpx.Client, extra: dict[str, Any], quoted: str
+    ) -> None:
+        response = http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True, **extra})
+        assert response.status_code == 400
+        assert quoted in error_of(response)["message"]
+        assert len(response.content) < 1000
+
+    @pytest.mark.parametrize(
         ("extra", "code", "param"),
         [
             ({"n": "3"}, "invalid_type", "n"),
