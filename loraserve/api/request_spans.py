@@ -35,6 +35,8 @@ OPERATIONS = {
     Route.RESPONSES: "chat",
 }
 PARENT_HEADERS = (b"traceparent", b"tracestate")
+MAX_TRACESTATE_CHARS = 512
+"""Of all its headers, joined: as many as W3C's Trace Context asks to pass on. A longer one is left out."""
 
 Attributes = dict[str, str | int | float | list[str]]
 
@@ -75,6 +77,8 @@ class RequestSpans:
         for name, value in scope["headers"]:
             if name in PARENT_HEADERS:
                 headers.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        if len(",".join(headers.get("tracestate", []))) > MAX_TRACESTATE_CHARS:
+            del headers["tracestate"]
         return self._propagator.extract(headers, Context())
 
     def _tell_phases(self, span: Span, call: InferenceCall | None, offset_ns: int) -> None:
