@@ -1,6 +1,6 @@
 """A conversation's way to the engine: what it asks of the server, and its prompt."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.inference_call import Demand
@@ -14,14 +14,6 @@ from loraserve.serving.conversation import Conversation
 from loraserve.serving.generation import Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class FieldNames:
-    """What an API calls the fields that errors name."""
-
-    messages: str
-    max_tokens: str
-
-
 def conversation_demand(
     context: AppContext, checked: CheckedSampling, conversation: Conversation, route: Route, stream: bool | None
 ) -> Demand:
@@ -31,16 +23,23 @@ def conversation_demand(
 
 
 async def conversation_prompt(
-    context: AppContext, asked: SamplingFields, checked: CheckedSampling, conversation: Conversation, names: FieldNames
+    context: AppContext,
+    asked: SamplingFields,
+    checked: CheckedSampling,
+    conversation: Conversation,
+    max_tokens_param: str,
 ) -> Prompt:
-    """Raises `ServingError` where it does not fit the model."""
+    """Raises `ServingError` where it does not fit the model.
+
+    max_tokens_param: what the API calls the answer's limit.
+    """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
         conversation, add_special_tokens=bool(asked.add_special_tokens)
     )
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
-    check_not_empty(names.messages, token_ids)
-    check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len, names.max_tokens)
+    check_not_empty(conversation.param, token_ids)
+    check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
     return Prompt(token_ids, prompt_sampling(checked, max_tokens))
 

@@ -34,7 +34,7 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
     for index, item in enumerate(items):
         _add_item(messages, f"input[{index}]", item, limits)
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
-    return Conversation(messages, tools=tools, template_kwargs=kwargs)
+    return Conversation(messages, tools=tools, template_kwargs=kwargs, param="input")
 
 
 def _add_item(messages: list[ChatMessage], param: str, item: InputItem, limits: Limits) -> None:

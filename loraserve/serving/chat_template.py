@@ -52,9 +52,9 @@ class ChatTemplate:
         try:
             text = self._template.render(self._variables(conversation))
         except jinja2.TemplateError as error:
-            raise invalid_value("messages", f"does not fit the model's chat template: {error}") from error
+            raise invalid_value(conversation.param, f"does not fit the model's chat template: {error}") from error
         except Exception as error:
-            raise invalid_value("messages", "does not fit the model's chat template.") from error
+            raise invalid_value(conversation.param, "does not fit the model's chat template.") from error
         return _cut_at_tag(text) if conversation.continue_final_message else text
 
     def _check(self, conversation: Conversation) -> None:
@@ -65,7 +65,8 @@ class ChatTemplate:
         if conversation.tools and not self._uses_tools:
             raise invalid_value("tools", f"cannot be used: the model's chat template shows no tools. {REMEDY}")
         if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
-            raise invalid_value("messages", f"have tool calls, which the model's chat template does not show. {REMEDY}")
+            message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
+            raise invalid_value(conversation.param, message)
 
     def _variables(self, conversation: Conversation) -> JsonObject:
         chat = [message.for_template(self._developer_role) for message in conversation.messages]
@@ -81,9 +82,9 @@ class ChatTemplate:
         }
 
 
-def no_chat_template() -> ServingError:
+def no_chat_template(param: str) -> ServingError:
     message = "The model has no chat template. Use /v1/completions, or start the server with --chat-template."
-    return ServingError(ErrorCode.INVALID_VALUE, message, param="messages")
+    return ServingError(ErrorCode.INVALID_VALUE, message, param=param)
 
 
 def _cut_at_tag(text: str) -> str:

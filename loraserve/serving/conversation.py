@@ -65,6 +65,8 @@ class Conversation:
     """As in OpenAI's API."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More variables of the template."""
+    param: str = "messages"
+    """What the request calls the messages, for errors."""
 
     @property
     def num_chars(self) -> int:

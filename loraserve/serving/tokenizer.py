@@ -38,7 +38,7 @@ class TextTokenizer:
         """Raises `ServingError` where the template refuses the conversation."""
         template = self._template
         if template is None:
-            raise no_chat_template()
+            raise no_chat_template(conversation.param)
 
         def render_and_encode() -> list[int]:
             return self._encode(template.render(conversation), add_special_tokens)

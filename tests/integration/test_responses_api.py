@@ -219,6 +219,7 @@ class TestPrompts:
             ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type"),
             ({"tools": [{"type": "function", "nmae": "add"}]}, "tools[0].nmae"),
             ({"metadata": {"a": 1}}, "metadata[...]"),
+            ({"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": '{"a":1e999}'}]}, "input"),
             ({"messages": []}, "messages"),
             ({"n": 2}, "n"),
             ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

@@ -7,7 +7,7 @@ from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
-from loraserve.api.chat_prompts import FieldNames, conversation_demand, conversation_prompt, with_calls_shown
+from loraserve.api.chat_prompts import conversation_demand, conversation_prompt, with_calls_shown
 from loraserve.api.chat_writer import ChatOptions, ChatWriter
 from loraserve.api.conversations import conversation_of
 from loraserve.api.decoding import decode_body
@@ -27,7 +27,6 @@ from loraserve.serving.errors import invalid_value
 DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)
 OPERATION = json_body(ChatCompletionRequest)
 RESPONSES = answered_with(ChatCompletionResponse)
-NAMES = FieldNames("messages", "max_tokens")
 
 
 @post(
@@ -73,7 +72,7 @@ async def _chat(
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, checked, conversation, NAMES)
+        prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens")
         generation = await call.start([prompt], checked.text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(

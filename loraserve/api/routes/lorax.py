@@ -144,7 +144,7 @@ async def _prompt(
     tokenizer, max_model_len = context.runtime.tokenizer, context.runtime.engine.model.max_model_len
     if parameters.apply_chat_template:
         token_ids = await tokenizer.encode_chat(
-            Conversation([ChatMessage("user", asked.inputs)]), add_special_tokens=False
+            Conversation([ChatMessage("user", asked.inputs)], param="inputs"), add_special_tokens=False
         )
     else:
         token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)

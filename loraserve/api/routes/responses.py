@@ -9,7 +9,7 @@ from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.auth import principal_of
-from loraserve.api.chat_prompts import FieldNames, conversation_demand, conversation_prompt
+from loraserve.api.chat_prompts import conversation_demand, conversation_prompt
 from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.needs import INFERENCE
@@ -30,7 +30,6 @@ from loraserve.serving.errors import ErrorCode, ServingError
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
 OPERATION = json_body(ResponsesRequest)
 RESPONSES = answered_with(ResponseObject)
-NAMES = FieldNames("input", "max_output_tokens")
 
 
 @post(
@@ -88,7 +87,7 @@ async def _respond(
     sampling, conversation = checked.sampling, checked.conversation
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, sampling, conversation, NAMES)
+        prompt = await conversation_prompt(context, asked, sampling, conversation, "max_output_tokens")
         generation = await call.start([prompt], sampling.text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(

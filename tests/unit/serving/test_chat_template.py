@@ -172,3 +172,10 @@ def test_arguments_that_python_cannot_hold_are_the_clients_error() -> None:
     call = ToolCall("abcdefghi", "add", '{"a": 1e999}')
     with pytest.raises(ServingError, match="messages"):
         ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(Conversation([ChatMessage("assistant", "", tool_calls=(call,))]))
+
+
+def test_what_a_template_refuses_is_named_as_the_request_has_it() -> None:
+    for template in ("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "no calls"):
+        with pytest.raises(ServingError) as caught:
+            ChatTemplate(template, SPECIAL).render(Conversation(CALLING, param="input"))
+        assert caught.value.param == "input"

@@ -72,5 +72,7 @@ def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
 
 def test_a_model_without_a_template_says_so() -> None:
     ours = TextTokenizer(make_model(TOKENIZER, chat_template=None))
-    with pytest.raises(ServingError, match="no chat template"):
-        asyncio.run(ours.encode_chat(Conversation([ChatMessage("user", "x")]), add_special_tokens=False))
+    chat = Conversation([ChatMessage("user", "x")], param="input")
+    with pytest.raises(ServingError, match="no chat template") as caught:
+        asyncio.run(ours.encode_chat(chat, add_special_tokens=False))
+    assert caught.value.param == "input"
