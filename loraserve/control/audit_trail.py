@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
 from loraserve.control.principal import Action, Principal
@@ -105,7 +106,10 @@ class AuditTrail:
 
     def _shown(self, entry: AuditEntry, rev: int) -> Json | None:
         document = self._documents.revision(DocumentKind(entry.kind), entry.id, rev)
-        return None if document is None else without_secrets(msgspec.to_builtins(document.doc))
+        if document is None:
+            return None
+        # All fields, also those that the file leaves out.
+        return without_secrets(msgspec.to_builtins(asdict(document.doc)))
 
 
 def without_secrets(value: Any) -> Any:

@@ -53,7 +53,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of a tenant, over all versions, deleted ones too while they are on the disk; shared content counts in full."""
 
 
-class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TenantDoc(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """NOTE: fields with their defaults are not written, so that a release that knows no deletion can read all tenants
+    that are not deleted."""
+
     status: Status = Status.ACTIVE
     description: str = ""
     limits: Limits = Limits()
