@@ -26,6 +26,11 @@ class TenantDeletion:
     drained: bool
     """False: some server or engine has not let go yet."""
 
+    @property
+    def state(self) -> TenantState:
+        """By all servers, unlike `TenantDeletionService.state_of`."""
+        return state_of(self.document.doc, goes_on=not self.drained)
+
 
 class TenantDeletionService:
     """Called on the event loop. Every method raises `ServingError`, 403 without an admin key for all tenants (`*`);

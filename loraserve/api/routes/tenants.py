@@ -18,6 +18,7 @@ from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest, TenantItem, TenantList
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.principal import Action
+from loraserve.control.tenant_edits import TenantState
 from loraserve.control.tenants import TenantPatch
 from loraserve.store.records import Document, TenantDoc
 
@@ -113,7 +114,7 @@ async def delete_tenant(
         principal_of(request), request_id_of(request.scope), tenant, expected_rev=expected_rev(request)
     )
     document = deletion.document
-    return changed(document.rev, _item(context, document), 200 if deletion.drained else 202)
+    return changed(document.rev, _item(context, document, deletion.state), 200 if deletion.drained else 202)
 
 
 @post(
@@ -133,12 +134,13 @@ async def restore_tenant(
     return changed(document.rev, _item(context, document))
 
 
-def _item(context: AppContext, document: Document[TenantDoc]) -> TenantItem:
+def _item(context: AppContext, document: Document[TenantDoc], state: TenantState | None = None) -> TenantItem:
+    """state: None = by this server."""
     tenant, holdings = document.doc, context.control.tenants.holdings(document.id)
     return TenantItem(
         id=document.id,
         description=tenant.description,
-        status=context.control.tenant_deletion.state_of(document),
+        status=state or context.control.tenant_deletion.state_of(document),
         limits=tenant.limits,
         weight=tenant.weight,
         num_adapters=holdings.num_adapters,

@@ -158,10 +158,10 @@ def test_what_does_not_end_is_told_and_asked_for_again(
         async with two_telling(tmp_path / "data", valkey.url) as (one, two):
             admitted = await two.admit(ACME)
             first = await one.tenant_deletion.delete(ADMIN, "r", "acme")
-            assert not first.drained
+            assert (first.drained, first.state) == (False, TenantState.DRAINING)
             await two.admission.finish(admitted, DONE)
             again = await one.tenant_deletion.delete(ADMIN, "r", "acme")
-            assert again.drained
+            assert (again.drained, again.state) == (True, TenantState.DELETED)
             # Nothing is deleted a second time, so its 24 hours do not begin again.
             assert again.document == first.document
 
