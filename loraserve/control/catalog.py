@@ -77,7 +77,7 @@ class Catalog(DocumentIndex):
     def tell_later(self, document: AnyDocument) -> None:
         """One that is known here is put into Redis within a second, or as soon as it takes it.
 
-        Other servers find it on disk meanwhile: a key within two seconds, the rest within a minute.
+        Other servers find it on disk meanwhile: a key or tenant within two seconds, an adapter within a minute.
         """
         self._untold[document.kind, document.id] = document
 
@@ -147,13 +147,14 @@ class Catalog(DocumentIndex):
             await self._put_untold()
 
     async def _notice_commits(self) -> None:
-        """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`."""
+        """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`, and tenants
+        deleted by a server that died before it told anybody."""
         commits_ns = await asyncio.to_thread(self._documents.last_commit_ns)
         if commits_ns == self._commits_seen_ns:
             return
         if commits_ns < time.time_ns() - UNSETTLED_NS:
             self._commits_seen_ns = commits_ns
-        await self._scan([DocumentKind.KEY])
+        await self._scan([DocumentKind.TENANT, DocumentKind.KEY])
 
     async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> None:
         """Know the documents whose folders changed since the last scan; Redis is told of them later."""

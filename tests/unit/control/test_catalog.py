@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from loraserve.control.offline_keys import revoke_key_offline
 from loraserve.live.live_store import LiveStore
@@ -165,6 +166,25 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
             async with asyncio.timeout(20):
                 while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
                     await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_a_tenant_deleted_by_a_server_that_died_before_it_told_is_noticed_as_soon(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            running = await node.admit(await node.authenticator.authenticate(issued.text))
+            tenant = node.catalog.tenant("acme")
+            assert tenant is not None
+            deleted = replace(tenant.doc, deleted_at=node.clock.now)
+            DocumentStore(tmp_path / "data").commit(replace(tenant, rev=tenant.rev + 1, doc=deleted))
+            await eventually(lambda: running.running.ended_with is not None)
+            assert running.running.ended_with is not None
+            assert running.running.ended_with.code is ErrorCode.NOT_FOUND
 
     run(scenario)
 
