@@ -102,9 +102,8 @@ class Erasure:
             return set()
         found = await asyncio.to_thread(self._remains.find, {*erasing})
         await self._remove(found)
+        await self._live.requests.forget(found.tenants)
         unsaid = {tenant for tenant in found.tenants if erasing[tenant].erased_at is None}
-        for tenant in unsaid:
-            await self._live.requests.forget(tenant)
         await asyncio.to_thread(self._remains.forget_history, unsaid)
         return unsaid if found.is_all else set()
 

@@ -1,5 +1,6 @@
 """How requests ended: one absorbing state each, and the latest of each tenant."""
 
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
@@ -67,6 +68,7 @@ class LiveRequests:
         ]
         return [recent for recent in found if recent.request.tenant == tenant]
 
-    async def forget(self, tenant: str) -> None:
-        """Its latest ones, of a tenant that is gone. Raises LiveUnavailableError."""
-        await self._connection.call("DEL", self._names.recent_requests(tenant))
+    async def forget(self, tenants: Collection[str]) -> None:
+        """The latest ones of tenants that are gone. Raises LiveUnavailableError."""
+        if tenants:
+            await self._connection.call("DEL", *map(self._names.recent_requests, tenants))

@@ -169,8 +169,10 @@ def test_what_an_older_server_put_into_redis_alone_is_erased_too(valkey: Valkey,
             await erased(node)
             for document in late:
                 await node.live.documents.put(document)
+            await node.live.connection.call("XADD", "{ls}:r:acme", "*", "v", "{}")
             await node.erasure.sweep()
             assert "invoices" not in await in_redis(node)
+            assert await node.live.connection.call("EXISTS", "{ls}:r:acme") == 0
             assert {*await node.live.documents.revisions(DocumentKind.ADAPTER)} == {"globex/copy"}
 
     run(scenario)

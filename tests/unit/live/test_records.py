@@ -199,9 +199,9 @@ def test_recent_requests_can_be_forgotten(on_any_server: RunCheck) -> None:
         await store.admission.admit(call)
         await store.admission.finish(finish_call(call))
         assert len(await store.requests.recent("acme", 10)) == 1
-        await store.requests.forget("zeta")
+        await store.requests.forget(["zeta"])
         assert len(await store.requests.recent("acme", 10)) == 1
-        await store.requests.forget("acme")
+        await store.requests.forget(["acme"])
         assert await store.requests.recent("acme", 10) == []
 
     on_any_server(check)
