@@ -18,6 +18,8 @@ class DocumentIndex:
     def __init__(self) -> None:
         self._newest: dict[DocumentKind, dict[str, AnyDocument]] = {kind: {} for kind in DocumentKind}
         self._adapters: dict[str, dict[str, Document[AdapterDoc]]] = {}
+        self._keys: dict[str, dict[str, Document[KeyDoc]]] = {}
+        """By tenant, which a key keeps, and id."""
         self._had_keys = False
         self._listeners: list[Listener] = []
 
@@ -64,13 +66,13 @@ class DocumentIndex:
 
     def all_keys(self) -> list[Document[KeyDoc]]:
         """Revoked ones too."""
-        keys = (cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values())
-        return [document for document in keys if not self.is_deleted(document.doc.tenant)]
+        return [
+            document for tenant, keys in self._keys.items() if not self.is_deleted(tenant) for document in keys.values()
+        ]
 
     def held_keys(self, tenant: str) -> list[Document[KeyDoc]]:
         """Revoked ones too, and also of a deleted tenant, as long as it can be restored."""
-        keys = (cast(Document[KeyDoc], document) for document in self._newest[DocumentKind.KEY].values())
-        return [document for document in keys if document.doc.tenant == tenant]
+        return [*self._keys.get(tenant, {}).values()]
 
     @property
     def has_keys(self) -> bool:
@@ -112,6 +114,9 @@ class DocumentIndex:
         if isinstance(document.doc, AdapterDoc):
             adapter = cast(Document[AdapterDoc], document)
             self._adapters.setdefault(adapter.doc.tenant, {})[adapter.doc.name] = adapter
+        elif isinstance(document.doc, KeyDoc):
+            key = cast(Document[KeyDoc], document)
+            self._keys.setdefault(key.doc.tenant, {})[key.id] = key
         elif isinstance(document.doc, TenantDoc):
             if was_deleted != self.is_deleted(document.id):
                 changed += [cast(AnyDocument, adapter) for adapter in self.held_adapters(document.id)]
@@ -123,8 +128,8 @@ class DocumentIndex:
     def _drop(self, tenant: str) -> None:
         for name in self._adapters.pop(tenant, {}):
             del self._newest[DocumentKind.ADAPTER][adapter_id(tenant, name)]
-        for key in self.held_keys(tenant):
-            del self._newest[DocumentKind.KEY][key.id]
+        for key_id in self._keys.pop(tenant, {}):
+            del self._newest[DocumentKind.KEY][key_id]
 
     def _tell(self, documents: Iterable[AnyDocument]) -> None:
         for document in documents:
