@@ -26,7 +26,7 @@ from loraserve.control.unavailable import RETRY_AFTER_S
 from loraserve.control.upload_commits import COMMIT_AGAIN, Certify, Publisher, Smoke, UploadCommits
 from loraserve.control.upload_errors import store_errors
 from loraserve.control.upload_judge import UploadJudge
-from loraserve.control.upload_source import open_source
+from loraserve.control.upload_source import UploadSource, open_source
 from loraserve.control.upload_states import aborted, rejection_of, to_state
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import BlobStore
@@ -263,11 +263,7 @@ class UploadService:
         with open_source(path, roots=roots, follow_symlinks=follow_symlinks, limits=self._limits) as source:
             session = await self.open(principal, name, source.files, activate=activate, form=form)
             try:
-                # Judged by the commit alone: it is here at once, and each look at it is a process.
-                for file in source.files:
-                    offset = 0
-                    async for block in source.read(file.name):
-                        offset = await self._append(session.id, file.name, offset, block)
+                await self._copy(source, session.id)
                 session = await self.commit(principal, request_id, session.id)
                 while session.state.is_in_commit:
                     session = await self.get(principal, session.id, wait_s=60.0)
@@ -315,6 +311,18 @@ class UploadService:
     async def _append(self, upload_id: str, file: str, offset: int, piece: bytes) -> int:
         with store_errors():
             return await asyncio.to_thread(self._store.append, upload_id, file, offset, piece)
+
+    async def _copy(self, source: UploadSource, upload_id: str) -> None:
+        """Raises `AdapterRejectedError` before gigabytes are copied in vain.
+
+        What is here in one block is judged by the commit alone: each look at it is a process.
+        """
+        for file in source.files:
+            offset = 0
+            async for block in source.read(file.name):
+                offset = await self._append(upload_id, file.name, offset, block)
+                if offset < file.size_bytes:
+                    await self._judge_what_is_here(upload_id)
 
     async def _judge_what_is_here(self, upload_id: str) -> None:
         """A content that is refused ends its session."""

@@ -21,7 +21,7 @@ from loraserve.control.uploads import MAX_OPEN_UPLOADS
 from loraserve.control.versions import Published
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.errors import IncompleteBlobError
-from loraserve.store.upload_session import UploadFile, UploadSession, UploadState
+from loraserve.store.upload_session import CHUNK_BYTES, UploadFile, UploadSession, UploadState
 from tests.support.uploads import ALICE, BOB, MemoryPublisher, UploadBench, announced, body
 from tests.unit.adapters.folders import config_of, lora_tensors, safetensors_bytes, tiny_layout
 from tests.zoo.artifacts import CONFIG, WEIGHTS, files
@@ -297,6 +297,25 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
         assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
 
     asyncio.run(run())
+
+
+def test_of_a_large_folder_that_is_refused_no_more_is_copied_than_tells(bench: UploadBench, tmp_path: Path) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / CONFIG).write_bytes(files()[CONFIG])
+    with open(folder / WEIGHTS, "wb") as weights:
+        weights.write((1 << 40).to_bytes(8, "little"))  # the length of its header
+        weights.truncate(3 * CHUNK_BYTES)
+
+    async def run() -> None:
+        with pytest.raises(AdapterRejectedError) as raised:
+            await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
+        (session,) = await bench.service.list(ALICE)
+        assert (session.state, report_of(session)) == (UploadState.REJECTED, raised.value.report)
+        assert [file.received_bytes for file in session.files if file.name == WEIGHTS] == [CHUNK_BYTES]
+
+    asyncio.run(run())
+    assert not any("uploads" in path for path in bench.remains())
 
 
 def test_a_full_disk_and_a_bug_fail_the_upload_which_can_be_committed_again(bench: UploadBench) -> None:
