@@ -1,7 +1,8 @@
 """From the items of a response's `input` to what a chat template is given."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from msgspec import Raw
 
@@ -10,7 +11,7 @@ from loraserve.api.ranges import check_at_most
 from loraserve.api.response_kinds import CALL, CALL_OUTPUT, MESSAGE, TEXT_PARTS, check_item_type
 from loraserve.api.schemas.responses import InputItem, InputPart, ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
 
@@ -31,26 +32,34 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
         raise invalid_value("input", "is empty.")
     check_at_most("input", len(items), limits.max_messages, "items")
     messages = [ChatMessage("system", asked.instructions)] if asked.instructions else []
-    for index, item in enumerate(items):
-        _add_item(messages, f"input[{index}]", item, limits)
+    for are_calls, numbered in groupby(enumerate(items), key=lambda numbered: numbered[1].type == CALL):
+        if are_calls:
+            _add_calls(messages, numbered, limits)
+        else:
+            messages += [_message(f"input[{index}]", item) for index, item in numbered]
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
     return Conversation(messages, tools=tools, template_kwargs=kwargs, param="input")
 
 
-def _add_item(messages: list[ChatMessage], param: str, item: InputItem, limits: Limits) -> None:
+def _message(param: str, item: InputItem) -> ChatMessage:
     _check_fields(param, item)
-    if item.type == MESSAGE:
-        if item.role not in ROLES:
-            raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
-        messages.append(ChatMessage(item.role, _text(f"{param}.content", item.content)))
-    elif item.type == CALL:
-        call = checked_call(param, item.call_id or "", item.name or "", item.arguments or "", limits)
-        # Templates show what the assistant said and called in one turn as one message.
-        last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
-        messages.append(replace(last, tool_calls=(*last.tool_calls, call)))
-    else:
-        result = _text(f"{param}.output", item.output)
-        messages.append(ChatMessage("tool", result, item.name, tool_call_id=item.call_id))
+    if item.type == CALL_OUTPUT:
+        return ChatMessage("tool", _text(f"{param}.output", item.output), item.name, tool_call_id=item.call_id)
+    if item.role not in ROLES:
+        raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
+    return ChatMessage(item.role, _text(f"{param}.content", item.content))
+
+
+def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputItem]], limits: Limits) -> None:
+    """Templates show what the assistant said and called in one turn as one message."""
+    calls = tuple(_call(f"input[{index}]", item, limits) for index, item in numbered)
+    last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
+    messages.append(replace(last, tool_calls=calls))
+
+
+def _call(param: str, item: InputItem, limits: Limits) -> ToolCall:
+    _check_fields(param, item)
+    return checked_call(param, item.call_id or "", item.name or "", item.arguments or "", limits)
 
 
 def _check_fields(param: str, item: InputItem) -> None:
