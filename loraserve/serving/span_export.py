@@ -7,6 +7,7 @@ OpenTelemetry's SDK reads its environment variables here: samplers, batches, hea
 import asyncio
 import contextlib
 import logging
+import re
 import threading
 from collections.abc import Sequence
 
@@ -16,6 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
+SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)[^\s'\")]+")
+"""Of the URLs that reasons quote: who asks, with a password, and the query, where collectors take keys."""
 FLUSH_S = 2.0
 """For what has not been sent at the end; a collector that does not answer gets no more."""
 OUR_NAME = "loraserve"
@@ -101,7 +104,7 @@ class _Reason(logging.Filter):
     """The first of it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        self.text = self.text or record.getMessage()
+        self.text = self.text or SECRET_PARTS.sub("***", record.getMessage())
         return False
 
 

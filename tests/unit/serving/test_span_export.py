@@ -1,0 +1,40 @@
+"""What is logged of a collector that cannot be reached."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from loraserve.serving.span_export import EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, SpanExport
+from tests.support.server_process import wait_until
+
+
+@pytest.fixture(autouse=True)
+def loggers() -> Iterator[None]:
+    """As they were, at the end."""
+    kept = [logging.getLogger(name) for name in (EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER)]
+    before = [(logger, logger.level, list(logger.filters)) for logger in kept]
+    yield
+    for logger, level, filters in before:
+        logger.setLevel(level)
+        logger.filters[:] = filters
+
+
+def test_no_secret_of_the_endpoint_is_in_the_reason(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    with socket.socket() as refusing:
+        refusing.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{refusing.getsockname()[1]}"
+        export = SpanExport(f"http://me:secret@{address}/v1/traces?key=a%20secret&b=secret", "http://collector", "1")
+        export.tracer.start_span("request").end()
+        wait_until(lambda: "do not reach" in caplog.text, "it says why")
+        asyncio.run(export.close())
+    (line,) = [record.getMessage() for record in caplog.records if "do not reach" in record.getMessage()]
+    assert line.startswith("traces do not reach http://collector: ")
+    assert "/v1/traces?***" in line
+    assert "secret" not in caplog.text
