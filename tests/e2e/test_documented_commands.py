@@ -20,6 +20,8 @@ from tests.support.server_process import WAIT_S, ServerProcess, command, environ
 ROOT = Path(__file__).parents[2]
 NOT_HERE = ("loraserve serve", "loraserve doctor", "loraserve ui login", "docker", "kubectl", "pip", "make", "export")
 """Servers and what needs another machine, a terminal, a network or a port of its own."""
+VARIABLES = re.compile(r"(?:[A-Z_]+=\S+ )*")
+"""Before a command, for it alone."""
 ADAPTERS = {
     "sql-adapter": "uppercase",
     "better-adapter": "reverse",
@@ -51,7 +53,7 @@ class Reader:
 
     def follow(self, document: Path) -> int:
         """The number of commands."""
-        commands = [text for text in console_commands(document) if not text.startswith(NOT_HERE)]
+        commands = [text for text in console_commands(document) if not VARIABLES.sub("", text, 1).startswith(NOT_HERE)]
         for text in commands:
             self._type(text)
         return len(commands)

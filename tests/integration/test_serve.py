@@ -142,9 +142,19 @@ def test_announces_where_it_is_and_stops_on_sigterm(tmp_path: Path) -> None:
     assert not (tmp_path / "data").stat().st_mode & 0o077
 
 
+@contextmanager
+def hangup(action: signal.Handlers) -> Iterator[None]:
+    """For the servers that are started in it, whatever these tests were started by: `nohup` ignores it."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_what_a_terminal_sends_to_the_whole_group_drains_too(tmp_path: Path, number: signal.Signals) -> None:
-    with running_server(tmp_path) as server, streaming(server, 200) as events:
+    with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 200) as events:
         server.engine().send_signal(number)
         server.stop(number)
         assert finish_reason(events) == "length"
@@ -152,7 +162,7 @@ def test_what_a_terminal_sends_to_the_whole_group_drains_too(tmp_path: Path, num
 
 
 def test_a_closed_terminal_that_is_told_twice_drains(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server, streaming(server, 1000) as events:
+    with hangup(signal.SIG_DFL), running_server(tmp_path) as server, streaming(server, 1000) as events:
         server.stop(signal.SIGHUP)
         while httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code != 503:
             pass
@@ -162,14 +172,10 @@ def test_a_closed_terminal_that_is_told_twice_drains(tmp_path: Path) -> None:
 
 
 def test_under_nohup_the_end_of_the_terminal_changes_nothing(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited
-    try:
-        with running_server(tmp_path) as server, streaming(server, 200) as events:
-            server.stop(signal.SIGHUP)
-            assert finish_reason(events) == "length"
-            assert httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code == 200
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with hangup(signal.SIG_IGN), running_server(tmp_path) as server, streaming(server, 200) as events:
+        server.stop(signal.SIGHUP)
+        assert finish_reason(events) == "length"
+        assert httpx.post(f"{server.url}/v1/completions", json=completion(1)).status_code == 200
 
 
 def test_drain_finishes_what_runs_and_refuses_what_is_new(tmp_path: Path) -> None:
