@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Tracer
 
-SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)[^\s'\")]+")
-"""Of the URLs that reasons quote: who asks, with a password, and the query, where collectors take keys."""
+SECRET_PARTS = re.compile(r"(?<=//)[^/@\s]+(?=@)|(?<=\?)[^\s'\")]+|(?<=header value: ).+")
+"""Of what reasons quote: a URL's user and password, its query, where collectors take keys, and a header for them."""
 FLUSH_S = 2.0
 """For what has not been sent at the end; a collector that does not answer gets no more."""
 OUR_NAME = "loraserve"
@@ -27,6 +27,8 @@ HEADER_LOGGER = "opentelemetry.trace"
 """Warns of every request whose trace headers it cannot read, with their content."""
 QUEUE_LOGGER = "opentelemetry.sdk._shared_internal"
 """Warns again and again while its queue is full."""
+VARIABLE_LOGGER = "opentelemetry.util.re"
+"""Warns of headers for the collector that are not written as they should be, with what is in them."""
 EXPORTER_LOGGER = OTLPSpanExporter.__module__
 """Warns of every try to send a batch."""
 
@@ -41,6 +43,7 @@ class SpanExport:
         reason = _Reason()
         logging.getLogger(HEADER_LOGGER).setLevel(logging.ERROR)
         logging.getLogger(QUEUE_LOGGER).addFilter(_Once())
+        logging.getLogger(VARIABLE_LOGGER).addFilter(_without_values)
         logging.getLogger(EXPORTER_LOGGER).addFilter(reason)
         self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
         exporter = _TellingExporter(OTLPSpanExporter(endpoint=endpoint), shown_endpoint, reason)
@@ -106,6 +109,11 @@ class _Reason(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         self.text = self.text or SECRET_PARTS.sub("***", record.getMessage())
         return False
+
+
+def _without_values(record: logging.LogRecord) -> bool:
+    record.args = tuple("***" for _ in record.args or ())
+    return True
 
 
 class _Once(logging.Filter):

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from loraserve.serving.span_export import EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, SpanExport
+from loraserve.serving.span_export import EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, VARIABLE_LOGGER, SpanExport
 from tests.support.server_process import wait_until
 
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
     """As they were, at the end."""
-    kept = [logging.getLogger(name) for name in (EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER)]
+    kept = [logging.getLogger(name) for name in (EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, VARIABLE_LOGGER)]
     before = [(logger, logger.level, list(logger.filters)) for logger in kept]
     yield
     for logger, level, filters in before:
@@ -25,7 +25,7 @@ def loggers() -> Iterator[None]:
 def test_no_secret_of_the_endpoint_is_in_the_reason(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # the first retry comes after a second, and says why
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
     with socket.socket() as refusing:
         refusing.bind(("127.0.0.1", 0))
@@ -38,3 +38,16 @@ def test_no_secret_of_the_endpoint_is_in_the_reason(
     assert line.startswith("traces do not reach http://collector: ")
     assert "/v1/traces?***" in line
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("headers", ["authorization: Bearer secret", "x-key=secr\u00e9t,x-key=", "x-key=a%0asecret"])
+def test_no_header_that_cannot_be_sent_is_logged(
+    headers: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    export = SpanExport("http://127.0.0.1:9/v1/traces", "http://collector", "1")
+    export.tracer.start_span("request").end()
+    asyncio.run(export.close())
+    assert "header" in caplog.text.lower()
+    assert "secr" not in caplog.text
