@@ -89,7 +89,8 @@ class _TellingExporter(SpanExporter):
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             if not self._num_lost:
-                logger.warning("traces do not reach %s: %s", self._shown_endpoint, self._reason.text)
+                reason = self._reason.text or "no answer in time"
+                logger.warning("traces do not reach %s: %s", self._shown_endpoint, reason)
             self._num_lost += len(spans)
         elif self._num_lost:
             logger.warning("traces reach %s again; %d spans were lost", self._shown_endpoint, self._num_lost)
