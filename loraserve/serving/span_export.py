@@ -42,9 +42,9 @@ class SpanExport:
         """shown_endpoint: without what is secret in it. Raises what the SDK does where a variable makes no sense."""
         reason = _Reason()
         logging.getLogger(HEADER_LOGGER).setLevel(logging.ERROR)
-        logging.getLogger(QUEUE_LOGGER).addFilter(_Once())
-        logging.getLogger(VARIABLE_LOGGER).addFilter(_without_values)
-        logging.getLogger(EXPORTER_LOGGER).addFilter(reason)
+        self._filters = ((QUEUE_LOGGER, _Once()), (VARIABLE_LOGGER, _without_values), (EXPORTER_LOGGER, reason))
+        for name, log_filter in self._filters:
+            logging.getLogger(name).addFilter(log_filter)
         self._provider = TracerProvider(resource=_resource(version), shutdown_on_exit=False)
         exporter = _TellingExporter(OTLPSpanExporter(endpoint=endpoint), shown_endpoint, reason)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -66,6 +66,9 @@ class SpanExport:
                 await done.wait()
         except TimeoutError:
             logger.warning("the last traces were not sent: the collector took longer than %g s", FLUSH_S)
+            return  # what still tries to send them is not heard either
+        for name, log_filter in self._filters:
+            logging.getLogger(name).removeFilter(log_filter)
 
 
 def _resource(version: str) -> Resource:

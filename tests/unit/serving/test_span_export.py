@@ -13,9 +13,11 @@ from tests.support.server_process import wait_until
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[None]:
-    """As they were, at the end."""
+    """Without what exports of other tests left, and as they were at the end."""
     kept = [logging.getLogger(name) for name in (EXPORTER_LOGGER, HEADER_LOGGER, QUEUE_LOGGER, VARIABLE_LOGGER)]
     before = [(logger, logger.level, list(logger.filters)) for logger in kept]
+    for logger in kept:
+        logger.filters.clear()
     yield
     for logger, level, filters in before:
         logger.setLevel(level)
@@ -38,6 +40,13 @@ def test_no_secret_of_the_endpoint_is_in_the_reason(
     assert line.startswith("traces do not reach http://collector: ")
     assert "/v1/traces?***" in line
     assert "secret" not in caplog.text
+
+
+def test_the_loggers_are_left_as_they_were() -> None:
+    export = SpanExport("http://127.0.0.1:9/v1/traces", "http://collector", "1")
+    assert logging.getLogger(EXPORTER_LOGGER).filters
+    asyncio.run(export.close())
+    assert not [name for name in (EXPORTER_LOGGER, QUEUE_LOGGER, VARIABLE_LOGGER) if logging.getLogger(name).filters]
 
 
 @pytest.mark.parametrize("headers", ["authorization: Bearer secret", "x-key=secr\u00e9t,x-key=", "x-key=a%0asecret"])
