@@ -181,13 +181,7 @@ def build_control(
         aliases=AliasService(declared.access, base),
         tenants=declared.tenants,
         tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
-        erasure=Erasure(
-            catalog,
-            declared.declarations,
-            declared.live,
-            Remains(settings.data_dir, upload_store),
-            lambda now: sweep_contents(settings.data_dir, packed_dir, now),
-        ),
+        erasure=_erasure(declared, upload_store, packed_dir),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live),
         login_attempts=LoginAttempts(),
@@ -210,6 +204,17 @@ def build_control(
         certifier=certifier,
         observer=observer,
         declared=declared,
+    )
+
+
+def _erasure(declared: Declared, uploads: UploadStore, packed_dir: Path) -> Erasure:
+    data_dir = declared.settings.data_dir
+    return Erasure(
+        declared.catalog,
+        declared.declarations,
+        declared.live,
+        Remains(data_dir, uploads),
+        lambda now: sweep_contents(data_dir, packed_dir, now),
     )
 
 
