@@ -154,9 +154,10 @@ def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
     """With lora false: the engine built without it. What it packs is kept for the next start.
 
     Without certificates: computed once for a version, after it was published, they would meet the first requests.
+    Without drafts: what random weights say repeats itself as no text does.
     """
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
-    command += ["--served-model-name", BASE, "--data-dir", str(OUT / "data"), *flags]
+    command += ["--served-model-name", BASE, "--data-dir", str(OUT / "data"), "--num-speculative-tokens", "0", *flags]
     if not lora:
         return Server([*command, "--no-enable-lora"])
     modules = [f"{path.name}={path}" for path in work.adapters]

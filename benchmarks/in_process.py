@@ -13,8 +13,9 @@ from loraserve.engine.engine import Engine
 from loraserve.engine.malloc import with_huge_pages
 
 
-def start_engine(model: Path, *, enable_lora: bool) -> Engine:
-    """As it is in a server after a moment without requests.
+def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int = 0) -> Engine:
+    """As it is in a server after a moment without requests, but without drafts unless they are asked for: what random
+    weights say repeats itself as no text does.
 
     Begins this process anew unless its large blocks ask for huge pages, which a server's engine has from its start.
     """
@@ -22,7 +23,13 @@ def start_engine(model: Path, *, enable_lora: bool) -> Engine:
     if environment != os.environ:
         os.execve(sys.executable, sys.orig_argv, environment)
     threads = len(os.sched_getaffinity(0))
-    engine = Engine(EngineConfig(model=str(model), num_threads=threads, enable_lora=enable_lora), lambda *_: None)
+    config = EngineConfig(
+        model=str(model),
+        num_threads=threads,
+        enable_lora=enable_lora,
+        num_speculative_tokens=num_speculative_tokens,
+    )
+    engine = Engine(config, lambda *_: None)
     while engine.use_idle_time():
         pass
     gc.collect()

@@ -51,6 +51,10 @@ class Backend(SamplesOnHost, Protocol):
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...
 
+    def num_free_rows(self, dtype: torch.dtype) -> int:
+        """Rows that a model in the dtype computes in about the time it takes to read its weights; 1 = not known."""
+        ...
+
     def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":
         """The layer fused; None where the backend has only the separate ops. The linears are of this backend."""
         ...

@@ -60,6 +60,14 @@ class CpuBackend:
         """See `Backend.packs`."""
         return packed_bytes(torch.empty(1, 1, dtype=dtype), self.library) > 0
 
+    def num_free_rows(self, dtype: torch.dtype) -> int:
+        """See `Backend.num_free_rows`."""
+        # Measured on two cores each, all linears of a layer of 768, bfloat16: with AMX 16 rows take as long as reading;
+        # with AVX-512 1, 8 and 16 rows 404, 410 and 525 µs; with AVX2 1, 4 and 16 rows 357, 359 and 1,082.
+        if self.library.has_amx and dtype == torch.bfloat16:
+            return 16
+        return 8 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 4
+
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer | None:
         """See `Backend.decoder_layer`."""
         linears = (parts.qkv, parts.output, parts.gate_up, parts.down)

@@ -39,6 +39,10 @@ class ReferenceBackend(ReferenceSampling):
         """See `Backend.packs`."""
         return False
 
+    def num_free_rows(self, dtype: torch.dtype) -> int:
+        """See `Backend.num_free_rows`."""
+        return 1
+
     def decoder_layer(self, parts: DecoderLayerParts) -> None:
         """None: the ops of their own are the reference."""
 

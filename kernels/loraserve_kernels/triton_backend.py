@@ -62,6 +62,10 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.packs`."""
         return False
 
+    def num_free_rows(self, dtype: torch.dtype) -> int:
+        """See `Backend.num_free_rows`."""
+        return 1
+
     def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer:
         """See `Backend.decoder_layer`."""
         return ComposedDecoderLayer(parts, self)

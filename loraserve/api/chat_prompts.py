@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.inference_call import Demand
+from loraserve.api.predictions import predicted_tokens
 from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.sampling import SamplingFields
@@ -28,10 +29,11 @@ async def conversation_prompt(
     checked: CheckedSampling,
     conversation: Conversation,
     max_tokens_param: str,
+    predicted: str = "",
 ) -> Prompt:
     """Raises `ServingError` where it does not fit the model.
 
-    max_tokens_param: what the API calls the answer's limit.
+    max_tokens_param: what the API calls the answer's limit. predicted: the answer, more or less.
     """
     model = context.runtime.engine.model
     token_ids = await context.runtime.tokenizer.encode_chat(
@@ -41,7 +43,8 @@ async def conversation_prompt(
     check_not_empty(conversation.param, token_ids)
     check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
-    return Prompt(token_ids, prompt_sampling(checked, max_tokens))
+    predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []
+    return Prompt(token_ids, prompt_sampling(checked, max_tokens), predicted_token_ids)
 
 
 def with_calls_shown(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:

@@ -12,7 +12,7 @@ from loraserve.cli.option_types import CollectorUrlType, DeviceType, HumanInt, L
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
-from loraserve.engine.config import EngineConfig
+from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
@@ -251,6 +251,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 )
 @_option(
     "--enforce-eager", panel="Engine", is_flag=True, help="No CUDA graphs: a quicker start, slower steps; GPU only."
+)
+@_option(
+    "--num-speculative-tokens",
+    panel="Engine",
+    type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
+    help="Longest draft of what comes next, from the request's own text, for the model to check; 0 = none. [8; GPU: 0]",
 )
 @_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
 @_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")

@@ -38,6 +38,7 @@ class ServeSettings:
     backend: str
     gpu_memory_utilization: float
     enforce_eager: bool
+    num_speculative_tokens: int | None
     num_threads: int | None
     seed: int
     max_model_len: int | None
@@ -185,6 +186,7 @@ class ServeSettings:
             max_loras=self.max_loras,
             enable_prefix_caching=self.enable_prefix_caching,
             enable_lora=self.enable_lora is not False,
+            num_speculative_tokens=self.num_speculative_tokens,
             num_threads=self.num_threads,
             seed=self.seed,
             kernel_cache_dir=str(self.data_path / "kernels"),

@@ -14,7 +14,7 @@ UNSUPPORTED_FLAGS = {
     "--fully-sharded-loras": "one engine runs on one device",
     "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
     "--hf-overrides": "edit the model's config.json",
-    "--speculative-config": "there is no speculative decoding",
+    "--speculative-config": "--num-speculative-tokens drafts from a request's text, as method ngram; no draft models",
     "--enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
     "--no-enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
     "--scheduling-policy": "requests are scheduled fairly between tenants",

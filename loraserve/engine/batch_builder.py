@@ -1,7 +1,7 @@
 """Turns the scheduler's plan into a `StepBatch`: flat int tensors in buffers that are allocated once."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from loraserve_kernels.step_batch import Segments, StepBatch
@@ -18,7 +18,10 @@ class ScheduledSequence:
     sequence: Sequence
     num_rows: int
     num_sampled_rows: int
-    """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs, 0 in the middle of a prompt."""
+    """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs and drafts, 0 in the middle of a
+    prompt."""
+    draft: list[int] = field(default_factory=list)
+    """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
 
 
 @dataclass(slots=True)
@@ -108,6 +111,7 @@ class BatchBuilder:
                 slots.append(sequence.blocks[start // size] * size + start % size)
             else:
                 token_ids += sequence.token_ids[start:end]
+                token_ids += item.draft
                 positions += range(start, end)
                 slots += self._slots(sequence, start, end)
         self._in_table = in_table

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 MAX_RESIDENT_ADAPTERS = 1024
 """In the arena at once, however small they are."""
+MAX_SPECULATIVE_TOKENS = 64
+"""In one draft: more rows cost more than they save, on any CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class EngineConfig:
     """Distinct adapters in one step; None = as many as fit."""
     enable_prefix_caching: bool = True
     enable_lora: bool = True
+    num_speculative_tokens: int | None = None
+    """Longest draft of what a sequence says next; 0 = none, None = 8 where the backend computes rows for nothing."""
     num_threads: int | None = None
     seed: int = 0
     """Of dummy weights."""

@@ -25,6 +25,11 @@ class Endings:
             return FinishReason.LENGTH, None
         return None, None
 
+    def num_left(self, sequence: Sequence) -> int:
+        """Tokens after which it ends, whatever they are."""
+        params = sequence.request.sampling
+        return min(params.max_tokens - sequence.num_output_tokens, self._max_model_len - sequence.num_tokens)
+
     def ends_with_next(self, sequence: Sequence) -> bool:
         """Whether its next token is the last one, whatever it is."""
         return self._is_full(sequence, len(sequence.token_ids) + 1)

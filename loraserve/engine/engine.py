@@ -12,6 +12,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
+from loraserve.engine.drafter import Drafter
 from loraserve.engine.endings import Endings
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
@@ -70,6 +71,7 @@ class Engine:
             sampler=_sampler(parts, config),
             eos_token_ids=eos_token_ids,
         )
+        self._drafter = _drafter(parts, config, self._scheduler, self._endings)
         self._in_flight: StepInFlight | None = None
         """Queued by the last `step` behind the one it collected. Between steps all that runs is in it."""
         self._states: dict[str, RequestState] = {}
@@ -78,6 +80,7 @@ class Engine:
         self._users = AdapterUsers(parts.adapters)
         self._num_steps = 0
         self._num_generation_tokens = 0
+        self._num_accepted_tokens = 0
         self._recent_step_tokens: deque[int] = deque(maxlen=1024)
 
     def describe(self) -> ModelDescription:
@@ -164,7 +167,10 @@ class Engine:
         outputs = self._take_compiled()
         step, self._in_flight = self._in_flight, None
         if step is None or not step.is_wanted:
-            step, failures = self._start_step(self._scheduler.schedule())
+            plan = self._scheduler.schedule()
+            if self._drafter is not None:
+                self._drafter.add_drafts(plan.scheduled)
+            step, failures = self._start_step(plan)
             outputs += failures
         if step is not None:
             if isinstance(step.sampled, QueuedTokens) and not step.is_awaited:
@@ -220,22 +226,41 @@ class Engine:
         self._num_steps += 1
         self._recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
-        outputs = []
-        for sequence, token_id, logprob, is_finite in zip(
-            step.sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True
+        outputs: list[SequenceOutput] = []
+        for place, (sequence, token_id, logprob, is_finite) in enumerate(
+            zip(step.sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         ):
             if sequence.status is Status.FINISHED:
                 continue  # it ended while the step was queued, or a sibling's values were not finite
-            matcher = sequence.matcher
-            if not is_finite:
-                outputs += self._fail_not_finite(sequence)
-            elif matcher is not None and not matcher.take(token_id):
-                self._forget_grammar(sequence.request)
-                outputs += self._end_request(sequence.state, FinishReason.ERROR, matcher.error, EngineErrorCode.GRAMMAR)
+            drafted = step.drafted.get(place)
+            if drafted is not None and not drafted.is_right(sequence):
+                continue
+            if drafted is not None:
+                self._accept_draft(sequence)
+            gained = self._take_token(sequence, token_id, logprob, is_finite=is_finite)
+            if drafted is not None and gained[0].error is None:
+                outputs[-1].extend(gained[0])
             else:
-                self._scheduler.remember_blocks(sequence)
-                outputs.append(self._append(sequence, token_id, logprob))
+                outputs += gained
         return outputs
+
+    def _accept_draft(self, sequence: Sequence) -> None:
+        """Its last token was drafted, so that its K and V are computed."""
+        sequence.num_computed_tokens += 1
+        sequence.num_accepted_tokens += 1
+        self._num_accepted_tokens += 1
+
+    def _take_token(
+        self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None, *, is_finite: bool
+    ) -> list[SequenceOutput]:
+        if not is_finite:
+            return self._fail_not_finite(sequence)
+        matcher = sequence.matcher
+        if matcher is not None and not matcher.take(token_id):
+            self._forget_grammar(sequence.request)
+            return self._end_request(sequence.state, FinishReason.ERROR, matcher.error, EngineErrorCode.GRAMMAR)
+        self._scheduler.remember_blocks(sequence)
+        return [self._append(sequence, token_id, logprob)]
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)
@@ -248,6 +273,9 @@ class Engine:
             self._finish(sequence)
         if logprob is not None:
             output.logprobs = [logprob]
+        if sequence.draft is not None:
+            output.num_draft_tokens = sequence.num_draft_tokens
+            output.num_accepted_tokens = sequence.num_accepted_tokens
         if finish_reason is not None:
             output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
         if not sequence.is_first_output_sent:
@@ -361,6 +389,8 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_prompt_tokens=self._steps.num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            num_draft_tokens=0 if self._drafter is None else self._drafter.num_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
             arena_size_bytes=0 if adapters is None else adapters.size_bytes,
             arena_used_bytes=0 if adapters is None else adapters.used_bytes,
             num_adapter_loads=0 if adapters is None else adapters.num_loads,
@@ -386,6 +416,19 @@ def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
     if sequence.index == 0:
         output.num_cached_tokens = state.num_cached_tokens
         output.prompt_logprobs = state.prompt_logprobs
+
+
+def _drafter(parts: EngineParts, config: EngineConfig, scheduler: Scheduler, endings: Endings) -> Drafter | None:
+    max_length = parts.description.num_speculative_tokens
+    if max_length == 0:
+        return None
+    return Drafter(
+        scheduler,
+        endings,
+        max_length=max_length,
+        num_free_rows=parts.num_free_rows,
+        max_num_rows=config.max_num_batched_tokens,
+    )
 
 
 def _sampler(parts: EngineParts, config: EngineConfig) -> Sampler:

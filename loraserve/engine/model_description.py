@@ -34,5 +34,7 @@ class ModelDescription:
     host_tier_bytes: int
     """Of page-locked memory for adapters beside the arena."""
     layout: BaseLayout
+    num_speculative_tokens: int = 0
+    """Longest draft of what a request's output goes on with; 0 = there are none."""
     notes: list[str] = field(default_factory=list)
     """What was chosen or lowered, for the person who started the server."""

@@ -91,6 +91,8 @@ class EngineRequest:
     tenant: str = ""
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants; above 0."""
+    predicted_token_ids: list[int] = field(default_factory=list)
+    """What its outputs will be, more or less. Changes how soon they come, not what they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,21 @@ class SequenceOutput:
     """On the first output of index 0; the first prompt token has None."""
     queue_s: float | None = None
     """Seconds from arrival in the engine to first scheduled; on the first output."""
+    num_draft_tokens: int = 0
+    """What was drafted of the choice so far, and how much of it was right."""
+    num_accepted_tokens: int = 0
     error: str | None = None
     """With finish_reason "error": what went wrong, safe to show."""
     error_code: EngineErrorCode | None = None
     """With finish_reason "error"."""
+
+    def extend(self, later: "SequenceOutput") -> None:
+        """With what the choice gained next in the same step."""
+        self.token_ids += later.token_ids
+        if self.logprobs is not None and later.logprobs is not None:
+            self.logprobs += later.logprobs
+        self.finish_reason, self.stop_token_id = later.finish_reason, later.stop_token_id
+        self.num_accepted_tokens = later.num_accepted_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +181,10 @@ class EngineStats:
     num_prompt_tokens: int = 0
     """Prompt tokens computed, in total."""
     num_generation_tokens: int = 0
+    num_draft_tokens: int = 0
+    """Tokens that were guessed ahead and checked, in total."""
+    num_accepted_tokens: int = 0
+    """Of these, the ones that were chosen."""
     arena_size_bytes: int = 0
     arena_used_bytes: int = 0
     num_adapter_loads: int = 0

@@ -18,7 +18,16 @@ def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int,
         raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
     if not 1 <= params.n <= max_num_seqs:
         raise EngineRequestError(f"n is {params.n}; 1 to {max_num_seqs} (--max-num-seqs) are possible")
-    ids = [*request.prompt_token_ids, *params.stop_token_ids, *params.allowed_token_ids, *params.logit_bias]
+    if len(request.predicted_token_ids) > max_model_len:
+        num_predicted = len(request.predicted_token_ids)
+        raise EngineRequestError(f"the prediction has {num_predicted} tokens; up to {max_model_len} are possible")
+    ids = [
+        *request.prompt_token_ids,
+        *request.predicted_token_ids,
+        *params.stop_token_ids,
+        *params.allowed_token_ids,
+        *params.logit_bias,
+    ]
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")

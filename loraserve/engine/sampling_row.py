@@ -1,7 +1,8 @@
 """What the sampler must know of a sequence, and the token counts its penalties need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from loraserve_kernels.draw import Draw
@@ -32,6 +33,15 @@ class PenaltyState:
             index = self._find_or_add(token_id)  # may move the arrays
             self.counted.counts[index] += 1
         self._num_output_tokens = len(output_token_ids)
+
+    def copy(self) -> "PenaltyState":
+        """To be led on by other tokens."""
+        state = copy(self)
+        state.counted = CountedTokens(
+            self.counted.token_ids.copy(), self.counted.counts.copy(), self.counted.num_tokens
+        )
+        state._index_of = dict(self._index_of)
+        return state
 
     def _find_or_add(self, token_id: int) -> int:
         index = self._index_of.setdefault(token_id, self.counted.num_tokens)
@@ -114,6 +124,14 @@ class SamplingRow:
         is_plain = not (params.has_penalties or params.grammar or params.allowed_token_ids or params.logit_bias)
         self.takes_argmax = self.is_greedy and is_plain
         self.draws_freely = not self.is_greedy and is_plain
+
+    def after(self, token_ids: Sequence[int]) -> "SamplingRow":
+        """As it would be if the sequence went on with these."""
+        row = replace(self, position=self.position + len(token_ids))
+        if row.needs_outputs:
+            row.output_token_ids = [*self.output_token_ids, *token_ids]
+        row.penalty_state = None if self.penalty_state is None else self.penalty_state.copy()
+        return row
 
     @property
     def num_output_tokens(self) -> int:

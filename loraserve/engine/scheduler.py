@@ -143,6 +143,17 @@ class Scheduler:
             self.finish(parent)
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
 
+    def try_lengthen(self, item: ScheduledSequence, num_drafted: int) -> bool:
+        """Compute and sample so many rows more of a scheduled sequence, for tokens that it does not have yet.
+
+        False, and nothing is changed, where that takes more blocks than there are.
+        """
+        num_rows = item.num_rows + num_drafted
+        if not self._blocks.try_extend(item.sequence, num_rows, []):
+            return False
+        item.num_rows, item.num_sampled_rows = num_rows, item.num_sampled_rows + num_drafted
+        return True
+
     def remember_blocks(self, sequence: Sequence) -> None:
         """Let others find its full, computed blocks. Only once its sampled row, which depends on all, is finite."""
         self._blocks.remember(sequence)

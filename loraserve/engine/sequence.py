@@ -1,8 +1,10 @@
 """The engine's state of a request and of each of its choices."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
+from loraserve.engine.draft import Draft
 from loraserve.engine.grammar import GrammarMatcher
 from loraserve.engine.kv_blocks import BlockHash
 from loraserve.engine.request import EngineRequest, TokenLogprob
@@ -71,6 +73,12 @@ class Sequence:
     """Of the output, where the request has a grammar."""
     sampling_row: SamplingRow | None = None
     """Kept here between steps."""
+    draft: Draft | None = None
+    """Once it was given one."""
+    num_draft_tokens: int = 0
+    """Of all its drafts."""
+    num_accepted_tokens: int = 0
+    """Of these, the ones that it then said."""
     request: EngineRequest = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,3 +114,10 @@ class Sequence:
         if row.needs_outputs:
             row.output_token_ids = self.token_ids[self.num_prompt_tokens :]
         return row
+
+    def rows_to_sample(self, position: int, draft: Seq[int], eos_token_ids: tuple[int, ...]) -> list[SamplingRow]:
+        """The same for the tokens after it too, each chosen as if the drafted ones before it were the sequence's."""
+        row = self.row_to_sample(position, eos_token_ids)
+        if row.takes_argmax and not row.needs_outputs:
+            return [row] * (1 + len(draft))
+        return [row, *(row.after(draft[: i + 1]) for i in range(len(draft)))]

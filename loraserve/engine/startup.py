@@ -42,6 +42,7 @@ SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
 )
+DEFAULT_NUM_SPECULATIVE_TOKENS = 8
 DEFAULT_MODEL_MAX_LEN = 2048
 """For a config that names no limit."""
 
@@ -57,6 +58,8 @@ class EngineParts:
     adapters: AdapterMemory | None
     grammars: Grammars
     num_blocks: int
+    num_free_rows: int
+    """See `Backend.num_free_rows`."""
     logits_size: int
     """Columns of the logits, at least vocab_size."""
 
@@ -87,6 +90,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config)
     grammars = Grammars(tokenizer_json, eos_token_ids)  # reads the tokenizer while weights are loaded
     backend, backend_note = _backend(config, device)
+    num_speculative_tokens = _num_speculative_tokens(config, backend)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
@@ -132,6 +136,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        num_speculative_tokens=num_speculative_tokens,
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
@@ -145,7 +150,16 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         ],
     )
     return EngineParts(
-        description, backend, accelerator, builder, runner, adapters, grammars, plan.num_blocks, model.logits_size
+        description,
+        backend,
+        accelerator,
+        builder,
+        runner,
+        adapters,
+        grammars,
+        plan.num_blocks,
+        backend.num_free_rows(model.dtype),
+        model.logits_size,
     )
 
 
@@ -274,6 +288,18 @@ def _adapter_memory(
         accelerator=accelerator,
         host_tier_bytes=host_tier_bytes,
     )
+
+
+def _num_speculative_tokens(config: EngineConfig, backend: Backend) -> int:
+    asked = config.num_speculative_tokens
+    if backend.num_free_rows(torch.float32) > 1:
+        return DEFAULT_NUM_SPECULATIVE_TOKENS if asked is None else asked
+    if asked:
+        raise EngineStartError(
+            f"--num-speculative-tokens is {asked}, but the {backend.name} backend has no speculative decoding; only "
+            "cpu has: leave it out"
+        )
+    return 0
 
 
 def _host_tier_notes(adapters: AdapterMemory | None, host_tier_bytes: int) -> list[str]:

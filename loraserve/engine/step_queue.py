@@ -17,7 +17,7 @@ from loraserve.engine.sampler import Sampled, Sampler
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan
 from loraserve.engine.sequence import Sequence
-from loraserve.engine.step_in_flight import StepInFlight
+from loraserve.engine.step_in_flight import DraftedToken, StepInFlight
 
 
 class StepQueue:
@@ -70,19 +70,22 @@ class StepQueue:
         logits, best = output.logits, output.best
         sequences: list[Sequence] = []
         rows: list[int] = []
+        drafted: dict[int, DraftedToken] = {}
         end_row = 0
         for item in plan.scheduled:
             start_row, end_row = end_row, end_row + item.num_sampled_rows
             for sequence in self._account(item, logits, start_row, now):
-                sequences.append(sequence)
-                rows.append(end_row - 1)
+                for place, token_id in enumerate(item.draft, start=1):
+                    drafted[len(rows) + place] = DraftedToken(sequence.num_tokens + place, token_id)
+                sequences += [sequence] * (1 + len(item.draft))
+                rows += range(end_row - 1 - len(item.draft), end_row)
         if not sequences:
             return StepInFlight(plan.scheduled, [], Sampled([], [], []))
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [row for _, row in known_rows]
         if not sampling_rows:
-            sampling_rows = [self._row_to_sample(sequence, sequence.num_computed_tokens) for sequence in sequences]
+            sampling_rows = [each.row_to_sample(each.num_computed_tokens, self._eos) for each in sequences]
         matchers = [(row, each.matcher) for row, each in enumerate(sequences) if each.matcher is not None]
         if matchers:
             mask_logits(logits, matchers, self._sampler.vocab_size)
@@ -91,7 +94,7 @@ class StepQueue:
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
-        return StepInFlight(plan.scheduled, sequences, sampled)
+        return StepInFlight(plan.scheduled, sequences, sampled, drafted)
 
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
@@ -120,12 +123,10 @@ class StepQueue:
                 continue
             if not sequence.state.is_forked and sequence.request.sampling.n > 1:
                 return []
-            position = sequence.num_computed_tokens + item.num_rows
-            known.append((end_row - 1, self._row_to_sample(sequence, position)))
+            first_row = end_row - 1 - len(item.draft)
+            position = sequence.num_computed_tokens + item.num_rows - len(item.draft)
+            known += enumerate(sequence.rows_to_sample(position, item.draft, self._eos), first_row)
         return known
-
-    def _row_to_sample(self, sequence: Sequence, position: int) -> SamplingRow:
-        return sequence.row_to_sample(position, self._eos)
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
         """Note what was computed; returns the sequences to sample from the item's last row.
@@ -139,7 +140,7 @@ class StepQueue:
             self.num_prompt_tokens += item.num_rows
         if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
             self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
-        sequence.num_computed_tokens += item.num_rows
+        sequence.num_computed_tokens += item.num_rows - len(item.draft)
         if sequence.num_uncomputed_tokens > 0:
             return []
         return [sequence] if state.is_forked else self._scheduler.fork(sequence)

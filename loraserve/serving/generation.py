@@ -4,7 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.bound_adapter import BoundAdapter
@@ -23,6 +23,8 @@ from loraserve.serving.tokenizer import TextTokenizer
 class Prompt:
     token_ids: list[int]
     sampling: SamplingParams
+    predicted_token_ids: list[int] = field(default_factory=list)
+    """See `EngineRequest.predicted_token_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class _ChoiceRun:
     assembler: ChoiceAssembler
     times: ChoiceTimes
     finish_reason: FinishReason | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -63,10 +67,21 @@ class PromptRun:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftUsage:
+    """What was drafted of a request's output."""
+
+    num_accepted_tokens: int
+    """The model chose the same."""
+    num_rejected_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenUsage:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int
+    drafts: DraftUsage | None = None
+    """Where the request predicts its output."""
 
 
 @dataclass(slots=True)
@@ -139,7 +154,15 @@ class Generation:
                 choice.assembler.num_tokens for prompt in self.prompts for choice in prompt.choices
             ),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
+            drafts=self._draft_usage(),
         )
+
+    def _draft_usage(self) -> DraftUsage | None:
+        if not any(prompt.engine_request.predicted_token_ids for prompt in self.prompts):
+            return None
+        choices = [choice for prompt in self.prompts for choice in prompt.choices]
+        num_accepted = sum(choice.num_accepted_tokens for choice in choices)
+        return DraftUsage(num_accepted, sum(choice.num_draft_tokens for choice in choices) - num_accepted)
 
     def times(self) -> GenerationTimes:
         return times_of(self._choice_times(), self._job.received_s)
@@ -189,6 +212,7 @@ class Generation:
             cache_salt=job.cache_salt,
             tenant=job.tenant,
             tenant_weight=job.tenant_weight,
+            predicted_token_ids=prompt.predicted_token_ids,
         )
         choices = [
             _ChoiceRun(
@@ -238,6 +262,7 @@ class Generation:
         if output.queue_s is not None:
             choice.times.queue_s = output.queue_s
         if output.token_ids:
+            choice.num_draft_tokens, choice.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
         delta = choice.assembler.add(output)

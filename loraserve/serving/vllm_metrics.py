@@ -125,6 +125,8 @@ class _EngineCollector(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.prefix_cache_hits)
         yield self._counter("num_preemptions", "Sequences preempted.", stats.num_preemptions)
         yield self._counter("generation_tokens", "Tokens generated.", stats.num_generation_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens drafted.", stats.num_draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens chosen.", stats.num_accepted_tokens)
         info = GaugeMetricFamily(
             "vllm:cache_config_info", "KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
         )

@@ -17,6 +17,7 @@ from tests.support.peft_oracle import (
     plant,
     run_all,
     run_one_by_one,
+    run_predicted,
     run_with_batch_mates,
     wrong_answers,
 )
@@ -43,6 +44,13 @@ def test_chunked_prompts_equal_peft(oracle: Oracle) -> None:
     engine, wrong = run_all(oracle, max_num_batched_tokens=11)
     assert not wrong
     assert max(engine.stats().recent_step_tokens) <= 11
+
+
+def test_drafted_tokens_equal_peft(oracle: Oracle) -> None:
+    engine, answers = run_predicted(oracle)
+    assert not wrong_answers(oracle, answers)
+    stats = engine.stats()
+    assert stats.num_draft_tokens > stats.num_accepted_tokens > len(oracle.prompts)
 
 
 def test_prefix_hits_equal_peft(oracle: Oracle) -> None:

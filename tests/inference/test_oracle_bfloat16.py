@@ -19,6 +19,7 @@ from tests.support.peft_oracle import (
     make_oracle,
     plant,
     run_one_by_one,
+    run_predicted,
     run_with_batch_mates,
     wrong_answers,
 )
@@ -107,6 +108,14 @@ def test_preemption_and_eviction_mid_stream_equal_peft(served: Served, monkeypat
     assert not wrong_answers(oracle, answers, "second-")
     assert engine.stats().num_preemptions > 0
     assert engine.stats().num_adapter_evictions > 0
+
+
+def test_drafted_tokens_equal_peft(served: Served) -> None:
+    if served.engine.describe().num_speculative_tokens == 0:
+        pytest.skip("GPUs have no drafts")
+    engine, answers = run_predicted(served.oracle)
+    assert not wrong_answers(served.oracle, answers)
+    assert engine.stats().num_accepted_tokens > 0
 
 
 def test_oracle_notices_each_missing_adapter(served: Served) -> None:

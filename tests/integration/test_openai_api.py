@@ -470,7 +470,6 @@ class TestRefusals:
             ("function_call", {"name": "f"}),
             ("modalities", ["text", "audio"]),
             ("audio", {"voice": "x"}),
-            ("prediction", {"type": "content"}),
             ("reasoning_effort", "high"),
             ("web_search_options", {}),
             ("guided_decoding_backend", "xgrammar"),

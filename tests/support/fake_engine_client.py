@@ -74,6 +74,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDe
         block_size=16,
         arena_size_bytes=1 << 20,
         host_tier_bytes=0,
+        num_speculative_tokens=8,
         layout=BaseLayout("f" * 64, "float32", ((module,),), ()),
     )
     return dataclasses.replace(model, **changes)
@@ -200,6 +201,8 @@ class FakeEngine:
         token_ids, reason, stop_token_id = self._finished_reply(request, index)
         starts = range(0, len(token_ids), self.tokens_per_step)
         pieces = [token_ids[start : start + self.tokens_per_step] for start in starts]
+        drafted = request.predicted_token_ids[: len(token_ids)]
+        is_accepted = [drafted_id == token_id for drafted_id, token_id in zip(drafted, token_ids, strict=False)]
         return [
             SequenceOutput(
                 request.request_id,
@@ -211,8 +214,10 @@ class FakeEngine:
                 num_cached_tokens=self.num_cached_tokens if number == 0 and index == 0 else 0,
                 prompt_logprobs=self._prompt_logprobs(request) if number == 0 and index == 0 else None,
                 queue_s=0.001 if number == 0 else None,
+                num_draft_tokens=len(is_accepted[: start + len(piece)]),
+                num_accepted_tokens=sum(is_accepted[: start + len(piece)]),
             )
-            for number, piece in enumerate(pieces)
+            for number, (start, piece) in enumerate(zip(starts, pieces, strict=True))
         ]
 
     def _finished_reply(self, request: EngineRequest, index: int) -> tuple[list[int], FinishReason, int | None]:

@@ -248,6 +248,7 @@ def make_hash_engine(
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
+            num_speculative_tokens=config.num_speculative_tokens or 0,
             layout=SimpleNamespace(fingerprint="hash model"),
         ),
         accelerator=accelerator,
@@ -256,6 +257,7 @@ def make_hash_engine(
         adapters=adapters,
         grammars=hash_grammars(),
         num_blocks=num_blocks,
+        num_free_rows=8,
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)

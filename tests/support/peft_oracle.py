@@ -152,6 +152,17 @@ def run_one_by_one(engine: Engine, requests: Sequence[EngineRequest]) -> Answers
     return answers
 
 
+def run_predicted(oracle: Oracle) -> tuple[Engine, Answers]:
+    """One request after the other, each with a prediction in which every fourth token is wrong."""
+    engine, digests = oracle.engine()
+    answers: Answers = {}
+    for name, request in zip(oracle.prompts, oracle.requests(digests), strict=True):
+        tokens = oracle.references[name].token_ids
+        predicted = [(token_id + 1) % 256 if i % 4 == 3 else token_id for i, token_id in enumerate(tokens)]
+        answers |= run(engine, [replace(request, predicted_token_ids=predicted)])
+    return engine, answers
+
+
 def run_with_batch_mates(oracle: Oracle, engine: Engine, digests: dict[str | None, str | None], prefix: str) -> Answers:
     """Requests arrive at random steps beside others, of which some are aborted."""
     rng = random.Random(7)

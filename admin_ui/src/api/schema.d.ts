@@ -1892,6 +1892,16 @@ export interface components {
             /** @description Only if asked for with `include_metrics`. */
             metrics?: components["schemas"]["RequestMetrics"];
         };
+        /**
+         * CompletionTokensDetails
+         * @description Of a request with `prediction`.
+         */
+        CompletionTokensDetails: {
+            /** @description Drafted tokens that the model chose too, several in one step. */
+            accepted_prediction_tokens: number;
+            /** @description They are no part of the completion. */
+            rejected_prediction_tokens: number;
+        };
         /** ConfigItem */
         ConfigItem: {
             /** @description As the flag without dashes, such as "max-num-seqs". */
@@ -2862,6 +2872,7 @@ export interface components {
             completion_tokens: number;
             total_tokens: number;
             prompt_tokens_details: components["schemas"]["PromptTokensDetails"];
+            completion_tokens_details?: components["schemas"]["CompletionTokensDetails"];
         };
         /**
          * UsageFormat
@@ -3464,6 +3475,12 @@ export interface components {
              * @default null
              */
             parallel_tool_calls: boolean | null;
+            /**
+             * @description What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
+             *     where they agree it comes sooner.
+             * @default null
+             */
+            prediction: components["schemas"]["Prediction"] | null;
             audio?: unknown;
             /**
              * @description Only equal to `n`.
@@ -3479,7 +3496,6 @@ export interface components {
             mm_processor_kwargs?: unknown;
             modalities?: unknown;
             moderation?: unknown;
-            prediction?: unknown;
             prompt_cache_retention?: unknown;
             reasoning_effort?: unknown;
             verbosity?: unknown;
@@ -3577,6 +3593,12 @@ export interface components {
         /** NamedFunction */
         NamedFunction: {
             name: string;
+        };
+        /** Prediction */
+        Prediction: {
+            /** @description Only "content". */
+            type: string;
+            content: string | components["schemas"]["ContentPart"][];
         };
         /**
          * ResponsesRequest

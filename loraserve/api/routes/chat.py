@@ -15,6 +15,7 @@ from loraserve.api.event_stream import EventStream
 from loraserve.api.identity import response_head
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
+from loraserve.api.predictions import predicted_text
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
@@ -69,10 +70,11 @@ async def _chat(
     )
     use = tool_use(asked, runtime.settings)
     checked = _check(context, asked, use)
+    predicted = predicted_text(asked.prediction, checked.params, runtime.engine.model)
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens")
+        prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens", predicted)
         generation = await call.start([prompt], checked.text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(

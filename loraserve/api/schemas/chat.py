@@ -43,6 +43,12 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refusal: Raw = ABSENT
 
 
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: str
+    """Only "content"."""
+    content: str | list[ContentPart]
+
+
 class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
     messages: list[RequestMessage]
     max_completion_tokens: int | None = None
@@ -59,6 +65,9 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     the model is not shown the tools."""
     parallel_tool_calls: bool | None = None
     """False: one call at most; of several that the model writes, the first."""
+    prediction: Prediction | None = None
+    """What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
+    where they agree it comes sooner."""
 
     audio: Raw = ABSENT
     best_of: int | None = None
@@ -72,7 +81,6 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     mm_processor_kwargs: Raw = ABSENT
     modalities: Raw = ABSENT
     moderation: Raw = ABSENT
-    prediction: Raw = ABSENT
     prompt_cache_retention: Raw = ABSENT
     reasoning_effort: Raw = ABSENT
     verbosity: Raw = ABSENT

@@ -31,7 +31,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "mm_processor_kwargs": (b"{}",),
     "modalities": (b'["text"]',),
     "moderation": (),
-    "prediction": (),
     "prompt_cache_retention": (),
     "reasoning_effort": (b'"none"',),
     "spaces_between_special_tokens": (b"true",),

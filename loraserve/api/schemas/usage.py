@@ -1,12 +1,22 @@
 """Token counts of a response."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from loraserve.serving.generation import TokenUsage
+from loraserve.serving.generation import DraftUsage, TokenUsage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Of a request with `prediction`."""
+
+    accepted_prediction_tokens: int
+    """Drafted tokens that the model chose too, several in one step."""
+    rejected_prediction_tokens: int
+    """They are no part of the completion."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -14,6 +24,7 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 def usage_of(usage: TokenUsage) -> Usage:
@@ -22,4 +33,11 @@ def usage_of(usage: TokenUsage) -> Usage:
         completion_tokens=usage.num_completion_tokens,
         total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
+        completion_tokens_details=_completion_details(usage.drafts),
     )
+
+
+def _completion_details(drafts: DraftUsage | None) -> CompletionTokensDetails | UnsetType:
+    if drafts is None:
+        return UNSET
+    return CompletionTokensDetails(drafts.num_accepted_tokens, drafts.num_rejected_tokens)

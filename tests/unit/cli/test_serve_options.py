@@ -121,6 +121,13 @@ def test_malformed_counts_are_refused(started: Started, text: str) -> None:
     assert "--max-model-len" in invoke("--max-model-len", text, code=2)
 
 
+def test_drafts_are_the_engines_choice_unless_their_length_is_given(started: Started) -> None:
+    invoke()
+    invoke("--num-speculative-tokens", "0")
+    assert [settings.engine.num_speculative_tokens for settings in started] == [None, 0]
+    assert "0<=x<=64" in invoke("--num-speculative-tokens", "65", code=2)
+
+
 def test_underscores_are_dashes(started: Started) -> None:
     invoke("--max_num_seqs", "7", "--no-enable_prefix_caching")
     assert started.settings.engine.max_num_seqs == 7

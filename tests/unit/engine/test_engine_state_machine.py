@@ -4,8 +4,10 @@ import os
 import shutil
 from concurrent.futures import wait
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -120,6 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
     has_device = False
     host_tier_units: int | None = None
     """None = adapters are there at once; else they come while steps go on."""
+    num_speculative_tokens = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,11 +140,12 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             max_loras=MAX_LORAS,
+            num_speculative_tokens=self.num_speculative_tokens,
             accelerator=accelerator,
         )
         self.scheduler = self.engine._scheduler
-        for grammar in GRAMMARS:
-            hash_grammars().compile(grammar).result()  # so that no step only waits
+        for grammar, tenant in product(GRAMMARS, TENANTS):
+            hash_grammars().compile(grammar, tenant).result()  # so that no step only waits
         self.ledger: dict[str, Ledger] = {}
         self.usable: set[TinyAdapter] = set()
         self.damaged: set[TinyAdapter] = set()
@@ -189,7 +193,8 @@ class EngineMachine(RuleBasedStateMachine):
         outputs = self.engine.step()
         if had_work:
             did_something = outputs or self.engine._num_steps > num_steps
-            assert did_something or self.host_tier_units is not None, "a step with work to do did nothing"
+            may_wait = self.host_tier_units is not None or self.engine._compiling
+            assert did_something or may_wait, "a step with work to do did nothing"
             assert max(self.engine.stats().recent_step_tokens, default=0) <= MAX_NUM_BATCHED_TOKENS
             assert all(len(batch - {None}) <= MAX_LORAS for batch in self.runner.batch_adapters[-1:])
         self._take(outputs)
@@ -397,6 +402,45 @@ class TierlessMachine(ColdMachine):
     host_tier_units = 0
 
 
+class DraftingMachine(EngineMachine):
+    """What sequences say next is drafted, rightly more often than not."""
+
+    num_speculative_tokens = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = Random(0)
+        self.expected: dict[str, list[list[int]]] = {}
+        self.monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: SimpleNamespace(next=self._draft))
+
+    def _submit(self, ask: Ask) -> None:
+        if len(self.ledger) % 4:
+            ask = replace(ask, params=replace(ask.params, grammar=None))
+        super()._submit(ask)
+
+    def _draft(self, token_ids: list[int], _max_length: int, max_length: int) -> list[int]:
+        """Of a request that has said the same so far, and a wrong token in it now and then."""
+        if max_length <= 0:
+            return []
+        for request_id, ledger in self.ledger.items():
+            for answer in self._answers(request_id, ledger):
+                if answer[: len(token_ids)] == token_ids and len(answer) > len(token_ids):
+                    draft = answer[len(token_ids) :][: self.random.randint(1, max_length)]
+                    if self.random.random() < 0.3:
+                        draft[self.random.randrange(len(draft))] = self.random.randrange(1, 20)
+                    return draft
+        return []
+
+    def _answers(self, request_id: str, ledger: Ledger) -> list[list[int]]:
+        if request_id not in self.expected:
+            request, value = ledger.request, BASE if ledger.adapter is None else ledger.adapter.value
+            self.expected[request_id] = [
+                request.prompt_token_ids + expected_choice(request, index, value).token_ids
+                for index in range(request.sampling.n)
+            ]
+        return self.expected[request_id]
+
+
 @pytest.fixture(autouse=True)
 def _packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "source").mkdir()
@@ -410,12 +454,16 @@ class TestEngineMachine(EngineMachine.TestCase):  # type: ignore[name-defined]
     settings = settings(derandomize=True, deadline=None, max_examples=100, stateful_step_count=40)
 
 
+class TestDraftingMachine(DraftingMachine.TestCase):  # type: ignore[name-defined]
+    settings = TestEngineMachine.settings
+
+
 class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[name-defined]
     settings = TestEngineMachine.settings
 
 
 @pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("machine_type", [EngineMachine, DeviceMachine, ColdMachine, TierlessMachine])
+@pytest.mark.parametrize("machine_type", [EngineMachine, DraftingMachine, DeviceMachine, ColdMachine, TierlessMachine])
 def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
     """The machine's rules, most of them requests and steps, for longer than Hypothesis goes."""
     random = Random(seed)
@@ -450,6 +498,8 @@ def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
         machine.values_that_are_not_finite_are_never_found()
     machine.teardown()
     assert (machine.runner.num_ahead > 0) == machine.has_device
+    stats = machine.engine.stats()
+    assert (stats.num_draft_tokens > stats.num_accepted_tokens > 0) == (machine.num_speculative_tokens > 0)
 
 
 assert EOS not in PROMPTS[0], "a prompt with EOS in it would say nothing about stopping"

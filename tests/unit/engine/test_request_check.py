@@ -23,6 +23,8 @@ def test_what_is_just_within_the_limits_is_accepted() -> None:
     [
         (replace(REQUEST, prompt_token_ids=[]), "the prompt has 0 tokens; 1 to 2 are possible"),
         (replace(REQUEST, prompt_token_ids=[1, 2, 3]), "the prompt has 3 tokens; 1 to 2 are possible"),
+        (replace(REQUEST, predicted_token_ids=[1, 2, 3, 4]), "the prediction has 4 tokens; up to 3 are possible"),
+        (replace(REQUEST, predicted_token_ids=[1, 30]), r"token id 30 is outside the vocabulary \(0 to 29\)"),
         (replace(REQUEST, prompt_token_ids=[1, 30]), r"token id 30 is outside the vocabulary \(0 to 29\)"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, n=3)), r"n is 3; 1 to 2 \(--max-num-seqs\)"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=0)), "max_tokens is 0; at least 1"),

@@ -162,6 +162,18 @@ def test_a_host_tier_is_refused_on_a_cpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, adapter_host_memory_bytes=1)
 
 
+def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert describe(tmp_path / "cpu", {}, backend="cpu").num_speculative_tokens == 8
+    assert describe(tmp_path / "none", {}, backend="cpu", num_speculative_tokens=0).num_speculative_tokens == 0
+    assert describe(tmp_path / "few", {}, backend="cpu", num_speculative_tokens=2).num_speculative_tokens == 2
+    assert describe(tmp_path / "reference", {}).num_speculative_tokens == 0
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(EngineStartError, match="--num-speculative-tokens is 3, but the reference backend has no"):
+        start_demo(tmp_path / "refused", {}, num_speculative_tokens=3)
+
+
 def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
     """The model's special tokens are its last ids, whatever ids before them no token has."""
     whole = start_demo(tmp_path / "whole", {}).description.vocab_size

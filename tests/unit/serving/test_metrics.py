@@ -23,6 +23,8 @@ CLOSED_LIST = {
     "num_preemptions_total",
     "prompt_tokens_total",
     "generation_tokens_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
     "request_success_total",
     "iteration_tokens_total_bucket",
     "request_prompt_tokens_bucket",

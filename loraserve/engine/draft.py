@@ -1,0 +1,151 @@
+"""Drafts what a sequence says next, for a step to check several tokens at once.
+
+From what the request predicts, and else from what was told or said before: where a sequence's last tokens stand earlier
+in it, what followed them there is likely to follow again, as in summaries, edited code and extracted fields. The model
+itself chooses every token; a drafted one that it does not choose has cost a row of a step.
+"""
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+MIN_MATCH = 2
+"""Last tokens that must stand earlier, too."""
+MAX_MATCH = 8
+"""No longer match is looked for."""
+FIRST_LENGTH = 4
+MAX_WAIT = 16
+"""Tokens that a sequence waits at most, after drafts of which nothing was right, before it is given another one."""
+
+
+class Draft:
+    """A sequence's drafts: each a token longer than the one before was right; twice as long if all of that was."""
+
+    def __init__(self, max_length: int, num_prompt_tokens: int, predicted_token_ids: Seq[int] = ()) -> None:
+        """predicted_token_ids: what the request says that its output will be, more or less."""
+        self._max_length = max_length
+        self._prediction = Prediction(predicted_token_ids, num_prompt_tokens)
+        self._said = np.empty(0, np.int32)
+        """Prompt and output, with room for more."""
+        self._num_said = 0
+        self._length = min(FIRST_LENGTH, max_length)
+        self._last: list[int] = []
+        self._drafted_at = 0
+        """Tokens before the last draft."""
+        self._num_misses = 0
+        """Drafts in a row of which nothing was right."""
+
+    def next(self, token_ids: Seq[int], max_length: int, max_trusted_length: int) -> list[int]:
+        """What may follow `token_ids`, which only ever grow; at most `max_length` tokens, or none.
+
+        max_trusted_length: in place of max_length where all of the last draft was right.
+        """
+        is_trusted = self._judge_last(token_ids)
+        length = min(self._length, max_trusted_length if is_trusted else max_length)
+        predicted, is_found = self._prediction.after(token_ids)
+        if length <= 0 or self._is_waiting(token_ids, is_found):
+            return []
+        self._last, self._drafted_at = predicted[:length] or self._look_up(token_ids, length), len(token_ids)
+        return self._last
+
+    def _judge_last(self, token_ids: Seq[int]) -> bool:
+        """Whether all of it was right. False without one."""
+        if not self._last:
+            return False
+        num_right = _num_common(self._last, token_ids[self._drafted_at :])
+        is_right = num_right == len(self._last)
+        self._length = min(2 * self._length if is_right else num_right + 1, self._max_length)
+        self._num_misses = 0 if num_right else self._num_misses + 1
+        self._last = []
+        return is_right
+
+    def _is_waiting(self, token_ids: Seq[int], is_found: bool) -> bool:
+        """is_found: what comes next was found in the prediction, which is reason for one more try at once."""
+        num_misses = self._num_misses - is_found
+        return num_misses > 0 and len(token_ids) < self._drafted_at + min(1 << num_misses, MAX_WAIT)
+
+    def _look_up(self, token_ids: Seq[int], length: int) -> list[int]:
+        said = self._catch_up(token_ids)
+        start = find_continuation(said, said[-MAX_MATCH:], len(said))
+        if start is None:
+            return []
+        # What repeats itself goes on to repeat itself.
+        return said[start + np.arange(length) % (len(said) - start)].tolist()
+
+    def _catch_up(self, token_ids: Seq[int]) -> np.ndarray:
+        if len(token_ids) > len(self._said):
+            said = np.empty(max(256, 2 * len(token_ids)), np.int32)
+            said[: self._num_said] = self._said[: self._num_said]
+            self._said = said
+        self._said[self._num_said : len(token_ids)] = token_ids[self._num_said :]
+        self._num_said = len(token_ids)
+        return self._said[: self._num_said]
+
+
+class Prediction:
+    """What an output is said to be beforehand, and how far the output has come in it."""
+
+    def __init__(self, token_ids: Seq[int], num_prompt_tokens: int) -> None:
+        self._token_ids = list(token_ids)
+        self._array = np.array(token_ids, np.int32)
+        self._place = 0
+        """Of what comes next."""
+        self._num_tokens = num_prompt_tokens
+        """As the last call found them."""
+        self._left_at: int | None = None
+        """Tokens when the output left it; None while it is followed."""
+
+    def after(self, token_ids: Seq[int]) -> tuple[list[int], bool]:
+        """(What is left of it after `token_ids`, prompt and output; whether it is known where that begins).
+
+        Where the output has left it, other tokens are guessed to stand in place of as many, until some of it follow.
+        """
+        if not self._token_ids:
+            return [], False
+        new = token_ids[self._num_tokens :]
+        self._num_tokens = len(token_ids)
+        num_followed = _num_common(new, self._token_ids[self._place :])
+        self._place += num_followed
+        if num_followed > 0:
+            self._left_at = None
+        if num_followed < len(new):
+            self._look_further(token_ids, len(new) - num_followed)
+        left = self._token_ids[self._place :]
+        return left, self._left_at is None and bool(left)
+
+    def _look_further(self, token_ids: Seq[int], num_other: int) -> None:
+        """num_other: last tokens that are not what was to come next."""
+        if self._left_at is None:
+            self._left_at = len(token_ids) - num_other
+        since = token_ids[self._left_at :]
+        left_from = self._place - (len(since) - num_other)
+        # What is found again most likely lies behind that.
+        found = find_continuation(self._array, np.array(since[-MAX_MATCH:], np.int32), left_from + MIN_MATCH)
+        if found is None:
+            self._place += num_other
+        else:
+            self._place, self._left_at = found, None
+
+
+def find_continuation(text: np.ndarray, end: np.ndarray, place: int) -> int | None:
+    """Where in `text` goes on what stands there as it stands in the last tokens of `end`: of the longest matches the
+    first whose continuation is at `place` or behind it, else the last. None without a match of `MIN_MATCH` tokens."""
+    places = np.flatnonzero(text[:-1] == end[-1]) + 1
+    length = 1
+    while len(places) and length < len(end):
+        longer = places[places > length]
+        longer = longer[text[longer - 1 - length] == end[-1 - length]]
+        if len(longer) == 0:
+            break
+        places, length = longer, length + 1
+    if len(places) == 0 or length < MIN_MATCH:
+        return None
+    return int(places[min(np.searchsorted(places, place), len(places) - 1)])
+
+
+def _num_common(tokens: Seq[int], others: Seq[int]) -> int:
+    """How many they begin with alike."""
+    for i, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return i
+    return min(len(tokens), len(others))
