@@ -4,21 +4,17 @@ from loraserve.api.conversations import TEXT_PARTS, text_of
 from loraserve.api.ranges import check_at_most, unsupported
 from loraserve.api.schemas.chat import Prediction
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import SamplingParams
-from loraserve.serving.errors import invalid_value
 from loraserve.serving.tokenizer import TextTokenizer
 
 
-def predicted_text(prediction: Prediction | None, params: SamplingParams, model: ModelDescription) -> str:
-    """ "" without one. Raises `ServingError` where nothing could be drafted from it."""
+def predicted_text(prediction: Prediction | None, model: ModelDescription) -> str:
+    """Empty without one. Raises `ServingError`, also where nothing is drafted."""
     if prediction is None:
         return ""
     if prediction.type != "content":
         raise unsupported("prediction.type", f"is {prediction.type[:32]!r}; only 'content' is supported.")
     if model.num_speculative_tokens == 0:
         raise unsupported("prediction", "is not supported by this server: it has no speculative decoding.")
-    if params.grammar is not None:
-        raise invalid_value("prediction", "cannot be combined with what holds the answer to a schema or grammar.")
     return text_of("prediction.content", prediction.content, TEXT_PARTS)
 
 

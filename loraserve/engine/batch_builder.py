@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from loraserve_kernels.step_batch import Segments, StepBatch
+from numpy.typing import NDArray
 
 from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.sequence import Sequence
@@ -22,6 +23,8 @@ class ScheduledSequence:
     prompt."""
     draft: list[int] = field(default_factory=list)
     """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
+    draft_masks: list[NDArray[np.uint8]] = field(default_factory=list)
+    """Of what may come after each of these, where the sequence has a grammar."""
 
 
 @dataclass(slots=True)

@@ -31,14 +31,11 @@ class Drafter:
         """Drafted."""
 
     def add_drafts(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """Make items of a step longer if it has no prompts: rows are dealt evenly."""
-        num_rows = len(scheduled)
-        if num_rows >= self._max_trusted_rows:
+        """Make items of a step longer if all of them only go on: rows are dealt evenly."""
+        num_rows = sum(item.num_rows for item in scheduled)
+        if num_rows >= self._max_trusted_rows or not all(_goes_on(item) for item in scheduled):
             return
-        if not all(item.num_rows == 1 and item.sequence.state.is_forked for item in scheduled):
-            return
-        items = [item for item in scheduled if item.sequence.matcher is None]
-        for num_to_come, item in zip(range(len(items), 0, -1), items, strict=True):
+        for num_to_come, item in zip(range(len(scheduled), 0, -1), scheduled, strict=True):
             share = _share(self._max_num_rows - num_rows, num_to_come)
             num_rows += self._add_draft(item, share, _share(self._max_trusted_rows - num_rows, num_to_come))
 
@@ -49,15 +46,22 @@ class Drafter:
         if sequence.draft is None:
             predicted = sequence.request.predicted_token_ids
             sequence.draft = Draft(self._max_length, sequence.num_prompt_tokens, predicted)
-        token_ids = sequence.draft.next(
-            sequence.token_ids, min(max_length, num_left), min(max_trusted_length, num_left)
-        )
-        if not token_ids or not self._scheduler.try_lengthen(item, len(token_ids)):
+        draft = sequence.draft.next(sequence.token_ids, min(max_length, num_left), min(max_trusted_length, num_left))
+        if draft and sequence.matcher is not None:
+            item.draft_masks = sequence.matcher.masks_after(draft)
+            draft = draft[: len(item.draft_masks)]
+        if not draft or not self._scheduler.try_lengthen(item, len(draft)):
+            item.draft_masks = []
             return 0
-        item.draft = token_ids
-        sequence.num_draft_tokens += len(token_ids)
-        self.num_tokens += len(token_ids)
-        return len(token_ids)
+        item.draft = draft
+        sequence.num_draft_tokens += len(draft)
+        self.num_tokens += len(draft)
+        return len(draft)
+
+
+def _goes_on(item: ScheduledSequence) -> bool:
+    """Whether its next token is chosen, and is not the first one."""
+    return item.num_sampled_rows == 1 and item.sequence.state.is_forked
 
 
 def _share(num_rows: int, num_sequences: int) -> int:

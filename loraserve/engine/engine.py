@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from itertools import islice
 
 import torch
 from loraserve_kernels.sampling import SamplesOnDevice
@@ -36,6 +37,8 @@ from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.step_in_flight import StepInFlight
 from loraserve.engine.step_queue import StepQueue
 
+ChosenToken = tuple[int, TokenLogprob | None, bool]
+"""(Token id, its log-probability, whether its logits were finite)."""
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
 
 
@@ -226,33 +229,40 @@ class Engine:
         self._num_steps += 1
         self._recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
+        rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         outputs: list[SequenceOutput] = []
-        for place, (sequence, token_id, logprob, is_finite) in enumerate(
-            zip(step.sequences, sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
-        ):
-            if sequence.status is Status.FINISHED:
-                continue  # it ended while the step was queued, or a sibling's values were not finite
-            drafted = step.drafted.get(place)
-            if drafted is not None and not drafted.is_right(sequence):
-                continue
-            if drafted is not None:
-                self._accept_draft(sequence)
-            gained = self._take_token(sequence, token_id, logprob, is_finite=is_finite)
-            if drafted is not None and gained[0].error is None:
-                outputs[-1].extend(gained[0])
-            else:
-                outputs += gained
+        for sequence, draft in zip(step.sequences, step.drafts, strict=True):
+            chosen = list(islice(rows, 1 + len(draft)))
+            if sequence.status is not Status.FINISHED:
+                outputs += self._take(sequence, draft, chosen)
+            # Else it ended while the step was queued, or a sibling's values were not finite.
         return outputs
 
-    def _accept_draft(self, sequence: Sequence) -> None:
-        """Its last token was drafted, so that its K and V are computed."""
-        sequence.num_computed_tokens += 1
-        sequence.num_accepted_tokens += 1
-        self._num_accepted_tokens += 1
+    def _take(self, sequence: Sequence, draft: list[int], chosen: list[ChosenToken]) -> list[SequenceOutput]:
+        """chosen: what comes next and, for each drafted token, what comes next if that does."""
+        place = sequence.num_tokens
+        outputs = self._take_token(sequence, chosen[0])
+        for drafted, after in zip(draft, chosen[1:], strict=True):
+            if sequence.status is Status.FINISHED or sequence.token_ids[place] != drafted:
+                break
+            sequence.num_computed_tokens += 1
+            sequence.num_accepted_tokens += 1
+            self._num_accepted_tokens += 1
+            place += 1
+            if place == sequence.num_tokens:  # else a grammar has said already what comes here
+                gained = self._take_token(sequence, after)
+                if gained[0].error is None:
+                    outputs[0].extend(gained[0])
+                else:
+                    outputs += gained
+        outputs[0].num_draft_tokens, outputs[0].num_accepted_tokens = (
+            sequence.num_draft_tokens,
+            sequence.num_accepted_tokens,
+        )
+        return outputs
 
-    def _take_token(
-        self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None, *, is_finite: bool
-    ) -> list[SequenceOutput]:
+    def _take_token(self, sequence: Sequence, chosen: ChosenToken) -> list[SequenceOutput]:
+        token_id, logprob, is_finite = chosen
         if not is_finite:
             return self._fail_not_finite(sequence)
         matcher = sequence.matcher
@@ -273,9 +283,6 @@ class Engine:
             self._finish(sequence)
         if logprob is not None:
             output.logprobs = [logprob]
-        if sequence.draft is not None:
-            output.num_draft_tokens = sequence.num_draft_tokens
-            output.num_accepted_tokens = sequence.num_accepted_tokens
         if finish_reason is not None:
             output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
         if not sequence.is_first_output_sent:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
@@ -41,6 +42,8 @@ square of it: 600 ms at 2,000, which is llguidance's limit."""
 FREE_S = 0.1
 TOKEN_S = 0.001
 """What a sequence's grammar may take, at first and for each token: what the limits above count differs in time."""
+DRAFT_SHARE = 0.5
+"""Of that, what may be used up when more is drafted: what the output needs itself must not be wanting."""
 TOO_SLOW = "it takes too long to find out what can come next"
 WAIT_S = 0.005
 
@@ -91,12 +94,32 @@ class GrammarMatcher:
         self._count(began_s)
         return forced
 
-    def mask(self) -> np.ndarray:
-        """uint8, a bit for each token, the least significant first: 1 = it may come next."""
+    def mask(self) -> NDArray[np.uint8]:
+        """A bit for each token, the least significant first: 1 = it may come next."""
         began_s = time.thread_time()
-        mask = np.zeros(self._num_mask_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        mask = self._mask_of(self._matcher)
         self._count(began_s)
+        return mask
+
+    def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Of what may come after each drafted token, for as many as may come themselves; none if it takes too long."""
+        if self._spent_s > DRAFT_SHARE * (FREE_S + TOKEN_S * self._num_tokens):
+            return []
+        began_s = time.thread_time()
+        masks: list[NDArray[np.uint8]] = []
+        ahead = self._matcher.deep_copy()
+        for token_id in draft[: ahead.validate_tokens(list(draft))]:
+            ahead.consume_token(token_id)
+            masks.append(self._mask_of(ahead))
+            if ahead.is_error():
+                masks.pop()
+                break
+        self._count(began_s)
+        return masks
+
+    def _mask_of(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
+        mask = np.zeros(self._num_mask_words, np.int32)
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask.view(np.uint8)
 
     def _count(self, began_s: float) -> None:

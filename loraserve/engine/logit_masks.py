@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraserve.engine.accelerator import upload
-from loraserve.engine.grammar import GrammarMatcher
 
 _IS_ALLOWED = (np.arange(256)[:, None] >> np.arange(8)) % 2 == 1
 """[256, 8]: what a byte of a mask says of its tokens."""
@@ -20,17 +19,16 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
 @torch.inference_mode()
-def mask_logits(logits: Tensor, matchers: Sequence[tuple[int, GrammarMatcher]], vocab_size: int) -> None:
+def mask_logits(logits: Tensor, masks: Sequence[tuple[int, NDArray[np.uint8]]], vocab_size: int) -> None:
     """Set what may not come next to -inf, in place. Waits for no device.
 
-    logits: [R, at least vocab_size]; only the rows that `matchers` names are written to.
+    logits: [R, at least vocab_size]; only the rows that `masks` names are written to. A mask as of `GrammarMatcher`.
     """
-    rows = [logits[row, :vocab_size] for row, _ in matchers]
-    masks = [matcher.mask() for _, matcher in matchers]
+    rows, of_rows = [logits[row, :vocab_size] for row, _ in masks], [mask for _, mask in masks]
     if logits.device.type == "cpu":
-        _mask_on_host(rows, masks)
+        _mask_on_host(rows, of_rows)
     else:
-        _mask_on_device(rows, masks)
+        _mask_on_device(rows, of_rows)
 
 
 def _mask_on_host(rows: Sequence[Tensor], masks: Sequence[NDArray[np.uint8]]) -> None:

@@ -143,7 +143,6 @@ class SequenceOutput:
         if self.logprobs is not None and later.logprobs is not None:
             self.logprobs += later.logprobs
         self.finish_reason, self.stop_token_id = later.finish_reason, later.stop_token_id
-        self.num_accepted_tokens = later.num_accepted_tokens
 
 
 @dataclass(frozen=True, slots=True)

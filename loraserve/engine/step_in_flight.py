@@ -1,24 +1,11 @@
 """A queued step, and the sequences its tokens belong to."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.sampler import Sampled
 from loraserve.engine.sequence import Sequence, Status
-
-
-@dataclass(frozen=True, slots=True)
-class DraftedToken:
-    """A row that was computed as if this token were its sequence's."""
-
-    num_tokens: int
-    """The sequence's, with this one."""
-    token_id: int
-
-    def is_right(self, sequence: Sequence) -> bool:
-        """Whether it is, and is the last one, so that the row's own token comes next."""
-        return sequence.num_tokens == self.num_tokens and sequence.token_ids[-1] == self.token_id
 
 
 @dataclass(slots=True)
@@ -28,10 +15,10 @@ class StepInFlight:
     scheduled: list[ScheduledSequence]
     """What it computes."""
     sequences: list[Sequence]
-    """Who gets the tokens, in their order."""
+    """Who gets the tokens, in their order: one each, and one more for each token that was drafted of it."""
+    drafts: list[list[int]]
+    """Of each of these."""
     sampled: Sampled | QueuedTokens
-    drafted: dict[int, DraftedToken] = field(default_factory=dict)
-    """By the place of a row in `sequences`: the token that must have been chosen for its own token to be one."""
 
     @property
     def num_rows(self) -> int:

@@ -3,7 +3,9 @@
 import time
 from collections.abc import Sequence as Seq
 
+import numpy as np
 from loraserve_kernels.step_batch import StepBatch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from loraserve.engine.accelerator import upload_ids
@@ -17,7 +19,7 @@ from loraserve.engine.sampler import Sampled, Sampler
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.scheduler import Scheduler, StepPlan
 from loraserve.engine.sequence import Sequence
-from loraserve.engine.step_in_flight import DraftedToken, StepInFlight
+from loraserve.engine.step_in_flight import StepInFlight
 
 
 class StepQueue:
@@ -69,32 +71,33 @@ class StepQueue:
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
         sequences: list[Sequence] = []
+        drafts: list[list[int]] = []
         rows: list[int] = []
-        drafted: dict[int, DraftedToken] = {}
+        masks: list[tuple[int, NDArray[np.uint8]]] = []
         end_row = 0
         for item in plan.scheduled:
             start_row, end_row = end_row, end_row + item.num_sampled_rows
             for sequence in self._account(item, logits, start_row, now):
-                for place, token_id in enumerate(item.draft, start=1):
-                    drafted[len(rows) + place] = DraftedToken(sequence.num_tokens + place, token_id)
-                sequences += [sequence] * (1 + len(item.draft))
+                if sequence.matcher is not None:
+                    masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
+                sequences.append(sequence)
+                drafts.append(item.draft)
                 rows += range(end_row - 1 - len(item.draft), end_row)
         if not sequences:
-            return StepInFlight(plan.scheduled, [], Sampled([], [], []))
+            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []))
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [row for _, row in known_rows]
         if not sampling_rows:
             sampling_rows = [each.row_to_sample(each.num_computed_tokens, self._eos) for each in sequences]
-        matchers = [(row, each.matcher) for row, each in enumerate(sequences) if each.matcher is not None]
-        if matchers:
-            mask_logits(logits, matchers, self._sampler.vocab_size)
+        if masks:
+            mask_logits(logits, masks, self._sampler.vocab_size)
             best = None
         sampling = self._builder.sampling if isinstance(self._builder, GpuBatchBuilder) else None
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
-        return StepInFlight(plan.scheduled, sequences, sampled, drafted)
+        return StepInFlight(plan.scheduled, sequences, drafts, sampled)
 
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]

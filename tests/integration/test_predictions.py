@@ -126,12 +126,6 @@ def test_what_is_no_prediction_is_refused(http: httpx.Client, prediction: object
     assert "prediction" in response.json()["error"]["message"]
 
 
-def test_it_cannot_be_combined_with_a_schema(http: httpx.Client) -> None:
-    response = ask(http, {"type": "content", "content": "{}"}, response_format={"type": "json_object"})
-    assert response.status_code == 400
-    assert "schema or grammar" in response.json()["error"]["message"]
-
-
 def test_a_server_that_drafts_nothing_says_so(tmp_path: Path) -> None:
     engine = FakeEngine(model=make_model(TOKENIZER, num_speculative_tokens=0))
     with live_server(engine, make_settings(tmp_path)) as server, httpx.Client(base_url=server.url) as http:

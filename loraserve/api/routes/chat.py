@@ -70,7 +70,7 @@ async def _chat(
     )
     use = tool_use(asked, runtime.settings)
     checked = _check(context, asked, use)
-    predicted = predicted_text(asked.prediction, checked.params, runtime.engine.model)
+    predicted = predicted_text(asked.prediction, runtime.engine.model)
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:

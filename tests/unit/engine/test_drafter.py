@@ -1,12 +1,15 @@
 """Speculative decoding on the hash model, whose answers are known."""
 
 from collections.abc import Callable
+from concurrent.futures import wait
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
+from tests.support.hash_grammars import one_of
 from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, make_hash_engine, run_to_idle
 
 FREE_ROWS = 8
@@ -94,6 +97,34 @@ def test_each_drafted_token_is_judged_as_if_those_before_it_were_said(
     engine.add_request(request)
     assert run_to_idle(engine) == {("r", 0): answer(request)}
     assert engine.stats().num_accepted_tokens > 0
+
+
+def test_a_grammar_holds_drafted_tokens_too(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+    texts = ["".join(pair) for pair in product(("ab", "ac", "bd"), ("ef", "gh", "eg"), ("ijk", "ilm"))]
+    request = ask(grammar=one_of(*texts), temperature=1.0, seed=1, logprobs=0)  # with them nothing is appended unasked
+    for right in (99, 2):
+        engine, _ = make([request], right)
+        engine.add_request(request)
+        assert run_grammars_to_idle(engine) == {("r", 0): answer(request)}
+        assert engine.stats().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("right", [99, 3, 1])
+def test_tokens_that_a_grammar_appends_may_have_been_drafted(
+    make: Callable[..., tuple[Engine, HashRunner]], right: int
+) -> None:
+    texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfh1"), ("ijk", "ilm"))]
+    requests = [ask(f"r{seed}", grammar=one_of(*texts), temperature=1.0, seed=seed) for seed in range(5)]
+    for request in requests:
+        engine, _ = make(requests, right)
+        engine.add_request(request)
+        assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
+
+
+def run_grammars_to_idle(engine: Engine) -> dict[tuple[str, int], Choice]:
+    """Compiled first, as steps that wait for it do nothing."""
+    wait(engine._compiling.values())
+    return run_to_idle(engine)
 
 
 def test_outputs_say_how_much_was_drafted(make: Callable[..., tuple[Engine, HashRunner]]) -> None:

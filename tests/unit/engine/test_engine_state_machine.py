@@ -413,11 +413,6 @@ class DraftingMachine(EngineMachine):
         self.expected: dict[str, list[list[int]]] = {}
         self.monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: SimpleNamespace(next=self._draft))
 
-    def _submit(self, ask: Ask) -> None:
-        if len(self.ledger) % 4:
-            ask = replace(ask, params=replace(ask.params, grammar=None))
-        super()._submit(ask)
-
     def _draft(self, token_ids: list[int], _max_length: int, max_length: int) -> list[int]:
         """Of a request that has said the same so far, and a wrong token in it now and then."""
         if max_length <= 0:

@@ -89,6 +89,30 @@ def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.Monke
     assert not matcher.take(EOS)
 
 
+def test_masks_after_a_draft_are_those_after_its_tokens() -> None:
+    grammar = one_of("abcde0", "abxyz", "abcdi0")
+    matcher, beside = matcher_of(grammar), matcher_of(grammar)
+    draft = ids("abcdi")
+    masks = matcher.masks_after(draft)
+    for token_id, mask in zip(draft, masks, strict=True):
+        assert beside.take(token_id)
+        assert np.array_equal(mask, beside.mask())
+    assert np.array_equal(matcher.mask(), matcher_of(grammar).mask()), "it has not moved"
+
+
+@pytest.mark.parametrize(("text", "num_allowed"), [("abz", 2), ("zab", 0), ("abcde0ab", 6), ("", 0)])
+def test_a_draft_ends_where_the_grammar_does_not_allow_it(text: str, num_allowed: int) -> None:
+    assert len(matcher_of(one_of("abcde0", "abxyz")).masks_after(ids(text))) == num_allowed
+
+
+def test_nothing_is_drafted_once_half_of_the_time_is_used() -> None:
+    matcher = matcher_of(one_of("abcde"))
+    matcher._spent_s = 0.49 * module.FREE_S
+    assert len(matcher.masks_after(ids("a"))) == 1
+    matcher._spent_s = 0.51 * module.FREE_S
+    assert matcher.masks_after(ids("a")) == []
+
+
 def test_copies_go_their_own_ways() -> None:
     first = matcher_of(one_of("ab", "ac"), "a")
     second = first.copy()
