@@ -27,6 +27,7 @@ from loraserve.engine.request import EngineRequest, SamplingParams
 NUM_TOKENS = 96
 WRONG_EVERY = 6
 MAX_SPECULATIVE_TOKENS = 16
+"""A server's default."""
 Answers = dict[str, list[int]]
 """Tokens by the request's id."""
 Predict = Callable[[list[int]], list[int]]

@@ -47,7 +47,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enable_lora: bool = True
     num_speculative_tokens: int | None = None
-    """Longest draft of what a sequence says next; 0 = none, None = 8 where the backend computes rows for nothing."""
+    """Longest draft of what a sequence says next; 0 = none, None = 16 where the backend computes rows for nothing."""
     num_threads: int | None = None
     seed: int = 0
     """Of dummy weights."""

@@ -42,7 +42,7 @@ SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
 )
-DEFAULT_NUM_SPECULATIVE_TOKENS = 8
+DEFAULT_NUM_SPECULATIVE_TOKENS = 16
 DEFAULT_MODEL_MAX_LEN = 2048
 """For a config that names no limit."""
 

@@ -74,7 +74,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDe
         block_size=16,
         arena_size_bytes=1 << 20,
         host_tier_bytes=0,
-        num_speculative_tokens=8,
+        num_speculative_tokens=16,
         layout=BaseLayout("f" * 64, "float32", ((module,),), ()),
     )
     return dataclasses.replace(model, **changes)

@@ -165,7 +165,7 @@ def test_a_host_tier_is_refused_on_a_cpu_before_weights_are_loaded(
 def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert describe(tmp_path / "cpu", {}, backend="cpu").num_speculative_tokens == 8
+    assert describe(tmp_path / "cpu", {}, backend="cpu").num_speculative_tokens == 16
     assert describe(tmp_path / "none", {}, backend="cpu", num_speculative_tokens=0).num_speculative_tokens == 0
     assert describe(tmp_path / "few", {}, backend="cpu", num_speculative_tokens=2).num_speculative_tokens == 2
     assert describe(tmp_path / "reference", {}).num_speculative_tokens == 0
