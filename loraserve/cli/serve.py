@@ -256,7 +256,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--num-speculative-tokens",
     panel="Engine",
     type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
-    help="Longest draft of what comes next, from the request's own text, for the model to check; 0 = none. [16; GPU: 0]",
+    help="Longest draft of what comes next, from the request's text, for the model to check; 0 = none. [16; GPU: 0]",
 )
 @_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
 @_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")
