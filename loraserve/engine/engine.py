@@ -1,7 +1,6 @@
 """The engine: requests in, tokens out, one `step` at a time. Synchronous; whoever calls it owns the loop."""
 
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import islice
@@ -15,12 +14,12 @@ from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.drafter import Drafter
 from loraserve.engine.endings import Endings
+from loraserve.engine.engine_stats import EngineCounts, engine_stats
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
 from loraserve.engine.grammar import GrammarMatcher
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
@@ -31,7 +30,7 @@ from loraserve.engine.request import (
 )
 from loraserve.engine.request_check import check_request
 from loraserve.engine.sampler import Sampler
-from loraserve.engine.scheduler import Scheduler, StepPlan, running_digests
+from loraserve.engine.scheduler import Scheduler, StepPlan
 from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.step_in_flight import StepInFlight
@@ -81,10 +80,7 @@ class Engine:
         self._compiling: dict[RequestState, Future[GrammarMatcher]] = {}
         """Requests that are scheduled as soon as their grammar is there."""
         self._users = AdapterUsers(parts.adapters)
-        self._num_steps = 0
-        self._num_generation_tokens = 0
-        self._num_accepted_tokens = 0
-        self._recent_step_tokens: deque[int] = deque(maxlen=1024)
+        self._counts = EngineCounts()
 
     def describe(self) -> ModelDescription:
         return self._description
@@ -226,8 +222,8 @@ class Engine:
         return self._steps.queue(plan, before) if plan.scheduled else None, outputs
 
     def _collect(self, step: StepInFlight) -> list[SequenceOutput]:
-        self._num_steps += 1
-        self._recent_step_tokens.append(step.num_rows)
+        self._counts.num_steps += 1
+        self._counts.recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         outputs: list[SequenceOutput] = []
@@ -247,7 +243,7 @@ class Engine:
                 break
             sequence.num_computed_tokens += 1
             sequence.num_accepted_tokens += 1
-            self._num_accepted_tokens += 1
+            self._counts.num_accepted_tokens += 1
             place += 1
             if place == sequence.num_tokens:  # else a grammar has said already what comes here
                 gained = self._take_token(sequence, after)
@@ -274,7 +270,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)
-        self._num_generation_tokens += 1
+        self._counts.num_generation_tokens += 1
         finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
         output = SequenceOutput(sequence.request.request_id, sequence.index, [token_id])
         if sequence.matcher is not None and finish_reason is not FinishReason.STOP:
@@ -301,7 +297,7 @@ class Engine:
                 break
             sequence.token_ids.append(token_id)
             output.token_ids.append(token_id)
-            self._num_generation_tokens += 1
+            self._counts.num_generation_tokens += 1
             finish_reason, stop_token_id = self._endings.reason(sequence, token_id)
         if matcher.is_complete and finish_reason is not FinishReason.STOP:
             return FinishReason.STOP, None
@@ -378,36 +374,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot; `recent_step_tokens` starts anew with each."""
-        recent_step_tokens = list(self._recent_step_tokens)
-        self._recent_step_tokens.clear()
-        counts = self._pool.counts()
-        scheduler, adapters = self._scheduler, self._adapters
-        waiting = [*scheduler.waiting, *(state.sequences[0] for state in self._compiling)]
-        return EngineStats(
-            step=self._num_steps,
-            num_running=len(scheduler.running),
-            num_waiting=len(waiting),
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=counts.free,
-            num_cached_blocks=counts.cached,
-            block_size=self._block_size,
-            prefix_cache_queries=scheduler.prefix_cache_queries,
-            prefix_cache_hits=scheduler.prefix_cache_hits,
-            num_preemptions=scheduler.num_preemptions,
+        return engine_stats(
+            self._counts,
+            self._pool,
+            self._block_size,
+            self._scheduler,
+            [*self._scheduler.waiting, *(state.sequences[0] for state in self._compiling)],
+            self._adapters,
             num_prompt_tokens=self._steps.num_prompt_tokens,
-            num_generation_tokens=self._num_generation_tokens,
             num_draft_tokens=0 if self._drafter is None else self._drafter.num_tokens,
-            num_accepted_tokens=self._num_accepted_tokens,
-            arena_size_bytes=0 if adapters is None else adapters.size_bytes,
-            arena_used_bytes=0 if adapters is None else adapters.used_bytes,
-            num_adapter_loads=0 if adapters is None else adapters.num_loads,
-            num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
-            running_adapters=running_digests(scheduler.running),
-            waiting_adapters=running_digests(waiting),
-            resident_adapters=[] if adapters is None else adapters.resident,
-            resident_extents=[] if adapters is None else adapters.extents,
-            queues=queue_stats([*scheduler.running, *waiting]),
-            recent_step_tokens=recent_step_tokens,
         )
 
     def check_invariants(self) -> None:

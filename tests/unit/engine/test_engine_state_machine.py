@@ -189,10 +189,10 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _step(self) -> None:
         had_work = self.engine.has_work()
-        num_steps = self.engine._num_steps
+        num_steps = self.engine._counts.num_steps
         outputs = self.engine.step()
         if had_work:
-            did_something = outputs or self.engine._num_steps > num_steps
+            did_something = outputs or self.engine._counts.num_steps > num_steps
             may_wait = self.host_tier_units is not None or self.engine._compiling
             assert did_something or may_wait, "a step with work to do did nothing"
             assert max(self.engine.stats().recent_step_tokens, default=0) <= MAX_NUM_BATCHED_TOKENS
