@@ -52,7 +52,10 @@ class Backend(SamplesOnHost, Protocol):
         ...
 
     def num_free_rows(self, dtype: torch.dtype) -> int:
-        """Rows that a model in the dtype computes in about the time it takes to read its weights; 1 = not known."""
+        """Rows that linears in the dtype compute in about the time it takes to read their weights; 1 = not known.
+
+        Above 1 a row's result is the same whatever their number.
+        """
         ...
 
     def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":

@@ -127,11 +127,11 @@ def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
         raise invalid_value(param, f"must be a JSON object: {error}.") from error
 
 
-def text_of(param: str, content: str | Sequence[Part], kinds: Collection[str]) -> str:
-    """kinds: the types of parts that are text. Raises `ServingError`."""
+def text_of(param: str, content: str | Sequence[Part], kinds: Collection[str], split: str = SPLIT_TEXT) -> str:
+    """kinds: the types of parts that are text; split: what stands between them. Raises `ServingError`."""
     if isinstance(content, str):
         return content
-    return SPLIT_TEXT.join(_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content))
+    return split.join(_part_text(f"{param}[{index}]", part, kinds) for index, part in enumerate(content))
 
 
 def _part_text(param: str, part: Part, kinds: Collection[str]) -> str:

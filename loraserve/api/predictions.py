@@ -15,7 +15,7 @@ def predicted_text(prediction: Prediction | None, model: ModelDescription) -> st
         raise unsupported("prediction.type", f"is {prediction.type[:32]!r}; only 'content' is supported.")
     if model.num_speculative_tokens == 0:
         raise unsupported("prediction", "is not supported by this server: it has no speculative decoding.")
-    return text_of("prediction.content", prediction.content, TEXT_PARTS)
+    return text_of("prediction.content", prediction.content, TEXT_PARTS, split="")
 
 
 async def predicted_tokens(text: str, tokenizer: TextTokenizer, model: ModelDescription) -> list[int]:

@@ -25,6 +25,8 @@ class ScheduledSequence:
     """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
     draft_masks: list[NDArray[np.uint8]] = field(default_factory=list)
     """Of what may come after each of these, where the sequence has a grammar."""
+    is_predicted: bool = False
+    """Whether the request predicts the draft."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """Gives steps that only decode, and few sequences, drafts of what these say next."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from math import ceil
 
 from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.draft import Draft
@@ -14,47 +16,81 @@ fast, 4 sequences with three each 2.9 times, with one each (8 rows) 1.8 times. 1
 and lose a third where these are wrong."""
 
 
+@dataclass(frozen=True, slots=True)
+class FreeRows:
+    """What a decode step computes in about the time that it takes to read what it has to read."""
+
+    num_rows: int
+    """In all, of short contexts."""
+    context_of_a_row: float
+    """Tokens of context whose attention takes as long as the rest of a row."""
+
+    def weight(self, context_len: int) -> float:
+        """Rows of a short context that one of this context is as long as."""
+        return 1 + context_len / self.context_of_a_row
+
+
 class Drafter:
     """Speculative decoding: tokens are chosen as without it, several in one step where a draft was right."""
 
     def __init__(
-        self, scheduler: Scheduler, endings: Endings, *, max_length: int, num_free_rows: int, max_num_rows: int
+        self, scheduler: Scheduler, endings: Endings, *, max_length: int, free_rows: FreeRows, max_num_rows: int
     ) -> None:
-        """max_length: of a draft. num_free_rows: of a step, drafts included, that cost next to nothing. max_num_rows:
-        of any step."""
+        """max_length: of a draft. max_num_rows: of any step."""
         self._scheduler = scheduler
         self._endings = endings
         self._max_length = max_length
-        self._max_num_rows = min(num_free_rows, max_num_rows)
-        self._max_trusted_rows = min(TRUSTED_ROWS * num_free_rows, max_num_rows)
+        self._free_rows = free_rows
+        self._max_num_rows = max_num_rows
+        self._num_steps = 0
         self.num_tokens = 0
         """Drafted."""
 
     def add_drafts(self, scheduled: Seq[ScheduledSequence]) -> None:
-        """Make items of a step longer if all of them only go on: rows are dealt evenly."""
+        """Make items of a step longer if all of them only go on.
+
+        Rows that are free are dealt evenly. More, which others would wait for, are dealt only in steps of one tenant:
+        to sequences whose last draft was right, and one to any, in turn, so that there are some.
+        """
         num_rows = sum(item.num_rows for item in scheduled)
-        if num_rows >= self._max_trusted_rows or not all(_goes_on(item) for item in scheduled):
+        num_free = self._free_rows.num_rows
+        is_small = 0 < num_rows < min(TRUSTED_ROWS * num_free, self._max_num_rows)
+        if not is_small or not all(map(_goes_on, scheduled)):
             return
-        for num_to_come, item in zip(range(len(scheduled), 0, -1), scheduled, strict=True):
-            share = _share(self._max_num_rows - num_rows, num_to_come)
-            num_rows += self._add_draft(item, share, _share(self._max_trusted_rows - num_rows, num_to_come))
+        is_of_one = len({item.sequence.request.tenant for item in scheduled}) == 1
+        free = float(num_free - num_rows)
+        trusted = free + (TRUSTED_ROWS - 1) * num_free if is_of_one else free
+        self._num_steps += 1
+        first = self._num_steps % len(scheduled)
+        for num_before, item in enumerate([*scheduled[first:], *scheduled[:first]]):
+            weight = self._free_rows.weight(item.sequence.num_tokens)
+            length, trusted_length = (
+                ceil(max(rows, 0) / weight / (len(scheduled) - num_before)) for rows in (free, trusted)
+            )
+            if num_before == 0 and is_of_one:
+                length = max(length, 1)
+            room = self._max_num_rows - num_rows
+            num_drafted = self._add_draft(item, min(length, room), min(trusted_length, room))
+            num_rows += num_drafted
+            free, trusted = free - weight * num_drafted, trusted - weight * num_drafted
 
     def _add_draft(self, item: ScheduledSequence, max_length: int, max_trusted_length: int) -> int:
         """Returns how long it is. The lengths are as `Draft.next` has them."""
         sequence = item.sequence
-        num_left = self._endings.num_left(sequence) - 1
         if sequence.draft is None:
             predicted = sequence.request.predicted_token_ids
             sequence.draft = Draft(self._max_length, sequence.num_prompt_tokens, predicted)
-        draft = sequence.draft.next(sequence.token_ids, min(max_length, num_left), min(max_trusted_length, num_left))
+        num_left = self._endings.num_left(sequence) - 1
+        max_length, max_trusted_length = min(max_length, num_left), min(max_trusted_length, num_left)
+        draft, is_predicted = sequence.draft.next(sequence.token_ids, max_length, max_trusted_length)
+        masks = []
         if draft and sequence.matcher is not None:
-            item.draft_masks = sequence.matcher.masks_after(draft)
-            draft = draft[: len(item.draft_masks)]
+            masks = sequence.matcher.masks_after(draft)
+            draft = draft[: len(masks)]
         if not draft or not self._scheduler.try_lengthen(item, len(draft)):
-            item.draft_masks = []
             return 0
-        item.draft = draft
-        sequence.num_draft_tokens += len(draft)
+        sequence.draft.is_computed(draft, sequence.num_tokens)
+        item.draft, item.draft_masks, item.is_predicted = draft, masks, is_predicted
         self.num_tokens += len(draft)
         return len(draft)
 
@@ -62,7 +98,3 @@ class Drafter:
 def _goes_on(item: ScheduledSequence) -> bool:
     """Whether its next token is chosen, and is not the first one."""
     return item.num_sampled_rows == 1 and item.sequence.state.is_forked
-
-
-def _share(num_rows: int, num_sequences: int) -> int:
-    return -(-max(num_rows, 0) // num_sequences)

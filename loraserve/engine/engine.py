@@ -10,6 +10,7 @@ from loraserve_kernels.sampling import SamplesOnDevice
 
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
+from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
 from loraserve.engine.drafter import Drafter
@@ -227,23 +228,25 @@ class Engine:
         sampled = step.wait()
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         outputs: list[SequenceOutput] = []
-        for sequence, draft in zip(step.sequences, step.drafts, strict=True):
-            chosen = list(islice(rows, 1 + len(draft)))
+        for sequence, item in zip(step.sequences, step.items, strict=True):
+            chosen = list(islice(rows, 1 + len(item.draft)))
             if sequence.status is not Status.FINISHED:
-                outputs += self._take(sequence, draft, chosen)
+                outputs += self._take(sequence, chosen, item)
             # Else it ended while the step was queued, or a sibling's values were not finite.
         return outputs
 
-    def _take(self, sequence: Sequence, draft: list[int], chosen: list[ChosenToken]) -> list[SequenceOutput]:
+    def _take(self, sequence: Sequence, chosen: list[ChosenToken], item: ScheduledSequence) -> list[SequenceOutput]:
         """chosen: what comes next and, for each drafted token, what comes next if that does."""
         place = sequence.num_tokens
         outputs = self._take_token(sequence, chosen[0])
-        for drafted, after in zip(draft, chosen[1:], strict=True):
-            if sequence.status is Status.FINISHED or sequence.token_ids[place] != drafted:
+        num_accepted = 0
+        for drafted, after in zip(item.draft, chosen[1:], strict=True):
+            if outputs[-1].error is not None or sequence.token_ids[place] != drafted:
                 break
-            sequence.num_computed_tokens += 1
-            sequence.num_accepted_tokens += 1
-            self._counts.num_accepted_tokens += 1
+            num_accepted += 1
+            if sequence.status is Status.FINISHED:
+                break
+            self._scheduler.note_accepted(sequence)
             place += 1
             if place == sequence.num_tokens:  # else a grammar has said already what comes here
                 gained = self._take_token(sequence, after)
@@ -251,10 +254,12 @@ class Engine:
                     outputs[0].extend(gained[0])
                 else:
                     outputs += gained
-        outputs[0].num_draft_tokens, outputs[0].num_accepted_tokens = (
-            sequence.num_draft_tokens,
-            sequence.num_accepted_tokens,
-        )
+        self._counts.num_accepted_tokens += num_accepted
+        if item.is_predicted:
+            sequence.num_predicted_tokens += len(item.draft)
+            sequence.num_accepted_tokens += num_accepted
+        outputs[0].num_predicted_tokens = sequence.num_predicted_tokens
+        outputs[0].num_accepted_tokens = sequence.num_accepted_tokens
         return outputs
 
     def _take_token(self, sequence: Sequence, chosen: ChosenToken) -> list[SequenceOutput]:
@@ -408,7 +413,7 @@ def _drafter(parts: EngineParts, config: EngineConfig, scheduler: Scheduler, end
         scheduler,
         endings,
         max_length=max_length,
-        num_free_rows=parts.num_free_rows,
+        free_rows=parts.free_rows,
         max_num_rows=config.max_num_batched_tokens,
     )
 

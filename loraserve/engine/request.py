@@ -129,9 +129,10 @@ class SequenceOutput:
     """On the first output of index 0; the first prompt token has None."""
     queue_s: float | None = None
     """Seconds from arrival in the engine to first scheduled; on the first output."""
-    num_draft_tokens: int = 0
-    """What was drafted of the choice so far, and how much of it was right."""
+    num_predicted_tokens: int = 0
+    """What was drafted of the choice so far because its request predicts it."""
     num_accepted_tokens: int = 0
+    """Of that, what was right."""
     error: str | None = None
     """With finish_reason "error": what went wrong, safe to show."""
     error_code: EngineErrorCode | None = None

@@ -146,13 +146,21 @@ class Scheduler:
     def try_lengthen(self, item: ScheduledSequence, num_drafted: int) -> bool:
         """Compute and sample so many rows more of a scheduled sequence, for tokens that it does not have yet.
 
-        False, and nothing is changed, where that takes more blocks than there are.
+        False, and nothing is changed, where that takes blocks that those who run may soon need.
         """
         num_rows = item.num_rows + num_drafted
-        if not self._blocks.try_extend(item.sequence, num_rows, []):
+        num_missing = self._blocks.num_missing(item.sequence, num_rows)
+        if num_missing > 0 and self.pool.num_available < num_missing + len(self.running):
             return False
+        has_blocks = self._blocks.try_extend(item.sequence, num_rows, [])
+        assert has_blocks, "blocks were counted"
         item.num_rows, item.num_sampled_rows = num_rows, item.num_sampled_rows + num_drafted
         return True
+
+    def note_accepted(self, sequence: Sequence) -> None:
+        """The first of its tokens that are not computed was drafted, so that it is computed, and charged as others."""
+        sequence.num_computed_tokens += 1
+        self._charge_up_to(sequence, sequence.num_computed_tokens)
 
     def remember_blocks(self, sequence: Sequence) -> None:
         """Let others find its full, computed blocks. Only once its sampled row, which depends on all, is finite."""

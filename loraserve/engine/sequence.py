@@ -75,8 +75,8 @@ class Sequence:
     """Kept here between steps."""
     draft: Draft | None = None
     """Once it was given one."""
-    num_draft_tokens: int = 0
-    """Of all its drafts."""
+    num_predicted_tokens: int = 0
+    """That were drafted of it because its request predicts them."""
     num_accepted_tokens: int = 0
     """Of these, the ones that it then said."""
     request: EngineRequest = field(init=False)

@@ -16,8 +16,8 @@ class StepInFlight:
     """What it computes."""
     sequences: list[Sequence]
     """Who gets the tokens, in their order: one each, and one more for each token that was drafted of it."""
-    drafts: list[list[int]]
-    """Of each of these."""
+    items: list[ScheduledSequence]
+    """What each of these was scheduled as."""
     sampled: Sampled | QueuedTokens
 
     @property

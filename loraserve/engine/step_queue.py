@@ -71,7 +71,7 @@ class StepQueue:
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
         sequences: list[Sequence] = []
-        drafts: list[list[int]] = []
+        items: list[ScheduledSequence] = []
         rows: list[int] = []
         masks: list[tuple[int, NDArray[np.uint8]]] = []
         end_row = 0
@@ -81,7 +81,7 @@ class StepQueue:
                 if sequence.matcher is not None:
                     masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
                 sequences.append(sequence)
-                drafts.append(item.draft)
+                items.append(item)
                 rows += range(end_row - 1 - len(item.draft), end_row)
         if not sequences:
             return StepInFlight(plan.scheduled, [], [], Sampled([], [], []))
@@ -97,7 +97,7 @@ class StepQueue:
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
-        return StepInFlight(plan.scheduled, sequences, drafts, sampled)
+        return StepInFlight(plan.scheduled, sequences, items, sampled)
 
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]

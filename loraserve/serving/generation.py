@@ -50,7 +50,7 @@ class _ChoiceRun:
     assembler: ChoiceAssembler
     times: ChoiceTimes
     finish_reason: FinishReason | None = None
-    num_draft_tokens: int = 0
+    num_predicted_tokens: int = 0
     num_accepted_tokens: int = 0
 
 
@@ -67,11 +67,11 @@ class PromptRun:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftUsage:
-    """What was drafted of a request's output."""
+class PredictionUsage:
+    """Of what a request predicts, what was drafted."""
 
     num_accepted_tokens: int
-    """The model chose the same."""
+    """The model chose the same, and it is part of the output."""
     num_rejected_tokens: int
 
 
@@ -80,7 +80,7 @@ class TokenUsage:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int
-    drafts: DraftUsage | None = None
+    prediction: PredictionUsage | None = None
     """Where the request predicts its output."""
 
 
@@ -154,15 +154,16 @@ class Generation:
                 choice.assembler.num_tokens for prompt in self.prompts for choice in prompt.choices
             ),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
-            drafts=self._draft_usage(),
+            prediction=self._prediction_usage(),
         )
 
-    def _draft_usage(self) -> DraftUsage | None:
+    def _prediction_usage(self) -> PredictionUsage | None:
         if not any(prompt.engine_request.predicted_token_ids for prompt in self.prompts):
             return None
         choices = [choice for prompt in self.prompts for choice in prompt.choices]
-        num_accepted = sum(choice.num_accepted_tokens for choice in choices)
-        return DraftUsage(num_accepted, sum(choice.num_draft_tokens for choice in choices) - num_accepted)
+        # What was accepted behind a stop string is no part of the output.
+        num_accepted = sum(min(choice.num_accepted_tokens, choice.assembler.num_tokens) for choice in choices)
+        return PredictionUsage(num_accepted, sum(choice.num_predicted_tokens for choice in choices) - num_accepted)
 
     def times(self) -> GenerationTimes:
         return times_of(self._choice_times(), self._job.received_s)
@@ -262,7 +263,8 @@ class Generation:
         if output.queue_s is not None:
             choice.times.queue_s = output.queue_s
         if output.token_ids:
-            choice.num_draft_tokens, choice.num_accepted_tokens = output.num_draft_tokens, output.num_accepted_tokens
+            choice.num_predicted_tokens = output.num_predicted_tokens
+            choice.num_accepted_tokens = output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
         delta = choice.assembler.add(output)

@@ -50,6 +50,22 @@ def test_a_right_prediction_is_accepted_and_a_wrong_one_changes_nothing(client: 
     assert num_accepted > 5 * len(QUESTIONS)
 
 
+def test_what_was_right_behind_a_stop_string_is_no_part_of_the_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="uppercase",
+        messages=user("hello world"),
+        temperature=0,
+        stop=["E"],
+        prediction={"type": "content", "content": "HELLO WORLD"},
+    )
+    assert answer.choices[0].message.content == "H"
+    usage = answer.usage
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.accepted_prediction_tokens is not None
+    assert 0 < usage.completion_tokens_details.accepted_prediction_tokens <= usage.completion_tokens == 2
+
+
 def test_what_is_said_again_is_drafted(client: openai.OpenAI, http: httpx.Client) -> None:
     before = drafted(http)
     asked = {"model": "uppercase", "messages": user("abc abc abc abc"), "max_tokens": 60, "temperature": 0}

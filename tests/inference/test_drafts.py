@@ -46,6 +46,17 @@ def test_answers_are_those_without_drafts(model: Path, params: dict[str, object]
         assert stats.step < plain.stats().step - 15
 
 
+@pytest.mark.parametrize("overrides", [{"dtype": "float16"}, {"backend": "reference"}])
+def test_nothing_is_drafted_where_rows_are_not_free(model: Path, overrides: dict[str, object]) -> None:
+    assert make_engine(model, **overrides).describe().num_speculative_tokens == 0
+
+
+def test_nothing_is_drafted_of_a_mixture_of_experts(tmp_path: Path) -> None:
+    """Each row may read the weights of others."""
+    save_tiny_model("mixtral", tmp_path)
+    assert make_engine(tmp_path).describe().num_speculative_tokens == 0
+
+
 def test_text_that_repeats_itself_comes_sooner(model: Path) -> None:
     """A bias makes one token follow itself."""
     sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True, logit_bias={9: 100.0})

@@ -214,7 +214,7 @@ class FakeEngine:
                 num_cached_tokens=self.num_cached_tokens if number == 0 and index == 0 else 0,
                 prompt_logprobs=self._prompt_logprobs(request) if number == 0 and index == 0 else None,
                 queue_s=0.001 if number == 0 else None,
-                num_draft_tokens=len(is_accepted[: start + len(piece)]),
+                num_predicted_tokens=len(is_accepted[: start + len(piece)]),
                 num_accepted_tokens=sum(is_accepted[: start + len(piece)]),
             )
             for number, (start, piece) in enumerate(zip(starts, pieces, strict=True))

@@ -29,6 +29,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.device_sampler import QueuedTokens
+from loraserve.engine.drafter import FreeRows
 from loraserve.engine.engine import Engine
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.request import (
@@ -257,7 +258,7 @@ def make_hash_engine(
         adapters=adapters,
         grammars=hash_grammars(),
         num_blocks=num_blocks,
-        num_free_rows=8,
+        free_rows=FreeRows(8, 1e9),
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loraserve.serving.generation import DraftUsage, TokenUsage
+from loraserve.serving.generation import PredictionUsage, TokenUsage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -33,11 +33,11 @@ def usage_of(usage: TokenUsage) -> Usage:
         completion_tokens=usage.num_completion_tokens,
         total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
-        completion_tokens_details=_completion_details(usage.drafts),
+        completion_tokens_details=_completion_details(usage.prediction),
     )
 
 
-def _completion_details(drafts: DraftUsage | None) -> CompletionTokensDetails | UnsetType:
-    if drafts is None:
+def _completion_details(prediction: PredictionUsage | None) -> CompletionTokensDetails | UnsetType:
+    if prediction is None:
         return UNSET
-    return CompletionTokensDetails(drafts.num_accepted_tokens, drafts.num_rejected_tokens)
+    return CompletionTokensDetails(prediction.num_accepted_tokens, prediction.num_rejected_tokens)

@@ -2,15 +2,27 @@
 
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import dataclass, replace
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
+import torch
+from loraserve_kernels.decoder_model import ModelOutput
+from loraserve_kernels.step_batch import StepBatch
 
+from loraserve.engine.drafter import TRUSTED_ROWS, FreeRows
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
 from tests.support.hash_grammars import one_of
 from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, make_hash_engine, run_to_idle
+
+
+@dataclass
+class FakeDraft:
+    next: Callable[[list[int], int, int], tuple[list[int], bool]]
+
+    def is_computed(self, draft: list[int], num_tokens: int) -> None: ...
+
 
 FREE_ROWS = 8
 """Of the hash engine."""
@@ -37,15 +49,15 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, HashRun
             for index in range(request.sampling.n)
         ]
 
-        def draft(token_ids: list[int], max_length: int, _max_trusted_length: int) -> list[int]:
+        def draft(token_ids: list[int], max_length: int, _max_trusted_length: int) -> tuple[list[int], bool]:
             for tokens in answers:
                 if tokens[: len(token_ids)] == token_ids:
                     rest = tokens[len(token_ids) :]
                     wrong = [1 + token % 20 for token in rest[right:]]
-                    return [*rest[:right], *wrong][: min(max_length, MAX_LENGTH)]
-            return []
+                    return [*rest[:right], *wrong][: max(min(max_length, MAX_LENGTH), 0)], True
+            return [], False
 
-        monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: SimpleNamespace(next=draft))
+        monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: FakeDraft(draft))
         settings: dict[str, object] = {
             "num_speculative_tokens": MAX_LENGTH,
             "num_blocks": 40,
@@ -136,9 +148,9 @@ def test_outputs_say_how_much_was_drafted(make: Callable[..., tuple[Engine, Hash
     assert output.token_ids == answer(request).token_ids[1:4]
     assert output.logprobs is not None
     assert len(output.logprobs) == 3
-    assert (output.num_draft_tokens, output.num_accepted_tokens) == (5, 2)
+    assert (output.num_predicted_tokens, output.num_accepted_tokens) == (5, 2)
     (output,) = engine.step()
-    assert (output.num_draft_tokens, output.num_accepted_tokens) == (10, 4)
+    assert (output.num_predicted_tokens, output.num_accepted_tokens) == (10, 4)
 
 
 def test_nothing_follows_the_last_token(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
@@ -173,17 +185,6 @@ def test_the_models_length_is_not_exceeded(make: Callable[..., tuple[Engine, Has
     assert len(choice.token_ids) == 48 - 42
 
 
-def test_rows_are_dealt_evenly_up_to_those_that_are_free(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
-    requests = [ask(name, [token, 2, 3]) for name, token in (("a", 4), ("b", 5), ("c", 6))]
-    engine, runner = make(requests)
-    for request in requests:
-        engine.add_request(request)
-    engine.step()
-    engine.step()
-    assert sorted(item.num_rows for item in runner.scheduled) == [2, 3, 3]
-    assert sum(item.num_rows for item in runner.scheduled) == FREE_ROWS
-
-
 def test_what_one_leaves_is_given_to_the_next(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
     known, unknown = ask("known", [4, 2, 3]), ask("unknown", [5, 2, 3])
     engine, runner = make([known])
@@ -191,34 +192,91 @@ def test_what_one_leaves_is_given_to_the_next(make: Callable[..., tuple[Engine, 
     engine.add_request(known)
     engine.step()
     engine.step()
-    assert [item.num_rows for item in runner.scheduled] == [1, 6]
-
-
-def test_where_drafts_are_right_steps_may_have_twice_as_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they are is for the draft to say."""
-    lengths = []
-
-    def draft(token_ids: list[int], max_length: int, max_trusted_length: int) -> list[int]:
-        lengths.append((max_length, max_trusted_length))
-        return [9] * max_trusted_length
-
-    monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: SimpleNamespace(next=draft))
-    engine, runner = make_hash_engine(
-        monkeypatch, num_speculative_tokens=8, num_blocks=40, max_num_batched_tokens=32, max_num_seqs=16
-    )
-    for i in range(3):
-        engine.add_request(ask(f"r{i}", [1 + i, 2, 3], max_tokens=40))
+    assert sorted(item.num_rows for item in runner.scheduled) == [1, 4]
     engine.step()
+    assert sorted(item.num_rows for item in runner.scheduled) == [1, 6], "it is first in every other step"
+
+
+@pytest.fixture
+def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(First token, length, trusted length) of each draft that was asked for; none is given."""
+    lengths: list[tuple[int, int, int]] = []
+
+    def draft(token_ids: list[int], max_length: int, max_trusted_length: int) -> tuple[list[int], bool]:
+        lengths.append((token_ids[0], max_length, max_trusted_length))
+        return [], False
+
+    monkeypatch.setattr("loraserve.engine.drafter.Draft", lambda *_: FakeDraft(draft))
+    return lengths
+
+
+def start_decoding(
+    monkeypatch: pytest.MonkeyPatch, tenants: list[str], prompt_tokens: int = 3, **overrides: object
+) -> Engine:
+    """One request of each, whose first token is its number."""
+    settings: dict[str, object] = {"num_speculative_tokens": 8, "num_blocks": 60, "max_num_batched_tokens": 64}
+    engine, _ = make_hash_engine(monkeypatch, max_num_seqs=16, **settings | overrides)
+    for number, tenant in enumerate(tenants):
+        request = ask(f"r{number}", [number, *[2] * (prompt_tokens - 1)], max_tokens=20)
+        engine.add_request(replace(request, tenant=tenant))
     engine.step()
-    assert lengths == [(2, 5), (0, 4), (0, 4)]
-    assert sum(item.num_rows for item in runner.scheduled) == 2 * FREE_ROWS
+    return engine
+
+
+def test_free_rows_are_dealt_in_turn_and_as_many_again_where_drafts_were_right(
+    monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
+) -> None:
+    engine = start_decoding(monkeypatch, ["t"] * 3)
+    for _ in range(3):
+        engine.step()
+    assert [first for first, *_ in dealt] == [1, 2, 0, 2, 0, 1, 0, 1, 2]
+    assert [lengths for _, *lengths in dealt[:3]] == [[2, 5], [3, 7], [5, 13]]
+
+
+def test_beside_other_tenants_only_free_rows_are_dealt(
+    monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
+) -> None:
+    start_decoding(monkeypatch, ["red", "blue"]).step()
+    assert [lengths for _, *lengths in dealt] == [[3, 3], [6, 6]]
+    dealt.clear()
+    start_decoding(monkeypatch, [*["red"] * 7, *["blue"] * 2]).step()
+    assert all(lengths == [0, 0] for _, *lengths in dealt)
+
+
+def test_one_of_many_may_always_try(monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]) -> None:
+    """Else none would ever have been right."""
+    start_decoding(monkeypatch, ["t"] * (FREE_ROWS + 2)).step()
+    assert [length for _, length, _ in dealt] == [1, *[0] * (FREE_ROWS + 1)]
+    assert [trusted for _, _, trusted in dealt][:3] == [1, 1, 1]
+
+
+def test_a_row_of_a_long_context_is_worth_several(
+    monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
+) -> None:
+    engine = start_decoding(monkeypatch, ["t"], prompt_tokens=29)
+    assert engine._drafter is not None
+    engine._drafter._free_rows = FreeRows(FREE_ROWS, context_of_a_row=15)
+    engine.step()
+    assert dealt == [(0, 3, 5)], "7 and 15 rows, each as long as three"
+
+
+def test_no_step_has_more_rows_than_a_step_may(
+    monkeypatch: pytest.MonkeyPatch, dealt: list[tuple[int, int, int]]
+) -> None:
+    start_decoding(monkeypatch, ["t"], max_num_batched_tokens=4).step()
+    assert dealt == [(0, 3, 3)]
+    dealt.clear()
+    engine = start_decoding(monkeypatch, ["t"] * 2, max_num_batched_tokens=2)
+    for _ in range(12):
+        engine.step()
+    assert dealt == []
 
 
 def test_no_rows_are_added_to_steps_with_many_or_with_prompts(
     make: Callable[..., tuple[Engine, HashRunner]],
 ) -> None:
-    requests = [ask(f"r{i}", [1 + i, 2, 3], max_tokens=3) for i in range(FREE_ROWS)]
-    engine, _ = make(requests, max_num_seqs=FREE_ROWS)
+    requests = [ask(f"r{i}", [1 + i, 2], max_tokens=3) for i in range(TRUSTED_ROWS * FREE_ROWS)]
+    engine, _ = make(requests, max_num_seqs=len(requests))
     for request in requests:
         engine.add_request(request)
     engine.step()
@@ -261,6 +319,52 @@ def test_choices_are_drafted_apart(make: Callable[..., tuple[Engine, HashRunner]
     engine.add_request(request)
     assert run_to_idle(engine) == {("r", index): answer(request, index) for index in range(3)}
     assert engine.stats().num_accepted_tokens > 0
+
+
+def test_tenants_are_charged_as_without_drafts(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+    charged = []
+    for length in (0, MAX_LENGTH):
+        request = ask(max_tokens=9)
+        engine, _ = make([request], 3, num_speculative_tokens=length)
+        charges: list[float] = []
+        engine._scheduler.waiting.charge = lambda _tenant, tokens, charges=charges: charges.append(tokens)  # type: ignore[method-assign]
+        engine.add_request(request)
+        run_to_idle(engine)
+        charged.append(sum(charges))
+    assert charged == [5 + 9 - 1] * 2
+
+
+def test_a_right_token_that_ends_it_was_accepted(make: Callable[..., tuple[Engine, HashRunner]]) -> None:
+    request = ask(max_tokens=40, stop_token_ids=(answer(ask()).token_ids[4],))
+    tokens = answer(request).token_ids
+    engine, _ = make([request])
+    engine.add_request(request)
+    outputs = [output for _ in range(3) if engine.has_work() for output in engine.step()]
+    assert sum(len(output.token_ids) for output in outputs) == len(tokens)
+    assert outputs[-1].num_accepted_tokens == len(tokens) - 1 - (len(outputs) - 2)
+
+
+def test_values_that_are_not_finite_count_where_the_draft_is_right(
+    make: Callable[..., tuple[Engine, HashRunner]],
+) -> None:
+    """The request fails with what it had said before; a draft that is wrong is nobody's."""
+    request = ask()
+    for right, num_tokens in ((99, 1 + 2), (1, 12)):
+        engine, runner = make([request], right)
+        forward = runner.forward
+
+        def forward_with_nan(batch: StepBatch, *args: object, forward=forward, runner=runner) -> ModelOutput:
+            output = forward(batch, *args)
+            if runner.num_forwards == 2:
+                output.logits[2] = torch.nan
+                return ModelOutput(output.logits)
+            return output
+
+        runner.forward = forward_with_nan  # type: ignore[method-assign]
+        engine.add_request(request)
+        (choice,) = run_to_idle(engine).values()
+        assert choice.token_ids == answer(request).token_ids[:num_tokens]
+        assert (choice.error is not None) == (right == 99)
 
 
 def test_drafting_can_be_turned_off(make: Callable[..., tuple[Engine, HashRunner]]) -> None:

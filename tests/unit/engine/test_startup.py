@@ -170,8 +170,10 @@ def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
     assert describe(tmp_path / "few", {}, backend="cpu", num_speculative_tokens=2).num_speculative_tokens == 2
     assert describe(tmp_path / "reference", {}).num_speculative_tokens == 0
     monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(EngineStartError, match="--num-speculative-tokens is 3, but the reference backend has no"):
+    with pytest.raises(EngineStartError, match=r"--num-speculative-tokens is 3, .* with the reference backend"):
         start_demo(tmp_path / "refused", {}, num_speculative_tokens=3)
+    with pytest.raises(EngineStartError, match="is 3, but there is no speculative decoding of this model in float16"):
+        start_demo(tmp_path / "float16", {}, backend="cpu", dtype="float16", num_speculative_tokens=3)
 
 
 def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
