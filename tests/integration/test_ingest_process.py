@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import msgspec
@@ -262,60 +264,44 @@ print('{{"report":{{"checks":[]}}}}')
     assert max(seen) <= 2
 
 
-def kill_at_random(num_kills: int, tmp_path: Path, seed: int) -> dict[str, int]:
-    """Commits the same upload again and again, and kills the process at a random moment of its life."""
-    bench = UploadBench(tmp_path)
-    rng = random.Random(seed)
-    content = files()
-    outcomes = {"killed": 0, "too late": 0}
+async def commit_and_kill(bench: UploadBench, number: int, kill: Awaitable[None]) -> bool:
+    """Commits content of its own; whether it was accepted. All of it is there then, else nothing."""
+    name, content = f"a{number}", files()
+    data = {**content, CONFIG: json.dumps({**json.loads(content[CONFIG]), "lora_alpha": 8 + number}).encode()}
+    before = bench.remains()
+    session = await bench.service.open(ALICE, name, announced(data))
+    for file, bytes_ in data.items():
+        # Straight into the store: only the ingest process of the commit is to be killed.
+        bench.store.append(session.id, file, 0, bytes_)
+    await bench.service.commit(ALICE, "request", session.id)
+    killer = asyncio.ensure_future(kill)
+    session = await bench.service.get(ALICE, session.id, wait_s=60)
+    await killer
+    contents = bench.contents()
+    if session.state is UploadState.READY:
+        assert session.result is not None
+        assert session.result.digest in contents
+        assert digest_kept(bench, session.result.digest) == session.result.digest
+        read_packed(bench.ingest.packed_path(session.result.digest), layout_fingerprint=bench.layout.fingerprint)
+        assert f"alice/{name}" in bench.publisher.documents
+        return True
+    assert session.state is UploadState.FAILED, session
+    assert "SIGKILL" in (session.error or "")
+    assert f"alice/{name}" not in bench.publisher.documents
+    await bench.service.abort(ALICE, session.id)
+    assert bench.remains() == before
+    return False
 
-    async def life_of_one_process() -> float:
-        """Seconds, of the shortest one: others wait for the fork server, or for a core."""
-        lives_s: list[float] = []
-        for number in range(6):
-            started = time.perf_counter()
-            session = await bench.send(content, name=f"measured{number}")
-            assert session.state is UploadState.READY
-            lives_s.append((time.perf_counter() - started) / 2)  # judged once, ingested once
-        return min(lives_s)
 
-    async def one(number: int, server: int, life_s: float) -> None:
-        name = f"a{number}"
-        data = {**content, CONFIG: json.dumps({**json.loads(content[CONFIG]), "lora_alpha": 8 + number}).encode()}
-        before = bench.remains()
-        session = await bench.service.open(ALICE, name, announced(data))
-        for file, bytes_ in data.items():
-            # Straight into the store: only the ingest process of the commit is to be killed.
-            bench.store.append(session.id, file, 0, bytes_)
-        await bench.service.commit(ALICE, "request", session.id)
-        killer = asyncio.create_task(_kill_child(server, rng.random() * 1.1 * life_s))
-        session = await bench.service.get(ALICE, session.id, wait_s=60)
-        await killer
-        contents = bench.contents()
-        if session.state is UploadState.READY:
-            assert session.result is not None
-            assert session.result.digest in contents
-            assert digest_kept(bench, session.result.digest) == session.result.digest
-            read_packed(bench.ingest.packed_path(session.result.digest), layout_fingerprint=bench.layout.fingerprint)
-            assert f"alice/{name}" in bench.publisher.documents
-            outcomes["too late"] += 1
-            return
-        assert session.state is UploadState.FAILED, session
-        assert "SIGKILL" in (session.error or "")
-        assert f"alice/{name}" not in bench.publisher.documents
-        await bench.service.abort(ALICE, session.id)
-        assert bench.remains() == before
-        outcomes["killed"] += 1
-
-    async def run() -> None:
-        of_others = our_fork_servers("ingest_child")
-        life_s = await life_of_one_process()
-        (server,) = set(our_fork_servers("ingest_child")).difference(of_others)
-        for number in range(num_kills):
-            await one(number, server, life_s)
-
-    asyncio.run(run())
-    return outcomes
+async def life_of_one_process(bench: UploadBench) -> float:
+    """Seconds, of the shortest one: others wait for the fork server, or for a core."""
+    lives_s: list[float] = []
+    for number in range(6):
+        started = time.perf_counter()
+        session = await bench.send(files(), name=f"measured{number}")
+        assert session.state is UploadState.READY
+        lives_s.append((time.perf_counter() - started) / 2)  # judged once, ingested once
+    return min(lives_s)
 
 
 async def _kill_child(server: int, after_s: float) -> None:
@@ -335,16 +321,41 @@ async def _kill_child(server: int, after_s: float) -> None:
 
 
 def test_100_kills_of_the_process_leave_all_or_nothing(tmp_path: Path) -> None:
-    outcomes = kill_at_random(100, tmp_path, seed=1)
-    assert outcomes["killed"] >= 30
+    """Each at a random moment of its life."""
+    bench, rng = UploadBench(tmp_path), random.Random(1)
+
+    async def run() -> int:
+        of_others = our_fork_servers("ingest_child")
+        life_s = await life_of_one_process(bench)
+        (server,) = set(our_fork_servers("ingest_child")).difference(of_others)
+        moments_s = (rng.random() * 1.1 * life_s for _ in range(100))
+        accepted = [await commit_and_kill(bench, i, _kill_child(server, s)) for i, s in enumerate(moments_s)]
+        return accepted.count(False)
+
+    assert asyncio.run(run()) >= 30
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_1000_kills_of_the_process_leave_all_or_nothing(tmp_path: Path) -> None:
-    """In data directories of their own, since every round looks at all that is there."""
-    killed = sum(kill_at_random(50, tmp_path / str(seed), seed)["killed"] for seed in range(20))
-    assert killed >= 300
+def test_a_kill_at_any_change_of_a_file_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """At the first, the second and so on that the process makes, until it comes through."""
+    num_changes = tmp_path / "num-changes"
+    script = f"""
+from pathlib import Path
+from loraserve.control.ingest_child import main
+from tests.support.crash_points import die_at_change
+die_at_change(int(Path({str(num_changes)!r}).read_text()))
+main()
+"""
+    imports = f"sys.path[:] = {sys.path!r}\nimport loraserve.control.ingest_child, tests.support.crash_points"
+    bench = UploadBench(tmp_path / "data", command=fork_server_of(script, imports))
+
+    async def run() -> int:
+        for number in itertools.count():
+            num_changes.write_text(str(number))
+            if await commit_and_kill(bench, number, asyncio.sleep(0)):
+                return number
+        raise AssertionError("unreachable")
+
+    assert asyncio.run(run()) >= 15
 
 
 def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:

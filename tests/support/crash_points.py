@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ _CHANGES = [
     "utime",
     "write",
 ]
-_KILLED = 9
+_KILLED = -signal.SIGKILL
 _FAILED = 1
 
 
@@ -47,9 +48,7 @@ def crash_points(prepare: Callable[[], None], work: Callable[[], None]) -> Itera
 
 def _work_and_die(work: Callable[[], None], num_changes: int) -> None:
     try:
-        left = itertools.count(num_changes, -1)
-        for name in _CHANGES:
-            setattr(os, name, _killing(name, getattr(os, name), left))
+        die_at_change(num_changes)
         work()
     except BaseException:
         import traceback
@@ -59,13 +58,20 @@ def _work_and_die(work: Callable[[], None], num_changes: int) -> None:
     os._exit(0)
 
 
+def die_at_change(num_changes: int) -> None:
+    """From now on this process makes so many changes, and is killed before or halfway through the next one."""
+    left = itertools.count(num_changes, -1)
+    for name in _CHANGES:
+        setattr(os, name, _killing(name, getattr(os, name), left))
+
+
 def _killing(name: str, change: Callable[..., Any], left: Iterator[int]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if next(left) == 0:
             if name in ("write", "pwrite"):
                 descriptor, data, *position = args
                 change(descriptor, memoryview(data)[: len(data) // 2], *position)
-            os._exit(_KILLED)
+            os.kill(os.getpid(), signal.SIGKILL)
         return change(*args, **kwargs)
 
     return wrapped
