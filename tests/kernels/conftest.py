@@ -12,13 +12,13 @@ import torch
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.cpu_variants import Variant, cpu_flags, usable_variants
 from loraserve_kernels.host_sampling import ReferenceSampling, SamplesOnHost
 from loraserve_kernels.kv_float8 import KV_FLOAT8
 from loraserve_kernels.reference_backend import ReferenceBackend
 
-from tests.support.cpu_libraries import library_of, narrowest_variant
+from tests.support.cpu_libraries import library_of, narrowest_variant, native_library
 from tests.support.interpreted_float8 import convert_as_a_gpu
 from tests.support.interpreter_speed import speed_up_interpreter
 from tests.support.poison import poison_new_tensors
@@ -100,7 +100,7 @@ def assert_close() -> Callable[[torch.Tensor, torch.Tensor], None]:
 @pytest.fixture(scope="session")
 def cpu_library() -> CpuLibrary:
     try:
-        return load_cpu_library()
+        return native_library()
     except CompilerUnavailable as error:
         pytest.skip(str(error))
 

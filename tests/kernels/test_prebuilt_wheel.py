@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from loraserve_kernels.c_compiler import find_compilers
 from loraserve_kernels.cpu_variants import VARIANTS, cpu_flags, usable_variants
+
+from tests.support.cpu_libraries import compiling_once
 
 pytest.importorskip("hatchling")
 
@@ -70,9 +73,11 @@ def build_wheel(directory, environment):
 
 @pytest.fixture(scope="module")
 def released_wheel(tmp_path_factory):
-    if sys.platform != "linux" or not HERE or next(find_compilers(), None) is None:
+    compiler = next(find_compilers(), None)
+    if sys.platform != "linux" or not HERE or compiler is None:
         pytest.skip("needs Linux, a C compiler and an architecture with variants")
-    return build_wheel(tmp_path_factory.mktemp("dist"), {**os.environ, "LORASERVE_PREBUILD": "1"})
+    compiling = {"CC": shlex.join(compiling_once(compiler).command), "LORASERVE_PREBUILD": "1"}
+    return build_wheel(tmp_path_factory.mktemp("dist"), os.environ | compiling)
 
 
 @pytest.mark.slow

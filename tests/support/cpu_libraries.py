@@ -3,11 +3,29 @@
 import fcntl
 import os
 import platform
+import sys
+from pathlib import Path
 
 import pytest
-from loraserve_kernels.c_compiler import find_compilers
-from loraserve_kernels.cpu_library import CpuLibrary, open_prebuilt
+from loraserve_kernels.c_compiler import Compiler, find_compilers
+from loraserve_kernels.cpu_builds import private_directory
+from loraserve_kernels.cpu_library import CpuLibrary, load_cpu_library, open_prebuilt
 from loraserve_kernels.cpu_variants import Variant, cpu_flags, usable_variants
+
+COMPILE_ONCE = Path(__file__).with_name("compile_once.py")
+
+
+def compiling_once(compiler: Compiler) -> Compiler:
+    """Compiles what none of us has compiled: wheels, these libraries and those of other runs have objects in common."""
+    folder = private_directory(None) / "objects-of-tests"
+    return Compiler((sys.executable, "-ISs", str(COMPILE_ONCE), str(folder), *compiler.command), compiler.version)
+
+
+def native_library() -> CpuLibrary:
+    """That of this very CPU; workers that start together do not each compile it."""
+    with (private_directory(None) / "lock-of-tests").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return load_cpu_library()
 
 
 def narrowest_variant() -> Variant | None:
@@ -29,7 +47,7 @@ def library_of(
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists():
-            compiler.build(path, (*variant.compile_flags, "-fopenmp", *flags))
+            compiling_once(compiler).build(path, (*variant.compile_flags, "-fopenmp", *flags))
     try:
         return open_prebuilt(variant, path)
     except OSError as error:
