@@ -25,11 +25,12 @@ def test_files_in_the_working_directory_are_not_imported(tmp_path: Path, monkeyp
         assert "weights.tensors" in added.stderr, "it was read, and is not one for the fake model"
 
 
-@pytest.mark.parametrize("name", ["a#b", "100%41", "what?x=1", "two\nlines", "späce é"])
-def test_a_data_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
-    data_dir = tmp_path / name
+def test_a_data_directory_may_have_any_name(tmp_path: Path) -> None:
+    """Also one that has a meaning in a URL. Whatever cuts it or changes a part of it has another folder."""
+    data_dir = tmp_path / "é \n%41?x=1#b"
     offline_admin_key(data_dir)
     with serve_fake(data_dir) as server:
+        assert (data_dir / "kv" / "kv.sock").is_socket(), "of a longer path it would be elsewhere"
         link = run_command("ui", "login", "--print", "--data-dir", str(data_dir))
         assert link.stdout.startswith(server.url), link.stderr
 
