@@ -29,8 +29,8 @@ run: $(VENV)/.installed ## Serve the demo model, or whatever ARGS says: make run
 
 test: $(VENV)/.installed-dev ## Run all tests; the kernels' and the browser's in processes of their own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/kernels
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore=tests/kernels --ignore=tests/browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests --ignore=tests/kernels --ignore=tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 
 lint: $(VENV)/.installed-dev ## Check style, formatting and the import layers
 	$(BIN)/ruff check && $(BIN)/ruff format --check && $(BIN)/lint-imports
