@@ -45,6 +45,7 @@ def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, 
         max_num_batched_tokens=work.max_num_batched_tokens,
         kv_cache_memory_bytes=work.kv_cache_memory_bytes or _kv_cache_bytes(config, work),
         enable_prefix_caching=False,
+        num_speculative_tokens=0,  # a step of the batch that is measured has a row a sequence
         enable_lora=enable_lora,
         seed=work.seed,
         adapter_memory_bytes=arena_bytes(config, work) if enable_lora else None,

@@ -67,12 +67,16 @@ class Oracle:
         return max(path.stat().st_size for path in (self.folder / self.packed).glob("*.packed"))
 
     def preempting(self, engine: Engine, num_spare_blocks: int = 8) -> dict[str, object]:
-        """Settings of a cache for the longest sequence and some blocks more, told by an engine with `make_engine`'s."""
+        """Settings of a cache for the longest sequence and some blocks more, told by an engine with `make_engine`'s.
+
+        Without drafts: with them some come to their end before there are too few blocks.
+        """
         longest = max(len(prompt) for prompt in self.prompts.values()) + NUM_TOKENS
         block_bytes = 8 * MIB // engine.stats().num_blocks
         return {
             "kv_cache_memory_bytes": (-(-longest // 16) + num_spare_blocks) * block_bytes,
             "enable_prefix_caching": False,
+            "num_speculative_tokens": 0,
             "max_model_len": longest,
         }
 
