@@ -228,19 +228,24 @@ class Engine:
         sampled = step.wait()
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         outputs: list[SequenceOutput] = []
-        for sequence, item in zip(step.sequences, step.items, strict=True):
-            chosen = list(islice(rows, 1 + len(item.draft)))
-            if sequence.status is not Status.FINISHED:
-                outputs += self._take(sequence, chosen, item)
-            # Else it ended while the step was queued, or a sibling's values were not finite.
+        for sequence, item, chosen in zip(step.sequences, step.items, rows, strict=False):
+            after_draft = list(islice(rows, len(item.draft))) if item.draft else []
+            if sequence.status is Status.FINISHED:
+                continue  # it ended while the step was queued, or a sibling's values were not finite
+            if item.draft:
+                outputs += self._take_drafted(sequence, chosen, item, after_draft)
+            else:
+                outputs += self._take_token(sequence, chosen)
         return outputs
 
-    def _take(self, sequence: Sequence, chosen: list[ChosenToken], item: ScheduledSequence) -> list[SequenceOutput]:
-        """chosen: what comes next and, for each drafted token, what comes next if that does."""
+    def _take_drafted(
+        self, sequence: Sequence, chosen: ChosenToken, item: ScheduledSequence, after_draft: list[ChosenToken]
+    ) -> list[SequenceOutput]:
+        """after_draft: of each drafted token, what comes next if that comes."""
         place = sequence.num_tokens
-        outputs = self._take_token(sequence, chosen[0])
+        outputs = self._take_token(sequence, chosen)
         num_accepted = 0
-        for drafted, after in zip(item.draft, chosen[1:], strict=True):
+        for drafted, after in zip(item.draft, after_draft, strict=True):
             if outputs[-1].error is not None or sequence.token_ids[place] != drafted:
                 break
             num_accepted += 1

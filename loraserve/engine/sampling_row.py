@@ -154,3 +154,10 @@ class SamplingRow:
     def has_edits(self) -> bool:
         params = self.params
         return bool(params.allowed_token_ids or params.logit_bias or self.is_below_min_tokens or self.has_penalties)
+
+
+def rows_after(row: SamplingRow, draft: Sequence[int]) -> list[SamplingRow]:
+    """Of the tokens after each drafted one, each chosen as if those before it were the sequence's."""
+    if row.takes_argmax and not row.needs_outputs:
+        return [row] * len(draft)
+    return [row.after(draft[: i + 1]) for i in range(len(draft))]

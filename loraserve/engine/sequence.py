@@ -1,6 +1,5 @@
 """The engine's state of a request and of each of its choices."""
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -114,10 +113,3 @@ class Sequence:
         if row.needs_outputs:
             row.output_token_ids = self.token_ids[self.num_prompt_tokens :]
         return row
-
-    def rows_to_sample(self, position: int, draft: Seq[int], eos_token_ids: tuple[int, ...]) -> list[SamplingRow]:
-        """The same for the tokens after it too, each chosen as if the drafted ones before it were the sequence's."""
-        row = self.row_to_sample(position, eos_token_ids)
-        if row.takes_argmax and not row.needs_outputs:
-            return [row] * (1 + len(draft))
-        return [row, *(row.after(draft[: i + 1]) for i in range(len(draft)))]

@@ -16,7 +16,7 @@ from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.logit_masks import mask_logits
 from loraserve.engine.model_runner import ModelRunner
 from loraserve.engine.sampler import Sampled, Sampler
-from loraserve.engine.sampling_row import SamplingRow
+from loraserve.engine.sampling_row import SamplingRow, rows_after
 from loraserve.engine.scheduler import Scheduler, StepPlan
 from loraserve.engine.sequence import Sequence
 from loraserve.engine.step_in_flight import StepInFlight
@@ -82,7 +82,9 @@ class StepQueue:
                     masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
                 sequences.append(sequence)
                 items.append(item)
-                rows += range(end_row - 1 - len(item.draft), end_row)
+                if item.draft:
+                    rows += range(end_row - 1 - len(item.draft), end_row - 1)
+                rows.append(end_row - 1)
         if not sequences:
             return StepInFlight(plan.scheduled, [], [], Sampled([], [], []))
         if rows != list(range(end_row)):
@@ -126,9 +128,10 @@ class StepQueue:
                 continue
             if not sequence.state.is_forked and sequence.request.sampling.n > 1:
                 return []
-            first_row = end_row - 1 - len(item.draft)
-            position = sequence.num_computed_tokens + item.num_rows - len(item.draft)
-            known += enumerate(sequence.rows_to_sample(position, item.draft, self._eos), first_row)
+            row = sequence.row_to_sample(sequence.num_computed_tokens + item.num_rows - len(item.draft), self._eos)
+            known.append((end_row - 1 - len(item.draft), row))
+            if item.draft:
+                known += enumerate(rows_after(row, item.draft), end_row - len(item.draft))
         return known
 
     def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:

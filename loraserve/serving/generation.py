@@ -263,8 +263,9 @@ class Generation:
         if output.queue_s is not None:
             choice.times.queue_s = output.queue_s
         if output.token_ids:
-            choice.num_predicted_tokens = output.num_predicted_tokens
-            choice.num_accepted_tokens = output.num_accepted_tokens
+            if output.num_predicted_tokens:
+                choice.num_predicted_tokens = output.num_predicted_tokens
+                choice.num_accepted_tokens = output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
         delta = choice.assembler.add(output)
