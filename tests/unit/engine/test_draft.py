@@ -170,6 +170,13 @@ def test_of_places_that_look_alike_the_next_one_is_taken() -> None:
     assert prediction.after([1, 2, 3, 60, 1, 2, 61, 1, 2], 9) == ([5], True)
 
 
+def test_what_was_put_in_does_not_move_where_it_is_looked_for() -> None:
+    prediction, said = Prediction([1, 2, 3, 4, 5, 6, 7, 8, 3, 4, 9], 0), [1, 2, 60, 61, 3, 4]
+    for length in range(1, len(said)):
+        prediction.after(said[:length], 9)
+    assert prediction.after(said, 9) == ([5, 6, 7, 8, 3, 4, 9], True)
+
+
 def test_while_a_prediction_is_left_text_is_looked_up() -> None:
     draft = Draft(8, 5, [*range(200, 260)])
     said = [1, 2, 3, 4, 5]
