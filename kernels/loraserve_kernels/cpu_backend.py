@@ -63,7 +63,7 @@ class CpuBackend:
     def num_free_rows(self, dtype: torch.dtype) -> int:
         """See `Backend.num_free_rows`."""
         # Measured on two cores each, all linears of a layer of 768, bfloat16: with AMX 16 rows take as long as reading;
-        # with AVX-512 1, 8 and 16 rows 404, 410 and 525 µs; with AVX2 1, 4 and 16 rows 357, 359 and 1,082.
+        # with AVX-512 1, 8 and 16 rows 381, 410 and 525 µs; with AVX2 1, 4 and 16 rows 357, 359 and 1,082.
         if not self.packs(dtype):
             return 1
         if self.library.has_amx and dtype == torch.bfloat16:

@@ -14,7 +14,7 @@ MIN_MATCH = 2
 MAX_MATCH = 8
 """No longer match is looked for."""
 MAX_LOOKUP = 16_384
-"""Tokens back that one is looked for: where all of them are the same, 0.5 ms."""
+"""Tokens back that one is looked for: where all of them are the same, 0.6 ms (Zen 4)."""
 FIRST_LENGTH = 4
 MAX_WAIT = 16
 """Tokens that a sequence waits at most, after drafts of which nothing was right, before it is given another one."""

@@ -130,7 +130,7 @@ class SequenceOutput:
     queue_s: float | None = None
     """Seconds from arrival in the engine to first scheduled; on the first output."""
     num_predicted_tokens: int = 0
-    """What was drafted of the choice so far because its request predicts it; 0 = as it was said last."""
+    """What was drafted of the choice so far because its request predicts it; 0 also in steps without a draft."""
     num_accepted_tokens: int = 0
     """Of that, what was right."""
     error: str | None = None

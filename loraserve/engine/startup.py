@@ -311,7 +311,8 @@ def _num_speculative_tokens(
 def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedConfig) -> FreeRows:
     """A row's attention multiplies its queries with the keys and values of its context, a linear its weights once.
 
-    Measured with AVX-512, attention of a few rows takes about twice as long for each product.
+    Of a few rows it takes about twice as long for each product: with AVX-512, 100 M parameters and 1,500 tokens, a row
+    more takes 0.3 ms longer than with 128, where a row's linears take 0.44.
     """
     num_heads = model_config.get_text_config().num_attention_heads
     num_products = sum(2 * num_heads * spec.head_dim for spec in model.kv_specs)

@@ -15,7 +15,7 @@ class StepInFlight:
     scheduled: list[ScheduledSequence]
     """What it computes."""
     sequences: list[Sequence]
-    """Who gets the tokens, in their order: one each, and one more for each token that was drafted of it."""
+    """Who gets the tokens, in their order: each the next one, and one behind each drafted token."""
     items: list[ScheduledSequence]
     """What each of these was scheduled as."""
     sampled: Sampled | QueuedTokens
