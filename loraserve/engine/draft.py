@@ -54,7 +54,7 @@ class Draft:
             return [], False
         return (predicted, True) if predicted else (self._look_up(token_ids, length), False)
 
-    def is_computed(self, draft: list[int], num_tokens: int) -> None:
+    def note_computed(self, draft: list[int], num_tokens: int) -> None:
         """The next step computes this, which `next` gave or began with, behind so many tokens."""
         self._last, self._drafted_at = draft, num_tokens
 

@@ -89,7 +89,7 @@ class Drafter:
             draft = draft[: len(masks)]
         if not draft or not self._scheduler.try_lengthen(item, len(draft)):
             return 0
-        sequence.draft.is_computed(draft, sequence.num_tokens)
+        sequence.draft.note_computed(draft, sequence.num_tokens)
         item.draft, item.draft_masks, item.is_predicted = draft, masks, is_predicted
         self.num_tokens += len(draft)
         return len(draft)

@@ -43,7 +43,7 @@ def drafted(draft: Draft, said: list[int], max_length: int, max_trusted_length: 
     """What is drafted and computed."""
     tokens, _ = draft.next(said, max_length, max_length if max_trusted_length is None else max_trusted_length)
     if tokens:
-        draft.is_computed(tokens, len(said))
+        draft.note_computed(tokens, len(said))
     return tokens
 
 
@@ -125,7 +125,7 @@ def test_what_was_not_computed_is_not_judged() -> None:
     assert draft.next(said, 9, 9) == ([3, 4, 5, 6], False)
     said += [9, 1, 2]
     assert draft.next(said, 9, 9) == ([9, 1, 2, 9], False)
-    draft.is_computed([9, 1], len(said))
+    draft.note_computed([9, 1], len(said))
     assert len(drafted(draft, [*said, 9, 1, 2], 9, 9)) == 2 * FIRST_LENGTH, "all of what was computed was right"
 
 

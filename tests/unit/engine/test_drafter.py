@@ -21,7 +21,7 @@ from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, 
 class FakeDraft:
     next: Callable[[list[int], int, int], tuple[list[int], bool]]
 
-    def is_computed(self, draft: list[int], num_tokens: int) -> None: ...
+    def note_computed(self, draft: list[int], num_tokens: int) -> None: ...
 
 
 FREE_ROWS = 8

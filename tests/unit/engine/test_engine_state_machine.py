@@ -413,7 +413,8 @@ class DraftingMachine(EngineMachine):
         self.random = Random(0)
         self.expected: dict[str, list[list[int]]] = {}
         self.monkeypatch.setattr(
-            "loraserve.engine.drafter.Draft", lambda *_: SimpleNamespace(next=self._draft, is_computed=lambda *_: None)
+            "loraserve.engine.drafter.Draft",
+            lambda *_: SimpleNamespace(next=self._draft, note_computed=lambda *_: None),
         )
 
     def _draft(self, token_ids: list[int], _max_length: int, max_length: int) -> tuple[list[int], bool]:
