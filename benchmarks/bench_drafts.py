@@ -36,9 +36,9 @@ Predict = Callable[[list[int]], list[int]]
 PREDICTIONS: dict[str, Predict] = {
     "right": lambda tokens: tokens,
     "every sixth token wrong": lambda tokens: [
-        token + 1 if i % WRONG_EVERY == WRONG_EVERY - 1 else token for i, token in enumerate(tokens)
+        abs(token - 1) if i % WRONG_EVERY == WRONG_EVERY - 1 else token for i, token in enumerate(tokens)
     ],
-    "wrong": lambda tokens: [token + 1 for token in tokens],
+    "wrong": lambda tokens: [abs(token - 1) for token in tokens],
 }
 
 

@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("params", VARIANTS)
 def test_answers_are_those_without_drafts(model: Path, params: dict[str, object], dtype: str) -> None:
     rng = random.Random(1)
-    sampling = SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | params)  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 40, "ignore_eos": True} | params)
     request = EngineRequest("r", [rng.randrange(256) for _ in range(50)], sampling)
     plain = make_engine(model, dtype=dtype, num_speculative_tokens=0)
     expected = run(plain, [request])

@@ -30,7 +30,7 @@ MAX_LENGTH = 5
 
 
 def ask(name: str = "r", prompt: list[int] | None = None, **params: object) -> EngineRequest:
-    sampling = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | params)  # type: ignore[arg-type]
+    sampling = SamplingParams(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True} | params)
     return EngineRequest(name, prompt or [1, 2, 3, 4, 5], sampling)
 
 
@@ -327,7 +327,7 @@ def test_tenants_are_charged_as_without_drafts(make: Callable[..., tuple[Engine,
         request = ask(max_tokens=9)
         engine, _ = make([request], 3, num_speculative_tokens=length)
         charges: list[float] = []
-        engine._scheduler.waiting.charge = lambda _tenant, tokens, charges=charges: charges.append(tokens)  # type: ignore[method-assign]
+        engine._scheduler.waiting.charge = lambda _tenant, tokens, charges=charges: charges.append(tokens)
         engine.add_request(request)
         run_to_idle(engine)
         charged.append(sum(charges))
@@ -360,7 +360,7 @@ def test_values_that_are_not_finite_count_where_the_draft_is_right(
                 return ModelOutput(output.logits)
             return output
 
-        runner.forward = forward_with_nan  # type: ignore[method-assign]
+        runner.forward = forward_with_nan
         engine.add_request(request)
         (choice,) = run_to_idle(engine).values()
         assert choice.token_ids == answer(request).token_ids[:num_tokens]
