@@ -110,10 +110,10 @@ class GrammarMatcher:
         ahead = self._matcher.deep_copy()
         for token_id in draft[: ahead.validate_tokens(list(draft))]:
             ahead.consume_token(token_id)
-            masks.append(self._mask_of(ahead))
+            mask = self._mask_of(ahead)
             if ahead.is_error():
-                masks.pop()
                 break
+            masks.append(mask)
         self._count(began_s)
         return masks
 
