@@ -2,15 +2,15 @@
 
 import secrets
 import string
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Protocol
 
-from loraserve.api.forced_calls import calls_of
 from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseToolCall, ToolCallDelta
 from loraserve.api.tools import FUNCTION, ToolUse
 from loraserve.engine.request import FinishReason
 from loraserve.serving.choice import ChoiceDelta
-from loraserve.serving.tool_calls.formats import FoundCall, ToolCallFormat
+from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax
+from loraserve.serving.tool_calls.found import CallArguments, CallBegun
 from loraserve.serving.tool_calls.parser import ToolCallParser
 
 ID_CHARS = string.ascii_letters + string.digits
@@ -25,8 +25,8 @@ class ChatAnswer(Protocol):
 
     num_calls: int
 
-    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
-        """The content and the calls that became certain, in order."""
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
+        """The content and the parts of calls that became certain, in order."""
         ...
 
     def finish_reason(self, reason: FinishReason) -> str: ...
@@ -34,53 +34,60 @@ class ChatAnswer(Protocol):
 
 def chat_answer(use: ToolUse) -> ChatAnswer | None:
     """None where nothing can be called: all that is said is content."""
+    if use.named is not None:
+        return NamedCall(use.named)
     if use.schema is not None:
-        return ForcedAnswer(use.named)
-    return None if use.call_format is None else FreeAnswer(use.call_format, use.max_calls)
+        return WrittenCalls(LIST_OF_CALLS, use.max_calls)
+    return None if use.call_format is None else WrittenCalls(SYNTAXES[use.call_format], use.max_calls)
 
 
-class ForcedAnswer:
-    """All of it is calls, unless it was cut off."""
+class NamedCall:
+    """All of it is what one function is called with."""
 
-    def __init__(self, named: str | None) -> None:
-        self._named = named
-        self._text = ""
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
         """See `ChatAnswer.read`."""
-        self._text += delta.text
-        if delta.finish_reason is None:
+        if not delta.text:
             return []
-        calls = calls_of(self._text, self._named)
-        self.num_calls = len(calls)
-        return [*map(_response_call, calls)] if calls else [self._text]
+        begun = [] if self.num_calls else [_begun(0, self._name)]
+        self.num_calls = 1
+        return [*begun, _arguments(0, delta.text)]
 
     def finish_reason(self, reason: FinishReason) -> str:
         """As in OpenAI's API, "stop" where the request named the function."""
-        return TOOL_CALLS if self.num_calls and self._named is None and reason is FinishReason.STOP else reason
+        return reason
 
 
-class FreeAnswer:
-    """The model calls or talks, as it likes."""
+class WrittenCalls:
+    """The model calls or talks, as it likes or has to."""
 
-    def __init__(self, call_format: ToolCallFormat, max_calls: int | None) -> None:
-        self._parser = ToolCallParser(call_format)
+    def __init__(self, syntax: CallSyntax, max_calls: int | None) -> None:
+        self._parser = ToolCallParser(syntax)
         self._max_calls = max_calls
+        self._is_left_out = False
         self.num_calls = 0
 
-    def read(self, delta: ChoiceDelta) -> list[str | ResponseToolCall]:
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
         """See `ChatAnswer.read`."""
         found = self._parser.feed(delta.text)
         if delta.finish_reason is not None:
             found += self._parser.finish()
-        read: list[str | ResponseToolCall] = []
+        read: list[str | ToolCallDelta] = []
         for part in found:
-            if isinstance(part, str):
-                read.append(part)
-            elif self._max_calls is None or self.num_calls < self._max_calls:
-                self.num_calls += 1
-                read.append(_response_call(part))
+            match part:
+                case str():
+                    read.append(part)
+                case CallBegun(name):
+                    self._is_left_out = self._max_calls is not None and self.num_calls >= self._max_calls
+                    if not self._is_left_out:
+                        read.append(_begun(self.num_calls, name))
+                        self.num_calls += 1
+                case CallArguments(text):
+                    if not self._is_left_out:
+                        read.append(_arguments(self.num_calls - 1, text))
         return read
 
     def finish_reason(self, reason: FinishReason) -> str:
@@ -88,13 +95,23 @@ class FreeAnswer:
         return TOOL_CALLS if self.num_calls and reason is FinishReason.STOP else reason
 
 
-def call_deltas(first_index: int, calls: list[ResponseToolCall]) -> Iterator[ToolCallDelta]:
-    """Two for each call: as in OpenAI's API the name comes first, then the arguments."""
-    for index, call in enumerate(calls, first_index):
-        yield ToolCallDelta(index, FunctionDelta(call.function.name, ""), call.id, call.type)
-        yield ToolCallDelta(index, FunctionDelta(arguments=call.function.arguments))
+def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
+    """Of a whole answer."""
+    calls: list[tuple[ToolCallDelta, list[str]]] = []
+    for part in parts:
+        if part.id is not None:
+            calls.append((part, []))
+        calls[-1][1].append(part.function.arguments or "")
+    return [
+        ResponseToolCall(begun.id or "", FUNCTION, CalledFunction(begun.function.name or "", "".join(arguments)))
+        for begun, arguments in calls
+    ]
 
 
-def _response_call(call: FoundCall) -> ResponseToolCall:
+def _begun(index: int, name: str) -> ToolCallDelta:
     call_id = "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))
-    return ResponseToolCall(call_id, FUNCTION, CalledFunction(call.name, call.arguments))
+    return ToolCallDelta(index, FunctionDelta(name, ""), call_id, FUNCTION)
+
+
+def _arguments(index: int, text: str) -> ToolCallDelta:
+    return ToolCallDelta(index, FunctionDelta(arguments=text))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import UNSET
 
-from loraserve.api.chat_answer import ChatAnswer, call_deltas, chat_answer
+from loraserve.api.chat_answer import ChatAnswer, chat_answer, joined_calls
 from loraserve.api.chunks import ChunkHead
 from loraserve.api.content_logprobs import content_logprobs
 from loraserve.api.prompt_logprobs import prompt_logprobs
@@ -17,7 +17,7 @@ from loraserve.api.schemas.chat import (
     ChatLogprobs,
     ResponseMessage,
 )
-from loraserve.api.schemas.tools import ResponseToolCall
+from loraserve.api.schemas.tools import ToolCallDelta
 from loraserve.api.schemas.usage import usage_of
 from loraserve.api.token_names import TokenNames
 from loraserve.api.tools import ToolUse
@@ -81,10 +81,7 @@ class ChatWriter:
                     delta.index, ChatDelta(content=content), self._logprobs(delta), token_ids=self._token_ids(delta)
                 )
             )
-        if calls:
-            first_index = self._answers[delta.index].num_calls - len(calls)
-            parts = call_deltas(first_index, calls)
-            choices += [ChatChunkChoice(delta.index, ChatDelta(tool_calls=[part])) for part in parts]
+        choices += [ChatChunkChoice(delta.index, ChatDelta(tool_calls=[part])) for part in calls]
         if delta.finish_reason is not None:
             choices.append(
                 ChatChunkChoice(
@@ -97,7 +94,8 @@ class ChatWriter:
         return choices
 
     def _choice(self, delta: ChoiceDelta) -> ChatChoice:
-        content, calls = self._read(delta)
+        content, parts = self._read(delta)
+        calls = joined_calls(parts)
         return ChatChoice(
             index=delta.index,
             message=ResponseMessage(ASSISTANT, content if calls else content or "", tool_calls=calls or UNSET),
@@ -107,8 +105,8 @@ class ChatWriter:
             token_ids=self._token_ids(delta),
         )
 
-    def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ResponseToolCall]]:
-        """Content and calls; None = no content, or none yet."""
+    def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ToolCallDelta]]:
+        """Content and parts of calls; None = no content, or none yet."""
         if not self._answers:
             return delta.text, []
         read = self._answers[delta.index].read(delta)

@@ -124,7 +124,9 @@ def _check_arguments(param: str, arguments: str, limits: Limits) -> None:
     try:
         JSON_OBJECT.decode(arguments)
     except msgspec.DecodeError as error:
-        raise invalid_value(param, f"must be a JSON object: {error}.") from error
+        # A model may break them off; such an answer can be sent back to it, with what came of it.
+        if not arguments.startswith("{"):
+            raise invalid_value(param, f"must be a JSON object: {error}.") from error
 
 
 def text_of(param: str, content: str | Sequence[Part], kinds: Collection[str], split: str = SPLIT_TEXT) -> str:

@@ -1,12 +1,9 @@
-"""Answers that have to call tools: the schema that they are held to, and the calls that they are."""
+"""Answers that have to call tools: the schema that they are held to."""
 
 from collections.abc import Sequence
 
-import msgspec
-
 from loraserve.serving.conversation import JsonObject
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.tool_calls.formats import FoundCall, read_arguments, read_calls
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -26,14 +23,6 @@ def schema_of_arguments(tool: JsonObject) -> JsonObject:
         raise invalid_value("tools", f"has {function['name']!r}, whose parameters are not of type 'object'.")
     # llguidance takes no type beside a reference that leads back to itself.
     return parameters if "$ref" in parameters else {"type": "object"} | parameters
-
-
-def calls_of(text: str, named: str | None) -> list[FoundCall]:
-    """Of a whole answer; none if it was cut off. named: whose arguments it is; None = it is a list of calls."""
-    try:
-        return read_calls(text) if named is None else [read_arguments(named, text)]
-    except (msgspec.DecodeError, RecursionError):
-        return []
 
 
 def _schema_of_call(index: int, tool: JsonObject) -> JsonObject:

@@ -25,7 +25,7 @@ from loraserve.api.schemas.response_events import (
     TextDelta,
     TextDone,
 )
-from loraserve.api.schemas.tools import ResponseToolCall
+from loraserve.api.schemas.tools import ToolCallDelta
 from loraserve.api.token_names import TokenNames
 from loraserve.api.tools import ToolUse
 from loraserve.engine.request import FinishReason
@@ -42,6 +42,14 @@ class _OpenMessage:
     logprobs: list[ContentLogprob] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _OpenCall:
+    id: str
+    call_id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+
 class ResponseOutput:
     def __init__(self, request_id: str, use: ToolUse, names: TokenNames, top_logprobs: int | None) -> None:
         """top_logprobs: None = no logprobs, as where tools may be called."""
@@ -51,7 +59,7 @@ class ResponseOutput:
         self._answer = chat_answer(use)
         self._names = names
         self._top_logprobs = top_logprobs
-        self._message: _OpenMessage | None = None
+        self._open: _OpenMessage | _OpenCall | None = None
 
     def feed(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
         """To be exhausted. Raises `ServingError` for what was cut short."""
@@ -60,7 +68,6 @@ class ResponseOutput:
         logprobs = self._logprobs(delta)
         for part in [delta.text] if self._answer is None else self._answer.read(delta):
             if not isinstance(part, str):
-                yield from self._close_message(COMPLETED)
                 yield from self._call(part)
             elif part or logprobs:  # Some tokens have no text of their own.
                 yield from self._say(part, logprobs)
@@ -69,43 +76,58 @@ class ResponseOutput:
 
     def _finish(self, reason: FinishReason) -> Iterator[ResponseEvent]:
         """An answer of nothing is an empty message."""
-        if not self.items and self._message is None:
+        if not self.items and self._open is None:
             yield from self._say("", [])
-        yield from self._close_message(INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED)
+        yield from self._close(INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED)
 
     def _logprobs(self, delta: ChoiceDelta) -> list[ContentLogprob]:
         count = self._top_logprobs
         return [] if count is None else content_logprobs(self._names, delta.logprobs, count)
 
     def _say(self, text: str, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
-        index, message = len(self.items), self._message
-        if message is None:
-            self._message = message = _OpenMessage(f"msg_{self._request_id}_{index}")
-            yield ItemEvent("response.output_item.added", index, OutputMessage(message.id, IN_PROGRESS, []))
-            part = OutputText("", [])
-            yield PartEvent("response.content_part.added", index, message.id, CONTENT_INDEX, part)
+        if not isinstance(self._open, _OpenMessage):
+            yield from self._close(COMPLETED)
+            yield from self._begin_message()
+        index, message = len(self.items), self._open
+        assert isinstance(message, _OpenMessage)
         message.pieces.append(text)
         message.logprobs += logprobs
         yield TextDelta("response.output_text.delta", index, message.id, CONTENT_INDEX, text, logprobs)
 
-    def _close_message(self, status: str) -> Iterator[ResponseEvent]:
-        index, message = len(self.items), self._message
-        if message is None:
-            return
-        self._message = None
-        part = OutputText("".join(message.pieces), message.logprobs)
-        yield TextDone("response.output_text.done", index, message.id, CONTENT_INDEX, part.text, part.logprobs)
-        yield PartEvent("response.content_part.done", index, message.id, CONTENT_INDEX, part)
-        self.items.append(OutputMessage(message.id, status, [part]))
-        yield ItemEvent("response.output_item.done", index, self.items[index])
+    def _begin_message(self) -> Iterator[ResponseEvent]:
+        index = len(self.items)
+        self._open = message = _OpenMessage(f"msg_{self._request_id}_{index}")
+        yield ItemEvent("response.output_item.added", index, OutputMessage(message.id, IN_PROGRESS, []))
+        part = OutputText("", [])
+        yield PartEvent("response.content_part.added", index, message.id, CONTENT_INDEX, part)
 
-    def _call(self, call: ResponseToolCall) -> Iterator[ResponseEvent]:
-        """Complete, as it became certain."""
-        index, name, arguments = len(self.items), call.function.name, call.function.arguments
-        item_id = f"fc_{self._request_id}_{index}"
-        begun = OutputCall(item_id, call.id, name, "", IN_PROGRESS)
-        self.items.append(OutputCall(item_id, call.id, name, arguments, COMPLETED))
-        yield ItemEvent("response.output_item.added", index, begun)
-        yield ArgumentsDelta("response.function_call_arguments.delta", index, item_id, arguments)
-        yield ArgumentsDone("response.function_call_arguments.done", index, item_id, name, arguments)
+    def _call(self, part: ToolCallDelta) -> Iterator[ResponseEvent]:
+        if part.id is not None:
+            yield from self._close(COMPLETED)
+            index = len(self.items)
+            self._open = call = _OpenCall(f"fc_{self._request_id}_{index}", part.id, part.function.name or "")
+            begun = OutputCall(call.id, call.call_id, call.name, "", IN_PROGRESS)
+            yield ItemEvent("response.output_item.added", index, begun)
+        elif arguments := part.function.arguments:
+            index, call = len(self.items), self._open
+            assert isinstance(call, _OpenCall)
+            call.pieces.append(arguments)
+            yield ArgumentsDelta("response.function_call_arguments.delta", index, call.id, arguments)
+
+    def _close(self, status: str) -> Iterator[ResponseEvent]:
+        """What is open, if anything is."""
+        index, is_open = len(self.items), self._open
+        self._open = None
+        match is_open:
+            case None:
+                return
+            case _OpenMessage(item_id, pieces, logprobs):
+                part = OutputText("".join(pieces), logprobs)
+                yield TextDone("response.output_text.done", index, item_id, CONTENT_INDEX, part.text, part.logprobs)
+                yield PartEvent("response.content_part.done", index, item_id, CONTENT_INDEX, part)
+                self.items.append(OutputMessage(item_id, status, [part]))
+            case _OpenCall(item_id, call_id, name, pieces):
+                arguments = "".join(pieces)
+                yield ArgumentsDone("response.function_call_arguments.done", index, item_id, name, arguments)
+                self.items.append(OutputCall(item_id, call_id, name, arguments, status))
         yield ItemEvent("response.output_item.done", index, self.items[index])

@@ -22,11 +22,15 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """A JSON object as text; templates get it parsed."""
+    """A JSON object as text, or what a model wrote of one."""
 
     def for_template(self) -> JsonObject:
-        function = {"name": self.name, "arguments": msgspec.json.decode(self.arguments)}
-        return {"id": self.id, "type": "function", "function": function}
+        """Arguments that are JSON are parsed."""
+        try:
+            arguments = msgspec.json.decode(self.arguments)
+        except msgspec.DecodeError:
+            arguments = self.arguments
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,16 @@ def test_a_named_function_is_called(client: openai.OpenAI, stream: bool) -> None
 
 
 def test_a_call_that_is_cut_off_is_shown_as_it_is(client: openai.OpenAI) -> None:
-    choice = client.chat.completions.create(**ASKED | {"max_tokens": 4}, model="spell", tool_choice="required").choices[
-        0
-    ]
-    assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert (choice.message.content or "").startswith("[")
+    asked = ASKED | {"model": "spell", "temperature": 0.0}
+    short: Any = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice="required").choices[0]
+    assert (short.finish_reason, short.message.tool_calls) == ("length", None)
+    assert short.message.content.startswith("[")
+    whole: Any = client.chat.completions.create(**asked, tool_choice=NAMED).choices[0]
+    short = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice=NAMED).choices[0]
+    assert (short.finish_reason, short.message.content) == ("length", None)
+    arguments = short.message.tool_calls[0].function.arguments
+    assert whole.message.tool_calls[0].function.arguments.startswith(arguments)
+    assert arguments
 
 
 def test_the_conversation_goes_on_with_the_call(client: openai.OpenAI) -> None:

@@ -127,20 +127,20 @@ class TestAnswers:
         assert {event["item_id"] for event in events if "item_id" in event} == {events[2]["item"]["id"]}
         assert (events[0]["response"]["status"], events[0]["response"]["usage"]) == ("in_progress", None)
 
-    def test_the_events_of_calls(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+    def test_the_events_of_calls(self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(f"Two: {WRITTEN}{WRITTEN}")
         events = streamed(http, **CALLING)
-        calls = [event for event in events if event.get("output_index", 0) > 0]
-        assert [event["type"].removeprefix("response.") for event in calls] == [
-            "output_item.added",
-            "function_call_arguments.delta",
-            "function_call_arguments.done",
-            "output_item.done",
-        ] * 2
-        assert (calls[0]["item"]["arguments"], calls[1]["delta"], calls[2]["arguments"]) == ("", ARGUMENTS, ARGUMENTS)
         message, *items = events[-1]["response"]["output"]
         assert message["content"][0]["text"] == "Two: "
-        assert items == [calls[3]["item"], calls[7]["item"]]
+        for index, item in enumerate(items, 1):
+            begun, *deltas, done, ended = [event for event in events if event.get("output_index") == index]
+            names = [event["type"].removeprefix("response.") for event in (begun, done, ended)]
+            assert names == ["output_item.added", "function_call_arguments.done", "output_item.done"]
+            assert {event["type"] for event in deltas} == {"response.function_call_arguments.delta"}
+            assert len(deltas) > (0 if server.engine.tokens_per_step == 1000 else 5)
+            assert "".join(event["delta"] for event in deltas) == done["arguments"] == ARGUMENTS
+            assert (begun["item"]["arguments"], ended["item"]) == ("", item)
+        assert len(items) == 2
         assert [(item["name"], item["arguments"], item["status"]) for item in items] == [
             ("add", ARGUMENTS, "completed")
         ] * 2
@@ -158,7 +158,7 @@ class TestAnswers:
         response = whole(http, **asked)
         assert without_call_ids(last["response"]) == without_call_ids(response)
         assert response["incomplete_details"] == (None if ended else {"reason": "max_output_tokens"})
-        if not ended and response["output"][-1]["type"] == "message":
+        if not ended and fields != {"parallel_tool_calls": False}:
             assert response["output"][-1]["status"] == "incomplete"
 
     def test_logprobs(self, http: httpx.Client, answer: Callable[..., None]) -> None:
@@ -219,7 +219,6 @@ class TestPrompts:
             ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type"),
             ({"tools": [{"type": "function", "nmae": "add"}]}, "tools[0].nmae"),
             ({"metadata": {"a": 1}}, "metadata[...]"),
-            ({"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": '{"a":1e999}'}]}, "input"),
             ({"messages": []}, "messages"),
             ({"n": 2}, "n"),
             ({"text": {"format": {"type": "xml"}}}, "text.format.type"),

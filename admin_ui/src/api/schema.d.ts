@@ -1689,7 +1689,7 @@ export interface components {
         /** CalledFunction */
         CalledFunction: {
             name: string;
-            /** @description A JSON object; "" is an empty one. */
+            /** @description A JSON object, unless the model broke it off; "" is an empty one. */
             arguments: string;
         };
         /** CanaryItem */
@@ -2325,7 +2325,7 @@ export interface components {
             /** @description What the output of the call has to name. */
             call_id: string;
             name: string;
-            /** @description A JSON object. */
+            /** @description A JSON object, unless the model broke it off. */
             arguments: string;
             status: string;
             /** @constant */

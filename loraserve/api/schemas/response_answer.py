@@ -33,7 +33,7 @@ class OutputCall(msgspec.Struct, frozen=True, tag="function_call"):
     """What the output of the call has to name."""
     name: str
     arguments: str
-    """A JSON object."""
+    """A JSON object, unless the model broke it off."""
     status: str
 
 

@@ -39,7 +39,7 @@ class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str
-    """A JSON object; "" is an empty one."""
+    """A JSON object, unless the model broke it off; "" is an empty one."""
 
 
 class ResponseToolCall(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first one of a call has all but the arguments, the next one has these."""
+    """The first one of a call has all but the arguments, those that follow have these in pieces."""
 
     index: int
     function: FunctionDelta

@@ -21,14 +21,16 @@ class JsonExtent:
 
     __slots__ = ("_depth", "_in_string", "_is_escaped", "state")
 
-    def __init__(self) -> None:
-        self._depth = 0
+    def __init__(self, depth: int = 0) -> None:
+        """depth: brackets that are open already."""
+        self._depth = depth
         self._in_string = False
         self._is_escaped = False
         self.state = Extent.OPEN
 
     def feed(self, text: str) -> int:
-        """How much of `text` belongs to it: all, unless `state` says closed or broken. It begins with its bracket."""
+        """How much of `text` belongs to it: all, unless `state` says closed or broken. It begins with its bracket,
+        unless one is open."""
         position = 0
         while self.state is Extent.OPEN:
             if not self._is_escaped:

@@ -1,66 +1,89 @@
 """Finds tool calls in an answer that arrives in pieces, and holds back what may turn out to be one."""
 
-import re
 from enum import Enum, auto
 
-import msgspec
-
+from loraserve.serving.conversation import FUNCTION_NAME
 from loraserve.serving.stop_strings import overlap
-from loraserve.serving.tool_calls.formats import SYNTAXES, FoundCall, ToolCallFormat
+from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_whole
+from loraserve.serving.tool_calls.formats import CallSyntax
+from loraserve.serving.tool_calls.found import CallArguments, CallBegun, Found
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
 MAX_AROUND = 128
 """Characters between an opening and its JSON, and between the JSON and its closing."""
+SEPARATORS = " \t\r\n,"
+"""In a list of calls."""
 
 
 class _State(Enum):
     CONTENT = auto()
     """Before an opening."""
     HEAD = auto()
-    JSON = auto()
+    OBJECT = auto()
+    """In an object that may be a call."""
+    ARGUMENTS = auto()
+    BROKEN = auto()
+    """In arguments that are no JSON."""
+    REST = auto()
+    """Of a call's object, behind its arguments."""
+    LIST = auto()
+    """Between the objects of a list."""
     CLOSING = auto()
 
 
 class ToolCallParser:
     """The outcome depends on the text alone, not on how it was cut into pieces.
 
-    What is no call after all is content. Nothing is lost but the marks around calls, and white space where calls are
-    all that the answer has.
+    Something is a call once its name is there and its arguments begin: from then on they are let out as they come, and
+    are what the model wrote, also where that is cut off or no JSON. All else is content. Nothing is lost but what is
+    around names and arguments, and white space where calls are all that the answer has.
     """
 
-    def __init__(self, call_format: ToolCallFormat) -> None:
-        self._syntax = SYNTAXES[call_format]
+    def __init__(self, syntax: CallSyntax) -> None:
+        self._syntax = syntax
         self._state = _State.CONTENT
         self._text = ""
         """Not looked at yet, or too short to tell."""
         self._held: list[str] = []
-        """Before `_text`: content, unless it becomes a call."""
-        self._num_before_json = 0
+        """Before `_text`: content, unless it belongs to a call."""
+        self._num_before_object = 0
         """Pieces of `_held`."""
+        self._beginning = ""
+        """The object's first characters."""
         self._extent = JsonExtent()
-        self._head: re.Match[str] | None = None
+        """Of the object, of its arguments or of what is behind them."""
+        self._is_in_object = False
+        """Whether the arguments are a member of an object; else they stand alone."""
+        self._is_in_list = False
         self._only_calls = True
         """Whether there was no content yet, or none since the last call."""
-        self._found: list[str | FoundCall] = []
+        self._found: list[Found] = []
         self._has_called = False
 
-    def feed(self, text: str) -> list[str | FoundCall]:
-        """The content and the calls that became certain, in order."""
+    def feed(self, text: str) -> list[Found]:
+        """The content and the parts of calls that became certain, in order."""
         self._text += text
         while self._advance():
             pass
         return self._taken()
 
-    def finish(self) -> list[str | FoundCall]:
+    def finish(self) -> list[Found]:
         """The rest, once no text follows."""
-        if self._state is _State.CLOSING and self._syntax.closing.startswith(self._text.strip()):
-            self._end_call(self._text)
-        elif self._state is not _State.CONTENT or self._text or not self._has_called:
-            self._release(self._text)
+        match self._state:
+            case _State.BROKEN:
+                self._argue(self._text)
+            case _State.CLOSING if self._syntax.closing.startswith(self._text.strip()):
+                self._end_call()
+            case _State.LIST | _State.REST if not "".join(self._held).strip(SEPARATORS):
+                self._end_call()
+            case _State.CONTENT if self._has_called and not self._text:
+                pass
+            case _:
+                self._release(self._text)
         self._text = ""
         return self._taken()
 
-    def _taken(self) -> list[str | FoundCall]:
+    def _taken(self) -> list[Found]:
         found, self._found = self._found, []
         return found
 
@@ -71,8 +94,16 @@ class ToolCallParser:
                 return self._seek_opening()
             case _State.HEAD:
                 return self._read_head()
-            case _State.JSON:
-                return self._read_json()
+            case _State.OBJECT:
+                return self._read_object()
+            case _State.ARGUMENTS:
+                return self._read_arguments()
+            case _State.BROKEN:
+                return self._read_broken()
+            case _State.REST:
+                return self._read_rest()
+            case _State.LIST:
+                return self._read_list()
             case _State.CLOSING:
                 return self._read_closing()
 
@@ -101,49 +132,147 @@ class ToolCallParser:
         brace = self._text.find("{", 0, MAX_AROUND)
         if brace < 0 and len(self._text) < MAX_AROUND:
             return False
-        self._head = self._syntax.head.fullmatch(self._text, 0, max(brace, 0))
-        if brace < 0 or self._head is None:
+        head = self._syntax.head.fullmatch(self._text, 0, max(brace, 0))
+        if brace < 0 or head is None:
             self._release()
             return True
-        is_array = self._head.groupdict().get("array") is not None
-        self._hold(self._head.start("array") if is_array else brace)
-        self._num_before_json, self._extent = len(self._held), JsonExtent()
-        self._state = _State.JSON
+        groups = head.groupdict()
+        self._hold(brace)
+        self._is_in_list = groups.get("array") is not None
+        self._is_in_object = groups.get("name") is None
+        if self._is_in_object:
+            self._begin_object()
+        elif FUNCTION_NAME.fullmatch(groups["name"]):
+            self._begin_call(groups["name"])
+        else:
+            self._release()
         return True
 
-    def _read_json(self) -> bool:
-        self._hold(self._extent.feed(self._text))
+    def _begin_object(self) -> None:
+        self._num_before_object, self._beginning, self._extent = len(self._held), "", JsonExtent()
+        self._state = _State.OBJECT
+
+    def _read_object(self) -> bool:
+        length = self._extent.feed(self._text)
+        if len(self._beginning) < MAX_BEGINNING:
+            self._beginning += self._text[: min(length, MAX_BEGINNING - len(self._beginning))]
+            begun = read_beginning(self._beginning)
+        else:
+            begun = None
+        self._hold(length)
+        if begun is not None:
+            name, start = begun
+            self._text = self._object()[start:] + self._text
+            self._begin_call(name)
+            return True
         match self._extent.state:
             case Extent.OPEN:
                 return False
             case Extent.BROKEN:
                 self._release()
-            case Extent.CLOSED if self._syntax.closing:
-                self._state = _State.CLOSING
             case Extent.CLOSED:
-                self._end_call("")
+                self._end_object()
+        return True
+
+    def _object(self) -> str:
+        return "".join(self._held[self._num_before_object :])
+
+    def _end_object(self) -> None:
+        """Of an object that did not begin as calls do."""
+        whole = read_whole(self._object())
+        if whole is None:
+            self._release()
+            return
+        name, arguments = whole
+        self._begin_call(name)
+        self._argue(arguments)
+        self._end_call_object()
+
+    def _begin_call(self, name: str) -> None:
+        """Its arguments follow."""
+        self._held.clear()
+        self._found.append(CallBegun(name))
+        self._has_called = True
+        self._extent = JsonExtent()
+        self._state = _State.ARGUMENTS
+
+    def _argue(self, arguments: str) -> None:
+        if arguments:
+            self._found.append(CallArguments(arguments))
+
+    def _read_arguments(self) -> bool:
+        self._argue(self._cut(self._extent.feed(self._text)))
+        match self._extent.state:
+            case Extent.OPEN:
+                return False
+            case Extent.BROKEN:
+                self._state = _State.BROKEN
+            case Extent.CLOSED if self._is_in_object:
+                self._extent = JsonExtent(depth=1)
+                self._state = _State.REST
+            case Extent.CLOSED:
+                self._end_call()
+        return True
+
+    def _read_broken(self) -> bool:
+        """Up to what ends calls or begins one."""
+        marks = [mark for mark in (self._syntax.closing, self._syntax.opening) if mark]
+        starts = [start for mark in marks if (start := self._text.find(mark)) >= 0]
+        if not starts:
+            num_held = max((overlap(self._text, mark) for mark in marks), default=0)
+            self._argue(self._cut(len(self._text) - num_held))
+            return False
+        self._argue(self._cut(min(starts)))
+        self._is_in_list = False
+        self._end_call_object()
+        return True
+
+    def _read_rest(self) -> bool:
+        self._hold(self._extent.feed(self._text))
+        match self._extent.state:
+            case Extent.OPEN:
+                return False
+            case Extent.BROKEN if "".join(self._held).strip():
+                self._release()
+            case _:
+                self._held.clear()
+                self._end_call_object()
+        return True
+
+    def _end_call_object(self) -> None:
+        if self._is_in_list:
+            self._state = _State.LIST
+        elif self._syntax.closing:
+            self._state = _State.CLOSING
+        else:
+            self._end_call()
+
+    def _read_list(self) -> bool:
+        self._hold(len(self._text) - len(self._text.lstrip(SEPARATORS)))
+        match self._text[:1]:
+            case "":
+                return False
+            case "{":
+                self._begin_object()
+            case "]":
+                self._cut(1)
+                self._end_call()
+            case _:
+                self._release()
         return True
 
     def _read_closing(self) -> bool:
         closing, rest = self._syntax.closing, self._text.lstrip()
         num_blank = len(self._text) - len(rest)
-        if num_blank < MAX_AROUND and rest.startswith(closing):
-            self._end_call(self._cut(num_blank + len(closing)))
-        elif num_blank < MAX_AROUND and closing.startswith(rest):
+        if num_blank < MAX_AROUND and closing.startswith(rest) and rest != closing:
             return False
-        else:
-            self._release()
+        if num_blank < MAX_AROUND and rest.startswith(closing):
+            self._cut(num_blank + len(closing))
+        self._end_call()
         return True
 
-    def _end_call(self, closing: str) -> None:
-        assert self._head is not None
-        try:
-            calls = self._syntax.read(self._head, "".join(self._held[self._num_before_json :]))
-        except (msgspec.DecodeError, RecursionError):
-            self._release(closing)
-            return
-        self._found += calls
-        self._has_called = True
+    def _end_call(self) -> None:
+        """Or of a list of them."""
         self._held.clear()
         self._only_calls = True
         self._state = _State.CONTENT

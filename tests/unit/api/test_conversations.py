@@ -47,6 +47,12 @@ def test_no_arguments_are_an_empty_object() -> None:
     assert message.tool_calls[0].arguments == "{}"
 
 
+@pytest.mark.parametrize("arguments", ["{", '{"a": "b', '{"a": x}</tool_call>'])
+def test_arguments_that_a_model_broke_off_can_be_sent_back(arguments: str) -> None:
+    (message,) = conversation(call(arguments=arguments)).messages
+    assert message.tool_calls[0].arguments == arguments
+
+
 OF_CALL = "messages[1].tool_calls[0].function"
 
 
@@ -66,7 +72,7 @@ OF_CALL = "messages[1].tool_calls[0].function"
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, OF_CALL),
         (call(name="no spaces"), f"{OF_CALL}.name"),
         (call(name="n" * 65), f"{OF_CALL}.name"),
-        (call(arguments="{"), f"{OF_CALL}.arguments"),
+        (call(arguments="x"), f"{OF_CALL}.arguments"),
         (call(arguments="[1]"), f"{OF_CALL}.arguments"),
         (call(arguments='{"a":' + "[" * 8 + "]" * 8 + "}"), f"{OF_CALL}.arguments"),
     ],

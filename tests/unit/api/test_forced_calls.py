@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from loraserve.api.forced_calls import calls_of, schema_of_arguments, schema_of_calls
+from loraserve.api.forced_calls import schema_of_arguments, schema_of_calls
 from loraserve.serving.errors import ServingError
-from loraserve.serving.tool_calls.formats import FoundCall
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -73,23 +72,3 @@ def test_what_the_template_shows_stays_as_it_was_sent() -> None:
     parameters = {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "x", "properties": {}}
     schema_of_calls([tool("f", parameters)], None)
     assert list(parameters) == ["$schema", "$id", "properties"]
-
-
-@pytest.mark.parametrize(
-    ("text", "named", "expected"),
-    [
-        ('[{"name": "a", "parameters": {"x": 1}}]', None, [FoundCall("a", '{"x": 1}')]),
-        (
-            ' [{"name":"a","parameters":{}},\n{"name":"b","parameters":{}}]',
-            None,
-            [FoundCall("a", "{}"), FoundCall("b", "{}")],
-        ),
-        ('{"x": 1}', "a", [FoundCall("a", '{"x": 1}')]),
-        ('[{"name": "a", "parameters": {"x"', None, []),
-        ('{"x": 1', "a", []),
-        ("", None, []),
-        ("", "a", []),
-    ],
-)
-def test_what_an_answer_calls(text: str, named: str | None, expected: list[FoundCall]) -> None:
-    assert calls_of(text, named) == expected

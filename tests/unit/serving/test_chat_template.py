@@ -168,10 +168,13 @@ def test_a_template_that_shows_no_tools_refuses_them() -> None:
         mute.render(Conversation(CALLING))
 
 
-def test_arguments_that_python_cannot_hold_are_the_clients_error() -> None:
-    call = ToolCall("abcdefghi", "add", '{"a": 1e999}')
+@pytest.mark.parametrize("arguments", ['{"a": 1', '{"a": 1e999}'])
+def test_arguments_that_are_no_json_are_shown_as_they_were_written(arguments: str) -> None:
+    calling = [ChatMessage("assistant", "", tool_calls=(ToolCall("abcdefghi", "add", arguments),))]
+    template = "{# tools #}{% for call in messages[0].tool_calls %}{{ call.function.arguments }}{% endfor %}"
+    assert ChatTemplate(template, SPECIAL).render(Conversation(calling)) == arguments
     with pytest.raises(ServingError, match="messages"):
-        ChatTemplate(TOOL_TEMPLATE, SPECIAL).render(Conversation([ChatMessage("assistant", "", tool_calls=(call,))]))
+        ChatTemplate(f"{template}{{{{ call.function.arguments.a }}}}", SPECIAL).render(Conversation(calling))
 
 
 def test_what_a_template_refuses_is_named_as_the_request_has_it() -> None:

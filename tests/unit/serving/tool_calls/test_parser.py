@@ -1,26 +1,47 @@
 import json
 import string
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraserve.serving.tool_calls.formats import FoundCall, ToolCallFormat
+from loraserve.serving.tool_calls.call_object import MAX_BEGINNING
+from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax, ToolCallFormat
+from loraserve.serving.tool_calls.found import CallArguments, CallBegun
 from loraserve.serving.tool_calls.parser import MAX_AROUND, ToolCallParser
 
+
+class Call(NamedTuple):
+    name: str
+    arguments: str
+
+
 HERMES, LLAMA, MISTRAL = ToolCallFormat.HERMES, ToolCallFormat.LLAMA3_JSON, ToolCallFormat.MISTRAL
-ADD = FoundCall("add", '{"a": 1}')
-SUB = FoundCall("sub", '{"a": {"b": ["}", "\\"]"]}}')
+ADD = Call("add", '{"a": 1}')
+SUB = Call("sub", '{"a": {"b": ["}", "\\"]"]}}')
 
 
-def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[FoundCall]]:
-    parser = ToolCallParser(call_format)
-    found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    content = "".join(part for part in found if isinstance(part, str))
-    return content, [part for part in found if not isinstance(part, str)]
+def parse(call_format: ToolCallFormat, *pieces: str) -> tuple[str, list[Call]]:
+    return parse_by(SYNTAXES[call_format], *pieces)
 
 
-def written(call_format: ToolCallFormat, call: FoundCall) -> str:
+def parse_by(syntax: CallSyntax, *pieces: str) -> tuple[str, list[Call]]:
+    parser = ToolCallParser(syntax)
+    content, calls = "", list[Call]()
+    for part in [*(part for piece in pieces for part in parser.feed(piece)), *parser.finish()]:
+        match part:
+            case str():
+                content += part
+            case CallBegun(name):
+                calls.append(Call(name, ""))
+            case CallArguments(text):
+                assert text
+                calls[-1] = Call(calls[-1].name, calls[-1].arguments + text)
+    return content, calls
+
+
+def written(call_format: ToolCallFormat, call: Call) -> str:
     match call_format:
         case ToolCallFormat.HERMES:
             return f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
@@ -84,26 +105,22 @@ def test_an_answer_without_calls_is_unchanged(call_format: ToolCallFormat, text:
     [
         (HERMES, "<tool_call></tool_call>"),
         (HERMES, '<tool_call>add{"name": "add", "arguments": {}}</tool_call>'),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {}} and</tool_call>'),
         (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
         (HERMES, '<tool_call>{"name": "add", "arguments": "{}"}</tool_call>'),
         (HERMES, '<tool_call>{"name": "add"}</tool_call>'),
         (HERMES, '<tool_call>{"name": "not a name", "arguments": {}}</tool_call>'),
         (HERMES, '<tool_call>{"name": 1, "arguments": {}}</tool_call>'),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>'),
         (HERMES, '<tool_call>{"name": "add, "arguments": {}}</tool_call>'),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "1\n"}}</tool_call>'),
         (HERMES, "<tool_call>{'name': 'add', 'arguments': {}}</tool_call>"),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 40 + "]" * 40 + "}}</tool_call>"),
-        (HERMES, '<tool_call>{"name": "add", "arguments": {"a'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {'[:-1]),
+        (HERMES, '<tool_call>{"arguments": {"a": 1}, "name": "add"'),
+        (HERMES, '<tool_call>{"arguments": {"a": 1,}, "name": "add"}</tool_call>'),
         (HERMES, "<tool_call>" + " " * MAX_AROUND + '{"name": "add", "arguments": {}}</tool_call>'),
         (LLAMA, '{"name": "Ada", "age": 36}'),
         (LLAMA, '<|python_tag|>brave_search.call(query="x")'),
         (LLAMA, 'Sure: {"name": "add", "parameters": {}}'),
         (MISTRAL, "[TOOL_CALLS] []"),
-        (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {}}, 1]'),
         (MISTRAL, '[TOOL_CALLS]not a name{"a": 1}'),
-        (MISTRAL, "[TOOL_CALLS]add{a: 1}"),
         (MISTRAL, 'add{"a": 1}'),
     ],
 )
@@ -112,31 +129,116 @@ def test_what_is_no_call_is_content(call_format: ToolCallFormat, text: str) -> N
     assert parse(call_format, *text) == (text, [])
 
 
-def test_a_call_after_a_malformed_one_is_found() -> None:
-    malformed = '<tool_call>\n{"name": "add", "arguments": {"a": 1}\n</tool_call>'
-    assert parse(HERMES, f"{malformed}\n{written(HERMES, ADD)}") == (f"{malformed}\n", [ADD])
+@pytest.mark.parametrize(
+    ("call_format", "text", "arguments", "content"),
+    [
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a', '{"a', ""),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1', '{"a": 1', ""),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1} ', '{"a": 1}', ""),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}</tool_call>', '{"a": 1}', ""),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}} and</tool_call>', '{"a": 1}', " and</tool_call>"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1} and}</tool_call>', '{"a": 1}', " and}</tool_call>"),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": 1}, "b": [1', '{"a": 1}', ', "b": [1'),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": oh}}</tool_call>.', '{"a": oh}}', "."),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a": "\n"}}</tool_ca', '{"a": "\n"}}</tool_ca', ""),
+        (HERMES, '<tool_call>{"name": "add", "arguments": {"a" 1}}</tool_call>', '{"a" 1}', ""),
+        (
+            HERMES,
+            '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 40 + "]" * 40 + "}}</tool_call>",
+            '{"a": ' + "[" * 40 + "]" * 40 + "}}",
+            "",
+        ),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, 1]', '{"a": 1}', ", 1]"),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, ', '{"a": 1}', ""),
+        (MISTRAL, "[TOOL_CALLS]add{a: 1}", "{a: 1}", ""),
+        (LLAMA, '{"name": "add", "parameters": {"a": 1', '{"a": 1', ""),
+    ],
+)
+def test_a_call_has_the_arguments_that_the_model_wrote(
+    call_format: ToolCallFormat, text: str, arguments: str, content: str
+) -> None:
+    assert parse(call_format, text) == (content, [Call("add", arguments)])
+    assert parse(call_format, *text) == (content, [Call("add", arguments)])
+
+
+@pytest.mark.parametrize("malformed", ['{"a": 1}\n</tool_call>', '{"a": }}\n</tool_call>', '{"a": x\n'])
+def test_a_call_after_a_malformed_one_is_found(malformed: str) -> None:
+    content, calls = parse(HERMES, f'<tool_call>\n{{"name": "sub", "arguments": {malformed}\n{written(HERMES, ADD)}')
+    assert (content, len(calls), calls[1]) == ("", 2, ADD)
     unopened = "The tag <tool_call> begins a call."
     assert parse(HERMES, f"{unopened} {written(HERMES, ADD)}") == (f"{unopened} ", [ADD])
 
 
+def test_arguments_are_let_out_as_they_come() -> None:
+    parser = ToolCallParser(SYNTAXES[HERMES])
+    assert parser.feed('<tool_call>\n{"name": "add", "arguments": ') == []
+    assert parser.feed("{") == [CallBegun("add"), CallArguments("{")]
+    assert parser.feed('"a": "</tool') == [CallArguments('"a": "</tool')]
+    assert parser.feed('"}}\n</tool_call>') == [CallArguments('"}')]
+    parser = ToolCallParser(LIST_OF_CALLS)
+    assert parser.feed('[{"name": "add", "parameters": {"a":') == [CallBegun("add"), CallArguments('{"a":')]
+    assert parser.feed(' 1}},{"name":"sub","parameters":{}') == [
+        CallArguments(" 1}"),
+        CallBegun("sub"),
+        CallArguments("{}"),
+    ]
+    assert [*parser.feed("}]"), *parser.finish()] == []
+    parser = ToolCallParser(SYNTAXES[HERMES])
+    assert parser.feed('<tool_call>{"name": "add", "arguments": {"a": x') == [
+        CallBegun("add"),
+        CallArguments('{"a": '),
+        CallArguments("x"),
+    ]
+    assert parser.feed("y </tool") == [CallArguments("y ")]
+    assert parser.feed("_call> z") == [" z"]
+
+
+@pytest.mark.parametrize("num_chars", [MAX_BEGINNING - 100, 2 * MAX_BEGINNING])
+def test_a_name_behind_much_else_shows_at_the_end_that_it_is_a_call(num_chars: int) -> None:
+    text = f'<tool_call>{{"note": "{"x" * num_chars}", "name": "add", "arguments": {ADD.arguments}}}</tool_call>'
+    assert parse(HERMES, text) == parse(HERMES, *text) == ("", [ADD])
+    fed = ToolCallParser(SYNTAXES[HERMES]).feed(text[: text.index("}")])
+    assert (CallBegun("add") in fed) == (num_chars < MAX_BEGINNING)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ('[{"name": "add", "parameters": {"a": 1}}]', "", [ADD]),
+        (
+            f' [{{"name":"add","parameters":{{"a": 1}}}},\n{{"name":"sub","parameters":{SUB.arguments}}} ] ',
+            "",
+            [ADD, SUB],
+        ),
+        ('[{"name": "add", "parameters": {"a"', "", [Call("add", '{"a"')]),
+        ('[{"name": "ad', '[{"name": "ad', []),
+        ("[", "[", []),
+        ("", "", []),
+    ],
+)
+def test_a_list_of_calls(text: str, content: str, calls: list[Call]) -> None:
+    assert parse_by(LIST_OF_CALLS, text) == (content, calls)
+    assert parse_by(LIST_OF_CALLS, *text) == (content, calls)
+
+
 def test_a_closing_tag_in_a_string_closes_nothing() -> None:
-    call = FoundCall("say", '{"text": "</tool_call>"}')
+    call = Call("say", '{"text": "</tool_call>"}')
     assert parse(HERMES, written(HERMES, call)) == ("", [call])
 
 
 def test_content_is_let_out_as_soon_as_it_can_be_no_call() -> None:
-    parser = ToolCallParser(HERMES)
+    parser = ToolCallParser(SYNTAXES[HERMES])
     assert parser.feed("a <tool_") == ["a "]
     assert parser.feed("box> ") == ["<tool_box> "]
-    assert parser.feed(written(HERMES, ADD)[:-1]) == []
-    assert parser.feed(">") == [ADD]
+    assert parser.feed(written(HERMES, ADD)) == [CallBegun("add"), CallArguments(ADD.arguments)]
     assert parser.feed("\n") == []
     assert parser.feed("b") == ["\nb"]
 
 
 def test_content_and_calls_come_in_their_order() -> None:
     text = f"a {written(HERMES, ADD)}\n{written(HERMES, SUB)} b"
-    assert ToolCallParser(HERMES).feed(text) == ["a ", ADD, SUB, " b"]
+    add, sub = ([CallBegun(call.name), CallArguments(call.arguments)] for call in (ADD, SUB))
+    assert ToolCallParser(SYNTAXES[HERMES]).feed(text) == ["a ", *add, *sub, " b"]
 
 
 FRAGMENTS = st.sampled_from(
@@ -166,6 +268,8 @@ def test_nothing_is_lost(call_format: ToolCallFormat, text: str) -> None:
         assert content == text
     remaining = iter(text)
     assert all(char in remaining for char in content)
+    remaining = iter(text)
+    assert all(char in remaining for call in calls for char in call.arguments)
 
 
 JSON = st.recursive(
@@ -174,7 +278,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 CALLS = st.builds(
-    FoundCall,
+    Call,
     st.text(string.ascii_letters + string.digits + "_-", min_size=1, max_size=64),
     st.builds(
         json.dumps,
@@ -186,7 +290,7 @@ CALLS = st.builds(
 
 
 @given(call_format=st.sampled_from(ToolCallFormat), calls=st.lists(CALLS, min_size=1, max_size=3))
-def test_any_calls_are_found_as_they_were_written(call_format: ToolCallFormat, calls: list[FoundCall]) -> None:
+def test_any_calls_are_found_as_they_were_written(call_format: ToolCallFormat, calls: list[Call]) -> None:
     text = "\n".join(written(call_format, call) for call in calls)
     assert parse(call_format, f"Calling: {text}") == ("Calling: ", calls)
     assert parse(call_format, *text) == ("", calls)
