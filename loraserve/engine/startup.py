@@ -23,7 +23,7 @@ from loraserve.engine.drafter import FreeRows
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes, compile_sampling
-from loraserve.engine.grammar import Grammars
+from loraserve.engine.grammar_compiler import Grammars
 from loraserve.engine.host_tier import choose_host_tier_bytes, locked_bytes
 from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 
-from loraserve.engine.grammar import Grammars
+from loraserve.engine.grammar_compiler import Grammars
 from loraserve.engine.request import Grammar, GrammarKind
 
 VOCAB_SIZE = 30

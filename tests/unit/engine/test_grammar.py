@@ -4,9 +4,11 @@ from threading import Event
 import numpy as np
 import pytest
 
-from loraserve.engine import grammar as module
+from loraserve.engine import grammar as matching
+from loraserve.engine import grammar_compiler
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.grammar import GrammarMatcher, Grammars
+from loraserve.engine.grammar import GrammarMatcher
+from loraserve.engine.grammar_compiler import Grammars
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
 from tests.support.hash_grammars import CHARS, EOS, can_follow, hash_grammars, make_hash_grammars, one_of, text_of
 
@@ -80,7 +82,7 @@ def test_a_token_that_cannot_follow_is_an_error() -> None:
 
 
 def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LEXER_STATES", 40)
+    monkeypatch.setattr(grammar_compiler, "MAX_LEXER_STATES", 40)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for token_id in ids("caaaabbccacbbcbbc"):
         matcher.mask()
@@ -107,9 +109,9 @@ def test_a_draft_ends_where_the_grammar_does_not_allow_it(text: str, num_allowed
 
 def test_nothing_is_drafted_once_half_of_the_time_is_used() -> None:
     matcher = matcher_of(one_of("abcde"))
-    matcher._spent_s = 0.49 * module.FREE_S
+    matcher._spent_s = 0.49 * matching.FREE_S
     assert len(matcher.masks_after(ids("a"))) == 1
-    matcher._spent_s = 0.51 * module.FREE_S
+    matcher._spent_s = 0.51 * matching.FREE_S
     assert matcher.masks_after(ids("a")) == []
 
 
@@ -155,7 +157,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> 
 
 
 def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "NUM_KEPT", 2)
+    monkeypatch.setattr(grammar_compiler, "NUM_KEPT", 2)
     grammars = make_hash_grammars()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
     assert grammars.compile(one_of("a")) is first
@@ -167,10 +169,10 @@ def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Mo
 def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = hash_grammars.__wrapped__()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
-    monkeypatch.setattr(module, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
+    monkeypatch.setattr(grammar_compiler, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
-    monkeypatch.setattr(module, "KEPT_S", 1.001 * first.result().use.spent_s)
+    monkeypatch.setattr(grammar_compiler, "KEPT_S", 1.001 * first.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
     assert grammars.compile(one_of("b")) is not second, "used longest ago"
@@ -180,7 +182,7 @@ def test_one_that_was_much_used_is_compiled_anew(monkeypatch: pytest.MonkeyPatch
     grammars = hash_grammars.__wrapped__()
     first = grammars.compile(one_of("ab"))
     copy = first.result().copy()
-    monkeypatch.setattr(module, "RENEW_S", first.result().use.spent_s)
+    monkeypatch.setattr(grammar_compiler, "RENEW_S", first.result().use.spent_s)
     assert grammars.compile(one_of("ab")) is first
     copy.mask()
     assert grammars.compile(one_of("ab")) is not first
@@ -258,15 +260,15 @@ def test_rules_that_are_ambiguous_beyond_measure_are_an_error() -> None:
 @pytest.mark.parametrize("text", ["a", "ab"])
 def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     matcher = matcher_of(one_of(text))
-    monkeypatch.setattr(module, "FREE_S", 0.0)
-    monkeypatch.setattr(module, "TOKEN_S", 0.0)
+    monkeypatch.setattr(matching, "FREE_S", 0.0)
+    monkeypatch.setattr(matching, "TOKEN_S", 0.0)
     assert not matcher.take(CHARS.index("a"))
-    assert matcher.error == module.TOO_SLOW
+    assert matcher.error == matching.TOO_SLOW
     assert not matcher.is_complete
 
 
 def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_LEXER_STATES", 50)
+    monkeypatch.setattr(grammar_compiler, "MAX_LEXER_STATES", 50)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for _ in range(100):
         (token_id, *_) = allowed(matcher)
