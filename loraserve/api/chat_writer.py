@@ -37,6 +37,9 @@ class ChatOptions:
     return_token_ids: bool
     tokens_as_ids: bool
     tool_use: ToolUse
+    has_reasoning: bool = False
+    """Whether it is told apart."""
+    include_reasoning: bool = True
 
 
 class ChatWriter:
@@ -49,6 +52,8 @@ class ChatWriter:
         self._names = TokenNames(token_text, options.tokens_as_ids)
         self._answers = _answers(options)
         """Of each choice, where tools may be called."""
+        self._may_lack_content = bool(self._answers) or options.has_reasoning
+        """There is no empty content then: a message of calls alone has none."""
 
     def response(self, deltas: list[ChoiceDelta], generation: Generation) -> ChatCompletionResponse:
         prompt, options = generation.prompts[0], self._options
@@ -67,20 +72,17 @@ class ChatWriter:
         )
 
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
-        content = None if self._answers else ""
+        content = None if self._may_lack_content else ""
         return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content=content)) for index in range(self._options.n)]
 
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
         """The last one has an empty delta and the finish reason."""
         content, calls = self._read(delta)
+        reasoning = (delta.reasoning if self._options.include_reasoning else "") or None
         choices: list[msgspec.Struct] = []
-        # Where tools may be called there is no empty content: a message of calls alone has none.
-        if content or self._tells_tokens(delta) or (content is not None and _has_tokens(delta)):
-            choices.append(
-                ChatChunkChoice(
-                    delta.index, ChatDelta(content=content), self._logprobs(delta), token_ids=self._token_ids(delta)
-                )
-            )
+        if content or reasoning or self._tells_tokens(delta) or (content is not None and _has_tokens(delta)):
+            said = ChatDelta(content=content, reasoning_content=reasoning, reasoning=reasoning)
+            choices.append(ChatChunkChoice(delta.index, said, self._logprobs(delta), token_ids=self._token_ids(delta)))
         choices += [ChatChunkChoice(delta.index, ChatDelta(tool_calls=[part])) for part in calls]
         if delta.finish_reason is not None:
             choices.append(
@@ -96,9 +98,18 @@ class ChatWriter:
     def _choice(self, delta: ChoiceDelta) -> ChatChoice:
         content, parts = self._read(delta)
         calls = joined_calls(parts)
+        reasoning = UNSET
+        if self._options.has_reasoning and self._options.include_reasoning:
+            reasoning = delta.reasoning or None
         return ChatChoice(
             index=delta.index,
-            message=ResponseMessage(ASSISTANT, content if calls else content or "", tool_calls=calls or UNSET),
+            message=ResponseMessage(
+                ASSISTANT,
+                content if calls or reasoning else content or "",
+                tool_calls=calls or UNSET,
+                reasoning_content=reasoning,
+                reasoning=reasoning,
+            ),
             logprobs=self._logprobs(delta),
             finish_reason=self._finish_reason(delta),
             stop_reason=delta.stop_reason,
@@ -108,7 +119,7 @@ class ChatWriter:
     def _read(self, delta: ChoiceDelta) -> tuple[str | None, list[ToolCallDelta]]:
         """Content and parts of calls; None = no content, or none yet."""
         if not self._answers:
-            return delta.text, []
+            return (delta.text or None if self._may_lack_content else delta.text), []
         read = self._answers[delta.index].read(delta)
         content = "".join(part for part in read if isinstance(part, str))
         return content or None, [part for part in read if not isinstance(part, str)]

@@ -81,7 +81,7 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
     if message.role not in ROLES:
         raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
     calls = message.tool_calls or []
-    _check_tool_fields(param, message)
+    _check_fields_of_roles(param, message)
     if message.content is None and not calls:
         raise missing(f"{param}.content")
     return ChatMessage(
@@ -90,16 +90,20 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
         message.name,
         tuple(_tool_call(f"{param}.tool_calls[{index}]", call, limits) for index, call in enumerate(calls)),
         message.tool_call_id,
+        reasoning=message.reasoning_content or message.reasoning or None,
     )
 
 
-def _check_tool_fields(param: str, message: RequestMessage) -> None:
+def _check_fields_of_roles(param: str, message: RequestMessage) -> None:
     if message.tool_calls and message.role != "assistant":
         raise invalid_value(f"{param}.tool_calls", "is only for role 'assistant'.")
     if message.role == "tool" and message.tool_call_id is None:
         raise missing(f"{param}.tool_call_id")
     if message.role != "tool" and message.tool_call_id is not None:
         raise invalid_value(f"{param}.tool_call_id", "is only for role 'tool'.")
+    for name in ("reasoning_content", "reasoning"):
+        if getattr(message, name) and message.role != "assistant":
+            raise invalid_value(f"{param}.{name}", "is only for role 'assistant'.")
 
 
 def _tool_call(param: str, call: RequestToolCall, limits: Limits) -> ToolCall:

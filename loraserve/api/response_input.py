@@ -8,7 +8,16 @@ from msgspec import Raw
 
 from loraserve.api.conversations import checked_call, checked_template_kwargs, text_of
 from loraserve.api.ranges import check_at_most
-from loraserve.api.response_kinds import CALL, CALL_OUTPUT, MESSAGE, TEXT_PARTS, check_item_type
+from loraserve.api.response_kinds import (
+    CALL,
+    CALL_OUTPUT,
+    MESSAGE,
+    REASONING,
+    REASONING_PARTS,
+    SUMMARY_PARTS,
+    TEXT_PARTS,
+    check_item_type,
+)
 from loraserve.api.schemas.responses import InputItem, InputPart, ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
@@ -17,6 +26,7 @@ from loraserve.serving.settings import Limits
 
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     MESSAGE: (("role", "content"), ()),
+    REASONING: ((), ("content", "summary")),
     CALL: (("call_id", "name", "arguments"), ()),
     CALL_OUTPUT: (("call_id", "output"), ("name",)),
 }
@@ -36,13 +46,19 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
         if are_calls:
             _add_calls(messages, numbered, limits)
         else:
-            messages += [_message(f"input[{index}]", item) for index, item in numbered]
+            for index, item in numbered:
+                _add(messages, _message(f"input[{index}]", item))
+    messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
     return Conversation(messages, tools=tools, template_kwargs=kwargs, param="input")
 
 
 def _message(param: str, item: InputItem) -> ChatMessage:
     _check_fields(param, item)
+    if item.type == REASONING:
+        content = _text(f"{param}.content", item.content, REASONING_PARTS)
+        summary = _text(f"{param}.summary", item.summary, SUMMARY_PARTS)
+        return ChatMessage("assistant", None, reasoning=content or summary)
     if item.type == CALL_OUTPUT:
         return ChatMessage("tool", _text(f"{param}.output", item.output), item.name, tool_call_id=item.call_id)
     if item.role not in ROLES:
@@ -50,8 +66,20 @@ def _message(param: str, item: InputItem) -> ChatMessage:
     return ChatMessage(item.role, _text(f"{param}.content", item.content))
 
 
+def _is_reasoning(message: ChatMessage) -> bool:
+    """Of a turn of which nothing else was told yet."""
+    return message.reasoning is not None and message.content is None and not message.tool_calls
+
+
+def _add(messages: list[ChatMessage], message: ChatMessage) -> None:
+    """Templates show what the assistant thought, said and called in one turn as one message."""
+    if messages and _is_reasoning(messages[-1]) and message.role == "assistant" and message.reasoning is None:
+        message = replace(message, reasoning=messages.pop().reasoning)
+    messages.append(message)
+
+
 def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputItem]], limits: Limits) -> None:
-    """Templates show what the assistant said and called in one turn as one message."""
+    """See `_add`."""
     calls = tuple(_call(f"input[{index}]", item, limits) for index, item in numbered)
     last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
     messages.append(replace(last, tool_calls=calls))
@@ -74,9 +102,9 @@ def _check_fields(param: str, item: InputItem) -> None:
             raise invalid_value(f"{param}.{field}", f"is not for an item of type {item.type!r}.")
 
 
-def _text(param: str, content: str | list[InputPart] | None) -> str:
+def _text(param: str, content: str | list[InputPart] | None, kinds: tuple[str, ...] = TEXT_PARTS) -> str:
     parts = content or ""
-    text = text_of(param, parts, TEXT_PARTS)
+    text = text_of(param, parts, kinds)
     for index, part in enumerate(parts if isinstance(parts, list) else []):
         refuse_unsupported(part, f"{param}[{index}].")
     return text

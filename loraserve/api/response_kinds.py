@@ -8,8 +8,11 @@ from loraserve.api.ranges import unsupported
 from loraserve.api.schemas.responses import InputPart
 from loraserve.api.tools import FUNCTION
 
-MESSAGE, CALL, CALL_OUTPUT = "message", "function_call", "function_call_output"
+MESSAGE, REASONING, CALL, CALL_OUTPUT = "message", "reasoning", "function_call", "function_call_output"
+KINDS = (MESSAGE, REASONING, CALL, CALL_OUTPUT)
 TEXT_PARTS = ("input_text", "output_text")
+REASONING_PARTS = ("reasoning_text",)
+SUMMARY_PARTS = ("summary_text",)
 
 
 class _Part(msgspec.Struct):
@@ -53,7 +56,8 @@ def refuse_kinds(body: bytes) -> None:
         check_item_type(f"input[{index}]", item.type)
         for field, parts in (("content", item.content), ("output", item.output)):
             if isinstance(parts, list):
-                text_of(f"input[{index}].{field}", [InputPart(part.type, "") for part in parts], TEXT_PARTS)
+                kinds_of_parts = REASONING_PARTS if item.type == REASONING else TEXT_PARTS
+                text_of(f"input[{index}].{field}", [InputPart(part.type, "") for part in parts], kinds_of_parts)
     for index, tool in enumerate(kinds.tools or []):
         check_tool_type(f"tools[{index}]", tool.type)
     if isinstance(kinds.tool_choice, _Tool):
@@ -61,8 +65,8 @@ def refuse_kinds(body: bytes) -> None:
 
 
 def check_item_type(param: str, kind: str) -> None:
-    if kind not in (MESSAGE, CALL, CALL_OUTPUT):
-        message = f"is {kind[:32]!r}; only '{MESSAGE}', '{CALL}' and '{CALL_OUTPUT}' are supported. Leave the item out."
+    if kind not in KINDS:
+        message = f"is {kind[:32]!r}; only {', '.join(map(repr, KINDS))} are supported. Leave the item out."
         raise unsupported(f"{param}.type", message)
 
 

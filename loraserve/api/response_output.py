@@ -14,13 +14,17 @@ from loraserve.api.schemas.response_answer import (
     OutputCall,
     OutputItem,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
 )
 from loraserve.api.schemas.response_events import (
     ArgumentsDelta,
     ArgumentsDone,
     ItemEvent,
     PartEvent,
+    ReasoningDelta,
+    ReasoningDone,
     ResponseEvent,
     TextDelta,
     TextDone,
@@ -32,7 +36,7 @@ from loraserve.engine.request import FinishReason
 from loraserve.serving.choice import ChoiceDelta
 
 CONTENT_INDEX = 0
-"""Messages have one part."""
+"""Messages and reasoning have one part."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,12 @@ class _OpenMessage:
     id: str
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ContentLogprob] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _OpenReasoning:
+    id: str
+    pieces: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -52,19 +62,21 @@ class _OpenCall:
 
 class ResponseOutput:
     def __init__(self, request_id: str, use: ToolUse, names: TokenNames, top_logprobs: int | None) -> None:
-        """top_logprobs: None = no logprobs, as where tools may be called."""
+        """top_logprobs: None = no logprobs, as where tools may be called or reasoning is told apart."""
         self.items: list[OutputItem] = []
         """Those that are complete."""
         self._request_id = request_id
         self._answer = chat_answer(use)
         self._names = names
         self._top_logprobs = top_logprobs
-        self._open: _OpenMessage | _OpenCall | None = None
+        self._open: _OpenMessage | _OpenReasoning | _OpenCall | None = None
 
     def feed(self, delta: ChoiceDelta) -> Iterator[ResponseEvent]:
         """To be exhausted. Raises `ServingError` for what was cut short."""
         if delta.finish_reason not in (None, FinishReason.STOP, FinishReason.LENGTH):
             raise cut_short()
+        if delta.reasoning:
+            yield from self._think(delta.reasoning)
         logprobs = self._logprobs(delta)
         for part in [delta.text] if self._answer is None else self._answer.read(delta):
             if not isinstance(part, str):
@@ -83,6 +95,18 @@ class ResponseOutput:
     def _logprobs(self, delta: ChoiceDelta) -> list[ContentLogprob]:
         count = self._top_logprobs
         return [] if count is None else content_logprobs(self._names, delta.logprobs, count)
+
+    def _think(self, text: str) -> Iterator[ResponseEvent]:
+        index = len(self.items)
+        if self._open is None:
+            self._open = _OpenReasoning(f"rs_{self._request_id}_{index}")
+            begun = OutputReasoning(self._open.id, IN_PROGRESS, [])
+            yield ItemEvent("response.output_item.added", index, begun)
+            yield PartEvent("response.content_part.added", index, begun.id, CONTENT_INDEX, ReasoningText(""))
+        reasoning = self._open
+        assert isinstance(reasoning, _OpenReasoning)
+        reasoning.pieces.append(text)
+        yield ReasoningDelta("response.reasoning_text.delta", index, reasoning.id, CONTENT_INDEX, text)
 
     def _say(self, text: str, logprobs: list[ContentLogprob]) -> Iterator[ResponseEvent]:
         if not isinstance(self._open, _OpenMessage):
@@ -126,6 +150,11 @@ class ResponseOutput:
                 yield TextDone("response.output_text.done", index, item_id, CONTENT_INDEX, part.text, part.logprobs)
                 yield PartEvent("response.content_part.done", index, item_id, CONTENT_INDEX, part)
                 self.items.append(OutputMessage(item_id, status, [part]))
+            case _OpenReasoning(item_id, pieces):
+                thought = ReasoningText("".join(pieces))
+                yield ReasoningDone("response.reasoning_text.done", index, item_id, CONTENT_INDEX, thought.text)
+                yield PartEvent("response.content_part.done", index, item_id, CONTENT_INDEX, thought)
+                self.items.append(OutputReasoning(item_id, status, [thought]))
             case _OpenCall(item_id, call_id, name, pieces):
                 arguments = "".join(pieces)
                 yield ArgumentsDone("response.function_call_arguments.done", index, item_id, name, arguments)

@@ -20,7 +20,7 @@ from loraserve.serving.settings import Limits, ServingSettings
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
-"""The second one is of reasoning items, of which no answer has any: those who keep no state always ask for it."""
+"""The second one is of reasoning that nobody else may read: those who keep no state always ask for it."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Of `metadata`, as in OpenAI's API."""
 
@@ -48,7 +48,7 @@ def checked_response(asked: ResponsesRequest, checker: SamplingChecker, settings
     sampling = checker.check_shared(
         asked,
         max_tokens=asked.max_output_tokens,
-        logprobs=_logprobs(checker, asked, use),
+        logprobs=_logprobs(checker, asked, use, settings),
         formats=_formats(asked.text),
         tool_schema=use.schema,
     )
@@ -83,7 +83,7 @@ def _formats(text: ResponseText | None) -> list[AskedFormat]:
             return []
 
 
-def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse) -> int | None:
+def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse, settings: ServingSettings) -> int | None:
     include = asked.include or []
     for index, included in enumerate(include):
         if included not in INCLUDES:
@@ -95,6 +95,9 @@ def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse) -
             raise invalid_value("top_logprobs", f"needs 'include': [{LOGPROBS!r}].")
     if LOGPROBS not in include:
         return None
+    if settings.reasoning_parser is not None:
+        message = f"has {LOGPROBS!r}, which cannot be told where reasoning is told apart (--reasoning-parser)."
+        raise unsupported("include", message)
     if use.schema is not None or use.call_format is not None:
         message = f"has {LOGPROBS!r}, which cannot be told where the answer may call tools. Send 'tool_choice': 'none'."
         raise unsupported("include", message)

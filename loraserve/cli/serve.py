@@ -14,6 +14,7 @@ from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
 from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
+from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 MODEL_ALIASES = ("--model-id", "--model-path")
@@ -100,6 +101,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     help='How the model writes tool calls. [tool_choice "auto" is refused]',
 )
 @_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Not needed beside --tool-call-parser.")
+@_option(
+    "--reasoning-parser",
+    panel="Model",
+    type=click.Choice([parser.value for parser in ReasoningFormat]),
+    help="How the model marks its reasoning, for reasoning_content. [it is part of the content]",
+)
 @_option(
     "--generation-config",
     panel="Model",

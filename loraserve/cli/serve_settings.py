@@ -10,6 +10,7 @@ from loraserve.cli.option_types import LoraModule
 from loraserve.cli.trace_settings import TraceDestination, trace_destination
 from loraserve.control.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
+from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
@@ -31,6 +32,7 @@ class ServeSettings:
     chat_template: Path | None
     tool_call_parser: str | None
     enable_auto_tool_choice: bool
+    reasoning_parser: str | None
     generation_config: str
     load_format: str
     dtype: str
@@ -158,6 +160,7 @@ class ServeSettings:
             has_free_paths=self.is_open_on_loopback,
             limits=Limits(max_queued=self.max_queued),
             tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
+            reasoning_parser=None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser),
             compat_metrics=self.vllm_metrics,
             config=list(self.config),
         )

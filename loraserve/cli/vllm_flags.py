@@ -23,7 +23,7 @@ UNSUPPORTED_FLAGS = {
     "--structured-outputs-config": "llguidance holds answers to every schema and grammar",
     "--guided-decoding-backend": "llguidance holds answers to every schema and grammar",
     "--default-chat-template-kwargs": "requests send chat_template_kwargs; or change the template (--chat-template)",
-    "--reasoning-parser": "reasoning is not parsed",
+    "--reasoning-parser-plugin": "--reasoning-parser names the parsers there are",
     "--ssl-keyfile": "put a TLS proxy in front",
     "--ssl-certfile": "put a TLS proxy in front",
     "--root-path": "strip the prefix in the proxy",

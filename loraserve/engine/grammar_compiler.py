@@ -8,8 +8,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.grammar import GrammarMatcher, GrammarUse, first_line
+from loraserve.engine.grammar_reasoning import ReasoningMatcher
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
 
 if TYPE_CHECKING:
@@ -43,6 +47,7 @@ class Grammars:
     """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
+        self._eos_token_ids = eos_token_ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         default = threading.stack_size(COMPILE_STACK_BYTES)
         try:
@@ -120,7 +125,18 @@ class Grammars:
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
         compiled.use.spent_s = time.thread_time() - began_s
-        return compiled
+        if grammar.reasoning is None:
+            return compiled
+        free_mask = _mask_without(self._eos_token_ids, tokenizer.vocab_size)
+        return ReasoningMatcher(compiled, grammar.reasoning, free_mask)
+
+
+def _mask_without(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.uint8]:
+    """As of `GrammarMatcher`: of all other tokens."""
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[:vocab_size] = 1
+    allowed[[token_id for token_id in token_ids if token_id < vocab_size]] = 0
+    return np.packbits(allowed, bitorder="little")
 
 
 def _for_llguidance(grammar: Grammar) -> str:

@@ -36,11 +36,21 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarReasoning:
+    """What an output may begin with before a grammar holds it: anything up to the closing token."""
+
+    opening_id: int | None
+    """The output's first token where it reasons; None = it does from the start."""
+    closing_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What an output is held to, token by token."""
 
     kind: GrammarKind
     text: str
+    reasoning: GrammarReasoning | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
 from loraserve.serving.detokenizer import Detokenizer
+from loraserve.serving.reasoning import ReasoningSplitter, ReasoningStart
 from loraserve.serving.stop_strings import StopMatcher
 
 
@@ -18,6 +19,8 @@ class TextOptions:
     stop_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     """Stop strings match only in the text after this many tokens."""
+    reasoning: ReasoningStart | None = None
+    """None = all of it is content."""
     discard_tokens: bool = False
     """For max_tokens=0: the one token that the engine must generate is dropped."""
 
@@ -28,6 +31,8 @@ class ChoiceDelta:
 
     prompt_index: int
     index: int
+    reasoning: str = ""
+    """What the model thought before its text."""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)
@@ -38,6 +43,7 @@ class ChoiceDelta:
     """The stop string or stop token id that ended it; None for EOS."""
 
     def extend(self, later: "ChoiceDelta") -> None:
+        self.reasoning += later.reasoning
         self.text += later.text
         self.token_ids += later.token_ids
         self.text_offsets += later.text_offsets
@@ -60,6 +66,7 @@ class ChoiceAssembler:
         "_num_chars",
         "_options",
         "_prompt_index",
+        "_reasoning",
         "finished",
         "num_tokens",
     )
@@ -70,9 +77,14 @@ class ChoiceAssembler:
         self._options = options
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(options.stop, options.include_stop_str_in_output) if options.stop else None
+        self._reasoning = ReasoningSplitter(options.reasoning) if options.reasoning else None
         self._num_chars = 0
         self.num_tokens = 0
         self.finished = False
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def add(self, output: SequenceOutput) -> ChoiceDelta:
         """Not to be called once `finished`."""
@@ -87,6 +99,8 @@ class ChoiceAssembler:
         stops_at = len(output.token_ids) - 1 if output.finish_reason is FinishReason.STOP else -1
         for position, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
+            if self._reasoning is not None:
+                self._reasoning.count_token()
             delta.token_ids.append(token_id)
             delta.text_offsets.append(self._num_chars)
             if output.logprobs is not None:
@@ -105,24 +119,36 @@ class ChoiceAssembler:
     def _show(self, delta: ChoiceDelta, text: str) -> None:
         self._num_chars += len(text)
         if self._matcher is None:
-            delta.text += text
+            self._say(delta, text)
         elif self.num_tokens <= self._options.min_tokens:
-            delta.text += self._matcher.release(text)
+            self._say(delta, self._matcher.release(text))
         else:
-            delta.text += self._matcher.feed(text)
+            self._say(delta, self._matcher.feed(text))
             if self._matcher.matched is not None:
                 self._end(delta, FinishReason.STOP, self._matcher.matched)
+
+    def _say(self, delta: ChoiceDelta, text: str) -> None:
+        if self._reasoning is None:
+            delta.text += text
+            return
+        reasoning, content = self._reasoning.feed(text)
+        delta.reasoning += reasoning
+        delta.text += content
 
     def _finish(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
         self._show(delta, self._detokenizer.flush())
         if self.finished:
             return
         if self._matcher is not None:
-            delta.text += self._matcher.release()
+            self._say(delta, self._matcher.release())
         self._end(delta, output.finish_reason, output.stop_token_id)
 
     def _end(self, delta: ChoiceDelta, reason: FinishReason | None, stop_reason: str | int | None) -> None:
         self.finished = True
+        if self._reasoning is not None:
+            reasoning, content = self._reasoning.finish()
+            delta.reasoning += reasoning
+            delta.text += content
         delta.finish_reason = reason
         delta.stop_reason = stop_reason
         if self._options.discard_tokens and reason is FinishReason.STOP:

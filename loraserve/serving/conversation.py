@@ -42,10 +42,13 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """Of role "tool": which call's result it is."""
+    reasoning: str | None = None
+    """Of role "assistant": what it thought before it said this."""
 
     @property
     def num_chars(self) -> int:
-        return len(self.content or "") + sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        num_called = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.content or "") + len(self.reasoning or "") + num_called
 
     def for_template(self, developer_role: str) -> JsonObject:
         """Templates index messages like JSON objects, and ask which keys there are."""
@@ -57,6 +60,9 @@ class ChatMessage:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.reasoning is not None:
+            # Templates know it by the one name or the other.
+            message["reasoning_content"] = message["reasoning"] = self.reasoning
         return message
 
 

@@ -80,6 +80,8 @@ class TokenUsage:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int | None = None
+    """Of the completion; None where reasoning is not told apart."""
     prediction: PredictionUsage | None = None
     """Where the request predicts its output."""
 
@@ -148,12 +150,13 @@ class Generation:
             self.close()
 
     def usage(self) -> TokenUsage:
+        assemblers = [choice.assembler for prompt in self.prompts for choice in prompt.choices]
+        has_reasoning = self._job.text.reasoning is not None
         return TokenUsage(
             num_prompt_tokens=sum(len(prompt.engine_request.prompt_token_ids) for prompt in self.prompts),
-            num_completion_tokens=sum(
-                choice.assembler.num_tokens for prompt in self.prompts for choice in prompt.choices
-            ),
+            num_completion_tokens=sum(assembler.num_tokens for assembler in assemblers),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
+            num_reasoning_tokens=sum(each.num_reasoning_tokens for each in assemblers) if has_reasoning else None,
             prediction=self._prediction_usage(),
         )
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 
@@ -77,6 +78,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
     tool_call_parser: ToolCallFormat | None = None
     """How the base model, and so its adapters, write tool calls; None = `tool_choice` "auto" is refused."""
+    reasoning_parser: ReasoningFormat | None = None
+    """How they mark what they think before they answer; None = it is part of the answer."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
     unload_timeout_s: float = 30.0

@@ -53,6 +53,10 @@ class TextTokenizer:
             return ByteDetokenizer(self.token_text, skip_special_tokens)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
 
+    def token_id(self, token: str) -> int | None:
+        """Of one that stands in the vocabulary as it is written."""
+        return self._tokenizer.token_to_id(token)
+
     async def token_strings(self, token_ids: list[int]) -> list[str | None]:
         """As they stand in the vocabulary."""
         return await self.run(len(token_ids), lambda: [self._tokenizer.id_to_token(token_id) for token_id in token_ids])

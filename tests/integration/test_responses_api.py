@@ -214,7 +214,8 @@ class TestPrompts:
     @pytest.mark.parametrize(
         ("fields", "param"),
         [
-            ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].type"),
+            ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
+            ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
             ({"input": [{"role": "user", "content": "x", "colour": "red"}]}, "input[0].colour"),
             ({"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0].type"),
             ({"tools": [{"type": "function", "nmae": "add"}]}, "tools[0].nmae"),

@@ -1892,15 +1892,14 @@ export interface components {
             /** @description Only if asked for with `include_metrics`. */
             metrics?: components["schemas"]["RequestMetrics"];
         };
-        /**
-         * CompletionTokensDetails
-         * @description Of a request with `prediction`.
-         */
+        /** CompletionTokensDetails */
         CompletionTokensDetails: {
-            /** @description Drafted tokens that the model chose too, several in one step. */
-            accepted_prediction_tokens: number;
+            /** @description Where a server tells reasoning apart. */
+            reasoning_tokens?: number;
+            /** @description Of a request with `prediction`: drafted tokens that the model chose too, several in one step. */
+            accepted_prediction_tokens?: number;
             /** @description They are no part of the completion. */
-            rejected_prediction_tokens: number;
+            rejected_prediction_tokens?: number;
         };
         /** ConfigItem */
         ConfigItem: {
@@ -2341,6 +2340,19 @@ export interface components {
             /** @constant */
             type: "message";
         };
+        /**
+         * OutputReasoning
+         * @description What the model thought first, of a server that tells it apart (--reasoning-parser).
+         */
+        OutputReasoning: {
+            id: string;
+            status: string;
+            content: components["schemas"]["ReasoningText"][];
+            /** @description None: the reasoning itself is there. */
+            summary?: string[];
+            /** @constant */
+            type: "reasoning";
+        };
         /** OutputText */
         OutputText: {
             text: string;
@@ -2354,7 +2366,7 @@ export interface components {
         /** OutputTokensDetails */
         OutputTokensDetails: {
             /**
-             * @description Not told apart: they are part of the text.
+             * @description 0 where they are not told apart.
              * @default 0
              */
             reasoning_tokens: number;
@@ -2394,6 +2406,12 @@ export interface components {
             num_queued: number;
             /** @description Prompt tokens not yet computed. */
             num_tokens_waiting: number;
+        };
+        /** ReasoningText */
+        ReasoningText: {
+            text: string;
+            /** @default reasoning_text */
+            type: string;
         };
         /** ReportItem */
         ReportItem: {
@@ -2508,10 +2526,14 @@ export interface components {
         /** ResponseMessage */
         ResponseMessage: {
             role: string;
-            /** @description Null where there are only tool calls. */
+            /** @description Null where there are only tool calls or reasoning. */
             content: string | null;
             refusal?: null;
             tool_calls?: components["schemas"]["ResponseToolCall"][];
+            /** @description What the model thought first, of a server that tells it apart (--reasoning-parser). */
+            reasoning_content?: string | null;
+            /** @description The same, for clients that know it by this name. */
+            reasoning?: string | null;
         };
         /**
          * ResponseObject
@@ -2582,7 +2604,7 @@ export interface components {
             error?: components["schemas"]["ResponseFailure"] | null;
             incomplete_details?: components["schemas"]["IncompleteDetails"] | null;
             model: string;
-            output?: (components["schemas"]["OutputMessage"] | components["schemas"]["OutputCall"])[];
+            output?: (components["schemas"]["OutputMessage"] | components["schemas"]["OutputCall"] | components["schemas"]["OutputReasoning"])[];
             /** @description Null while it is streamed. */
             usage?: components["schemas"]["ResponseUsage"] | null;
             instructions: string | null;
@@ -3476,6 +3498,11 @@ export interface components {
              */
             parallel_tool_calls: boolean | null;
             /**
+             * @description False: reasoning is generated and counted, and left out of the answer.
+             * @default true
+             */
+            include_reasoning: boolean;
+            /**
              * @description What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
              *     where they agree it comes sooner.
              * @default null
@@ -3492,7 +3519,6 @@ export interface components {
             echo?: unknown;
             function_call?: unknown;
             functions?: unknown;
-            include_reasoning?: unknown;
             mm_processor_kwargs?: unknown;
             modalities?: unknown;
             moderation?: unknown;
@@ -3521,11 +3547,19 @@ export interface components {
              * @default null
              */
             tool_call_id: string | null;
+            /**
+             * @description Of role "assistant", as answers have it. The model's template says whether the model is shown it.
+             * @default null
+             */
+            reasoning_content: string | null;
+            /**
+             * @description The same, by its other name.
+             * @default null
+             */
+            reasoning: string | null;
             annotations?: unknown;
             audio?: unknown;
             function_call?: unknown;
-            reasoning?: unknown;
-            reasoning_content?: unknown;
             refusal?: unknown;
         };
         /**
@@ -3736,7 +3770,8 @@ export interface components {
              */
             parallel_tool_calls: boolean | null;
             /**
-             * @description Only "message.output_text.logprobs", and "reasoning.encrypted_content": of reasoning, which no answer has.
+             * @description Only "message.output_text.logprobs", and "reasoning.encrypted_content", which has no effect: reasoning is told
+             *     as it is.
              * @default null
              */
             include: string[] | null;
@@ -3782,7 +3817,7 @@ export interface components {
          */
         InputItem: {
             /**
-             * @description "message", "function_call" or "function_call_output".
+             * @description "message", "reasoning", "function_call" or "function_call_output".
              * @default message
              */
             type: string;
@@ -3792,10 +3827,15 @@ export interface components {
              */
             role: string | null;
             /**
-             * @description Of a message.
+             * @description Of a message, or of reasoning; whether the model is shown that, its template says.
              * @default null
              */
             content: string | components["schemas"]["InputPart"][] | null;
+            /**
+             * @description Of reasoning; without effect beside its content.
+             * @default null
+             */
+            summary: components["schemas"]["InputPart"][] | null;
             /**
              * @description Of a call and of its output.
              * @default null
@@ -3827,12 +3867,13 @@ export interface components {
              */
             status: string | null;
             caller?: unknown;
+            encrypted_content?: unknown;
             namespace?: unknown;
             phase?: unknown;
         };
         /** InputPart */
         InputPart: {
-            /** @description Only "input_text" and, of the assistant, "output_text". */
+            /** @description Only "input_text" and, of the assistant, "output_text", "reasoning_text" and "summary_text". */
             type: string;
             /** @default null */
             text: string | null;

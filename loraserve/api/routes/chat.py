@@ -17,6 +17,7 @@ from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.predictions import predicted_text
 from loraserve.api.ranges import unsupported
+from loraserve.api.reasoning import with_reasoning
 from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling
@@ -75,7 +76,10 @@ async def _chat(
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens", predicted)
-        generation = await call.start([prompt], checked.text, checked.cache_salt)
+        prompt, text = with_reasoning(
+            runtime.settings.reasoning_parser, conversation, prompt, checked.text, runtime.tokenizer
+        )
+        generation = await call.start([prompt], text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(
             response_head("chatcmpl-", kind, target.name, request_id, context.fingerprint),
@@ -86,6 +90,8 @@ async def _chat(
                 return_token_ids=bool(asked.return_token_ids),
                 tokens_as_ids=bool(asked.return_tokens_as_token_ids),
                 tool_use=use,
+                has_reasoning=text.reasoning is not None,
+                include_reasoning=asked.include_reasoning,
             ),
             runtime.tokenizer.token_text,
         )

@@ -14,6 +14,7 @@ from loraserve.api.decoding import decode_body
 from loraserve.api.event_stream import EventStream
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
+from loraserve.api.reasoning import with_reasoning
 from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.response_echo import begun_response
@@ -88,7 +89,10 @@ async def _respond(
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, sampling, conversation, "max_output_tokens")
-        generation = await call.start([prompt], sampling.text, sampling.cache_salt)
+        prompt, text = with_reasoning(
+            runtime.settings.reasoning_parser, conversation, prompt, sampling.text, runtime.tokenizer
+        )
+        generation = await call.start([prompt], text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(
             begun_response(asked, checked, target.name, request_id),

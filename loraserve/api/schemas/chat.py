@@ -34,12 +34,14 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of role "assistant"."""
     tool_call_id: str | None = None
     """Of role "tool", whose content is the call's result."""
+    reasoning_content: str | None = None
+    """Of role "assistant", as answers have it. The model's template says whether the model is shown it."""
+    reasoning: str | None = None
+    """The same, by its other name."""
     # What assistants' messages carry when clients send them back.
     annotations: Raw = ABSENT
     audio: Raw = ABSENT
     function_call: Raw = ABSENT
-    reasoning: Raw = ABSENT
-    reasoning_content: Raw = ABSENT
     refusal: Raw = ABSENT
 
 
@@ -65,6 +67,8 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     the model is not shown the tools."""
     parallel_tool_calls: bool | None = None
     """False: one call at most; of several that the model writes, the first."""
+    include_reasoning: bool = True
+    """False: reasoning is generated and counted, and left out of the answer."""
     prediction: Prediction | None = None
     """What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
     where they agree it comes sooner."""
@@ -77,7 +81,6 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     echo: Raw = ABSENT
     function_call: Raw = ABSENT
     functions: Raw = ABSENT
-    include_reasoning: Raw = ABSENT
     mm_processor_kwargs: Raw = ABSENT
     modalities: Raw = ABSENT
     moderation: Raw = ABSENT
@@ -107,9 +110,13 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class ResponseMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | None
-    """Null where there are only tool calls."""
+    """Null where there are only tool calls or reasoning."""
     refusal: None = None
     tool_calls: list[ResponseToolCall] | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
+    """What the model thought first, of a server that tells it apart (--reasoning-parser)."""
+    reasoning: str | UnsetType | None = UNSET
+    """The same, for clients that know it by this name."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
@@ -139,6 +146,9 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same."""
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

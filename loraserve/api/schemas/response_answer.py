@@ -37,7 +37,22 @@ class OutputCall(msgspec.Struct, frozen=True, tag="function_call"):
     status: str
 
 
-OutputItem = OutputMessage | OutputCall
+class ReasoningText(msgspec.Struct, frozen=True):
+    text: str
+    type: str = "reasoning_text"
+
+
+class OutputReasoning(msgspec.Struct, frozen=True, tag="reasoning"):
+    """What the model thought first, of a server that tells it apart (--reasoning-parser)."""
+
+    id: str
+    status: str
+    content: list[ReasoningText]
+    summary: list[str] = []
+    """None: the reasoning itself is there."""
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -48,7 +63,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
-    """Not told apart: they are part of the text."""
+    """0 where they are not told apart."""
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
@@ -117,6 +132,6 @@ def response_usage(usage: TokenUsage) -> ResponseUsage:
         input_tokens=usage.num_prompt_tokens,
         input_tokens_details=InputTokensDetails(usage.num_cached_tokens),
         output_tokens=usage.num_completion_tokens,
-        output_tokens_details=OutputTokensDetails(),
+        output_tokens_details=OutputTokensDetails(usage.num_reasoning_tokens or 0),
         total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
     )

@@ -3,7 +3,7 @@
 import msgspec
 
 from loraserve.api.schemas.chat import ContentLogprob
-from loraserve.api.schemas.response_answer import OutputItem, OutputText, ResponseObject
+from loraserve.api.schemas.response_answer import OutputItem, OutputText, ReasoningText, ResponseObject
 
 
 class ResponseEvent(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class PartEvent(ResponseEvent, frozen=True):
     output_index: int
     item_id: str
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(ResponseEvent, frozen=True):
@@ -50,6 +50,24 @@ class TextDone(ResponseEvent, frozen=True):
     content_index: int
     text: str
     logprobs: list[ContentLogprob]
+
+
+class ReasoningDelta(ResponseEvent, frozen=True):
+    """response.reasoning_text.delta."""
+
+    output_index: int
+    item_id: str
+    content_index: int
+    delta: str
+
+
+class ReasoningDone(ResponseEvent, frozen=True):
+    """response.reasoning_text.done."""
+
+    output_index: int
+    item_id: str
+    content_index: int
+    text: str
 
 
 class ArgumentsDelta(ResponseEvent, frozen=True):

@@ -12,7 +12,7 @@ from loraserve.api.schemas.unsupported import ABSENT
 
 class InputPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: str
-    """Only "input_text" and, of the assistant, "output_text"."""
+    """Only "input_text" and, of the assistant, "output_text", "reasoning_text" and "summary_text"."""
     text: str | None = None
     annotations: Raw = ABSENT
     logprobs: Raw = ABSENT
@@ -23,11 +23,13 @@ class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message, a function's call or what it gave; of earlier answers, their items as they came."""
 
     type: str = "message"
-    """ "message", "function_call" or "function_call_output"."""
+    """ "message", "reasoning", "function_call" or "function_call_output"."""
     role: str | None = None
     """Of a message: "user", "assistant", "system" or "developer"."""
     content: str | list[InputPart] | None = None
-    """Of a message."""
+    """Of a message, or of reasoning; whether the model is shown that, its template says."""
+    summary: list[InputPart] | None = None
+    """Of reasoning; without effect beside its content."""
     call_id: str | None = None
     """Of a call and of its output."""
     name: str | None = None
@@ -41,6 +43,7 @@ class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: str | None = None
     """As answers have it; without effect."""
     caller: Raw = ABSENT
+    encrypted_content: Raw = ABSENT
     namespace: Raw = ABSENT
     phase: Raw = ABSENT
 
@@ -109,7 +112,8 @@ class ResponsesRequest(SamplingFields, frozen=True, forbid_unknown_fields=True, 
     parallel_tool_calls: bool | None = None
     """False: one call at most; of several that the model writes, the first."""
     include: list[str] | None = None
-    """Only "message.output_text.logprobs", and "reasoning.encrypted_content": of reasoning, which no answer has."""
+    """Only "message.output_text.logprobs", and "reasoning.encrypted_content", which has no effect: reasoning is told
+    as it is."""
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     """Told again in the answer; up to 16 pairs."""

@@ -24,7 +24,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "functions": (b"[]",),
     "guided_decoding_backend": (),
     "bad_words": (b"[]",),
-    "include_reasoning": (b"true",),
     "kv_transfer_params": (b"{}",),
     "length_penalty": (b"1", b"1.0"),
     "logits_processors": (b"[]",),
@@ -47,6 +46,7 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "conversation": (),
     "defer_loading": (b"false",),
     "effort": (b'"none"',),
+    "encrypted_content": (),
     "generate_summary": (),
     "max_tool_calls": (),
     "namespace": (),
@@ -62,8 +62,6 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "watermark": (b"false",),
     # Of messages.
     "annotations": (b"[]",),
-    "reasoning": (),
-    "reasoning_content": (),
     "refusal": (),
 }
 """JSON values, without spaces, that ask for nothing; null is always one of them."""

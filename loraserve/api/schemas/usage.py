@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loraserve.serving.generation import PredictionUsage, TokenUsage
+from loraserve.serving.generation import TokenUsage
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -11,11 +11,11 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
-    """Of a request with `prediction`."""
-
-    accepted_prediction_tokens: int
-    """Drafted tokens that the model chose too, several in one step."""
-    rejected_prediction_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    """Where a server tells reasoning apart."""
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Of a request with `prediction`: drafted tokens that the model chose too, several in one step."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
     """They are no part of the completion."""
 
 
@@ -33,11 +33,16 @@ def usage_of(usage: TokenUsage) -> Usage:
         completion_tokens=usage.num_completion_tokens,
         total_tokens=usage.num_prompt_tokens + usage.num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(usage.num_cached_tokens),
-        completion_tokens_details=_completion_details(usage.prediction),
+        completion_tokens_details=_completion_details(usage),
     )
 
 
-def _completion_details(prediction: PredictionUsage | None) -> CompletionTokensDetails | UnsetType:
-    if prediction is None:
+def _completion_details(usage: TokenUsage) -> CompletionTokensDetails | UnsetType:
+    num_reasoning_tokens, prediction = usage.num_reasoning_tokens, usage.prediction
+    if num_reasoning_tokens is None and prediction is None:
         return UNSET
-    return CompletionTokensDetails(prediction.num_accepted_tokens, prediction.num_rejected_tokens)
+    return CompletionTokensDetails(
+        UNSET if num_reasoning_tokens is None else num_reasoning_tokens,
+        UNSET if prediction is None else prediction.num_accepted_tokens,
+        UNSET if prediction is None else prediction.num_rejected_tokens,
+    )

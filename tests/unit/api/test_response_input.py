@@ -58,6 +58,29 @@ def test_what_was_said_and_called_in_one_turn_is_one_message() -> None:
     ]
 
 
+def test_what_was_thought_before_belongs_to_the_same_turn() -> None:
+    part = {"type": "reasoning_text", "text": "Hm."}
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "status": "completed", "content": [part]}
+    summed = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}], "encrypted_content": None}
+    said = {"role": "assistant", "content": "I add."}
+    assert messages_of(USER, thought, said, CALL, OUTPUT) == [
+        ChatMessage("user", "x"),
+        ChatMessage("assistant", "I add.", tool_calls=(ADD,), reasoning="Hm."),
+        ChatMessage("tool", "2", tool_call_id="abcdefghi"),
+    ]
+    assert messages_of(thought, USER, summed, CALL, OUTPUT, thought) == [
+        ChatMessage("assistant", "", reasoning="Hm."),
+        ChatMessage("user", "x"),
+        ChatMessage("assistant", None, tool_calls=(ADD,), reasoning="So."),
+        ChatMessage("tool", "2", tool_call_id="abcdefghi"),
+        ChatMessage("assistant", "", reasoning="Hm."),
+    ]
+    assert messages_of(thought, summed) == [
+        ChatMessage("assistant", "", reasoning="Hm."),
+        ChatMessage("assistant", "", reasoning="So."),
+    ]
+
+
 def test_what_a_call_gave_may_come_in_parts_and_with_its_name() -> None:
     parts = [{"type": "input_text", "text": "2"}]
     (message,) = messages_of({**OUTPUT, "output": parts, "name": "add"})
@@ -86,6 +109,9 @@ def test_what_a_call_gave_may_come_in_parts_and_with_its_name() -> None:
         ({"type": "function_call", "call_id": "x", "arguments": "{}"}, "input[1].name"),
         ({"type": "function_call", "call_id": "x", "name": "add"}, "input[1].arguments"),
         ({**CALL, "name": "no spaces"}, "input[1].name"),
+        ({"type": "reasoning", "encrypted_content": "x"}, "input[1].encrypted_content"),
+        ({"type": "reasoning", "content": [{"type": "output_text", "text": "x"}]}, "input[1].content[0]"),
+        ({**USER, "summary": []}, "input[1].summary"),
         ({**CALL, "arguments": "[1]"}, "input[1].arguments"),
         ({**CALL, "arguments": '{"a":' * 9 + "1" + "}" * 9}, "input[1].arguments"),
         ({**CALL, "namespace": "math"}, "input[1].namespace"),

@@ -167,7 +167,7 @@ def test_what_cannot_be_done_is_refused_by_name(fields: dict[str, Any], param: s
 @pytest.mark.parametrize(
     ("fields", "param", "kind"),
     [
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type", "reasoning"),
+        ({"input": [{"type": "compaction", "summary": []}]}, "input[0].type", "compaction"),
         (
             {"input": [{}, {"type": "computer_call_output", "output": {"x": 1}}]},
             "input[1].type",

@@ -17,6 +17,7 @@ from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
 from loraserve.cli.start_error import StartError
 from loraserve.control.api_keys import generate_key
+from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.valkey import Valkey, valkey
 
@@ -342,6 +343,16 @@ def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, e
     assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
     invoke("m")
     assert started[-1].serving.tool_call_parser is None
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral"])
+def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) -> None:
+    invoke("m", "--reasoning-parser", name)
+    assert started.settings.serving.reasoning_parser is ReasoningFormat(name)
+    invoke("m")
+    assert started[-1].serving.reasoning_parser is None
+    assert "'qwen3'" in invoke("m", "--reasoning-parser", "granite", code=2)
+    assert "names the parsers there are" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
 
 
 def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:

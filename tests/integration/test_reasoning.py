@@ -1,0 +1,255 @@
+"""A server that tells reasoning from content, through the unmodified openai client and raw HTTP, with a fake engine."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response
+from tokenizers import AddedToken
+
+from loraserve.engine.request import GrammarReasoning
+from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration.test_responses_api import events_of, without_call_ids
+from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if mode == 'begun' %}<think>\n{% endif %}"
+    "{% if mode == 'none' %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+ADD: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+USER: Any = {"role": "user", "content": "2 + 2?"}
+ASKED: Any = {"model": "tiny", "messages": [USER]}
+BEGUN, NONE = ({"chat_template_kwargs": {"mode": mode}} for mode in ("begun", "none"))
+
+
+def make_thinking_tokenizer() -> Any:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    return tokenizer
+
+
+TOKENIZER = make_thinking_tokenizer()
+OPENING_ID, CLOSING_ID = TOKENIZER.token_to_id("<think>"), TOKENIZER.token_to_id("</think>")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
+    settings = make_settings(
+        tmp_path_factory.mktemp("data"),
+        tool_call_parser=ToolCallFormat.HERMES,
+        reasoning_parser=ReasoningFormat.QWEN3,
+    )
+    with live_server(engine, settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(params=[1, 3, 1000])
+def answer(server: LiveServer, request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
+    """Sets what the model says, in steps of so many tokens."""
+
+    def say(*texts: str, ended: bool = True) -> None:
+        token_ids = [TOKENIZER.encode(text, add_special_tokens=False).ids + [1] * ended for text in texts]
+        server.engine.reply = lambda asked, index: token_ids[index]
+
+    usual = server.engine.reply
+    server.engine.tokens_per_step = request.param
+    yield say
+    server.engine.reply, server.engine.tokens_per_step = usual, 1
+
+
+def message_of(client: openai.OpenAI, **fields: Any) -> Any:
+    """Of an answer that is the same streamed."""
+    extra = {name: fields.pop(name) for name in ("chat_template_kwargs", "include_reasoning") if name in fields}
+    whole = client.chat.completions.create(**ASKED, **fields, extra_body=extra)
+    chunks = [*client.chat.completions.create(**ASKED, **fields, extra_body=extra, stream=True)]
+    for choice in whole.choices:
+        deltas = [each.delta for chunk in chunks for each in chunk.choices if each.index == choice.index]
+        for name in ("content", "reasoning_content", "reasoning"):
+            told = "".join(getattr(delta, name, None) or "" for delta in deltas)
+            assert told == (getattr(choice.message, name, None) or "")
+    return whole.choices[0].message if len(whole.choices) == 1 else [choice.message for choice in whole.choices]
+
+
+class TestChats:
+    @pytest.mark.parametrize(
+        ("text", "fields", "reasoning", "content"),
+        [
+            ("<think>\nTwo and two.\n</think>\n\n4", {}, "Two and two.", "4"),
+            ("Two and two.\n</think>\n\n4", BEGUN, "Two and two.", "4"),
+            ("4 </think>", {}, None, "4 </think>"),
+            ("4", NONE, None, "4"),
+            ("Two and", BEGUN, "Two and", None),
+            ("", {}, None, ""),
+            ("<think></think>", {}, None, ""),
+        ],
+    )
+    def test_reasoning_is_told_apart(
+        self, client: openai.OpenAI, answer: Callable[..., None], text: str, fields: Any, reasoning: Any, content: Any
+    ) -> None:
+        answer(text)
+        message = message_of(client, **fields)
+        assert (message.reasoning_content, message.reasoning, message.content) == (reasoning, reasoning, content)
+
+    def test_choices_are_read_apart(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer("<think>Hm.</think>4", "4", "<think>So")
+        messages = message_of(client, n=3)
+        assert [(each.reasoning_content, each.content) for each in messages] == [
+            ("Hm.", "4"),
+            (None, "4"),
+            ("So", None),
+        ]
+
+    def test_it_can_be_left_out(self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer("<think>Two and two.</think>4")
+        message = message_of(client, include_reasoning=False)
+        assert message.content == "4"
+        assert not {"reasoning", "reasoning_content"} & message.to_dict().keys()
+        usage = http.post("/v1/chat/completions", json={**ASKED, "include_reasoning": False}).json()["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] > 2
+
+    def test_its_tokens_are_counted(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        for text, fields, num_tokens in (
+            ("<think>abc</think>", {}, None),
+            ("abc</think>", BEGUN, None),
+            ("abc", {}, 0),
+        ):
+            answer(f"{text}4")
+            expected = len(TOKENIZER.encode(text, add_special_tokens=False).ids) if num_tokens is None else num_tokens
+            whole = client.chat.completions.create(**ASKED, extra_body=fields).usage
+            options: Any = {"include_usage": True}
+            *_, last = client.chat.completions.create(**ASKED, extra_body=fields, stream=True, stream_options=options)
+            for usage in (whole, last.usage):
+                assert usage
+                assert usage.completion_tokens_details
+                assert usage.completion_tokens_details.reasoning_tokens == expected
+
+    def test_tools_are_called_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        answer(f"<think>I could {CALL}.</think>\n{CALL}")
+        message = message_of(client, tools=[ADD])
+        assert (message.reasoning_content, message.content) == (f"I could {CALL}.", None)
+        assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+
+    def test_every_token_is_told(self, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer("<think>Hm.</think>4")
+        asked = {**ASKED, "logprobs": True, "return_token_ids": True}
+        whole = http.post("/v1/chat/completions", json=asked).json()["choices"][0]
+        body = http.post("/v1/chat/completions", json={**asked, "stream": True}).text
+        chunks = [json.loads(block.removeprefix("data: "))["choices"][0] for block in body.split("\n\n")[:-2]]
+        assert [token for chunk in chunks for token in chunk.get("token_ids", [])] == whole["token_ids"]
+        told = [token for chunk in chunks for token in (chunk["logprobs"] or {"content": []})["content"]]
+        assert told == whole["logprobs"]["content"]
+
+    @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+    def test_it_can_be_sent_back(self, http: httpx.Client, name: str) -> None:
+        said = {"role": "assistant", "content": "4", name: "Two and two."}
+        tokens = http.post("/tokenize", json={"messages": [USER, said, USER]}).json()["tokens"]
+        prompt = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        assert "<|assistant|><think>Two and two.</think>4<|end|>" in prompt
+        refused = http.post("/tokenize", json={"messages": [{**USER, name: "x"}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"messages[0].{name}")
+
+    def test_a_message_that_is_continued_has_its_reasoning_behind_it(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer("4")
+        fields: Any = {"continue_final_message": True, "add_generation_prompt": False}
+        said: Any = {"role": "assistant", "content": "It is "}
+        choice = client.chat.completions.create(model="tiny", messages=[USER, said], extra_body=fields).choices[0]
+        assert (choice.message.content, choice.message.to_dict()["reasoning_content"]) == ("4", None)
+
+
+class TestGrammars:
+    @pytest.mark.parametrize(
+        ("fields", "reasoning"),
+        [
+            ({}, GrammarReasoning(OPENING_ID, CLOSING_ID)),
+            (NONE, GrammarReasoning(OPENING_ID, CLOSING_ID)),
+            (BEGUN, GrammarReasoning(None, CLOSING_ID)),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "held", [{"response_format": {"type": "json_object"}}, {"tools": [ADD], "tool_choice": "required"}]
+    )
+    def test_a_format_is_of_what_follows(
+        self, server: LiveServer, http: httpx.Client, fields: Any, held: Any, reasoning: GrammarReasoning
+    ) -> None:
+        http.post("/v1/chat/completions", json={**ASKED, **fields, **held, "max_tokens": 1}).raise_for_status()
+        grammar = server.engine.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert grammar.reasoning == reasoning
+
+    def test_a_forced_call_comes_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        for choice, text in (
+            ("required", '[{"name": "add", "parameters": {"a": 1}}]'),
+            ({"type": "function", "function": {"name": "add"}}, '{"a": 1}'),
+        ):
+            answer(f"Hm.</think>{text}")
+            message = message_of(client, tools=[ADD], tool_choice=choice, **BEGUN)
+            assert (message.reasoning_content, message.content) == ("Hm.", None)
+            assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+
+
+class TestResponses:
+    @pytest.mark.parametrize("ended", [True, False])
+    @pytest.mark.parametrize(
+        ("text", "kinds"),
+        [
+            ("<think>\nTwo and two.\n</think>\n\n4", ["reasoning", "message"]),
+            (f"<think>Two.</think>\n\n{CALL}", ["reasoning", "function_call"]),
+            (f"<think>Two.</think>So. {CALL}", ["reasoning", "message", "function_call"]),
+            ("<think>Two", ["reasoning"]),
+            ("4", ["message"]),
+        ],
+    )
+    def test_it_is_an_item_of_its_own(
+        self, http: httpx.Client, answer: Callable[..., None], text: str, kinds: list[str], ended: bool
+    ) -> None:
+        answer(text, ended=ended)
+        asked = {"model": "tiny", "input": "2 + 2?", "tools": [{"type": "function", "name": "add"}], "request_id": "r"}
+        whole = http.post("/v1/responses", json=asked).raise_for_status().json()
+        Response.model_validate(whole, strict=True)
+        assert [item["type"] for item in whole["output"]] == kinds
+        assert (whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == (kinds[0] == "reasoning")
+        events = events_of(http.post("/v1/responses", json={**asked, "stream": True}).text)
+        assert without_call_ids(events[-1]["response"]) == without_call_ids(whole)
+        if kinds[0] == "reasoning":
+            of_it = [event for event in events if event.get("output_index") == 0]
+            names = [event["type"].removeprefix("response.") for event in of_it]
+            assert names[:2] == ["output_item.added", "content_part.added"]
+            assert {*names[2:-3]} == {"reasoning_text.delta"}
+            assert names[-3:] == ["reasoning_text.done", "content_part.done", "output_item.done"]
+            (part,) = whole["output"][0]["content"]
+            assert "".join(event["delta"] for event in of_it[2:-3]) == of_it[-3]["text"] == part["text"]
+
+    def test_it_can_be_sent_back(self, server: LiveServer, http: httpx.Client, answer: Callable[..., None]) -> None:
+        answer(f"<think>Two.</think>So. {CALL}")
+        tools = [{"type": "function", "name": "add"}]
+        asked: Any = {"model": "tiny", "input": [USER], "tools": tools}
+        output = http.post("/v1/responses", json=asked).json()["output"]
+        result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "4"}
+        http.post("/v1/responses", json={**asked, "input": [USER, *output, result]}).raise_for_status()
+        tokens = server.engine.requests[-1].prompt_token_ids
+        prompt = http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+        assert '<|assistant|><think>Two.</think>So. {"name": "add", "arguments": {"a": 1}}<|end|>\n<|tool|>4' in prompt
