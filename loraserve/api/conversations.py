@@ -14,10 +14,11 @@ from loraserve.api.schemas.tokenize import TokenizeRequest
 from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.api.tools import check_function_name, check_is_function
-from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_PARTS = ("text",)
 SPLIT_TEXT = "\n"
@@ -41,6 +42,7 @@ def conversation_of(
     messages: Sequence[RequestMessage],
     tools: Sequence[JsonObject],
     limits: Limits,
+    effort: str | None = None,
 ) -> Conversation:
     """Raises `ServingError` naming what is at fault."""
     if not messages:
@@ -56,6 +58,7 @@ def conversation_of(
         continue_final_message=asked.continue_final_message,
         tools=tools,
         template_kwargs=checked_template_kwargs(asked.chat_template_kwargs, limits),
+        effort=checked_effort("reasoning_effort", effort),
     )
 
 
@@ -72,6 +75,15 @@ def checked_template_kwargs(given: dict[str, Raw] | None, limits: Limits) -> dic
     check_at_most(param, len(given), limits.max_template_kwargs, "entries")
     check_at_most(param, num_bytes_of(given), limits.max_template_kwargs_bytes, "bytes")
     return parsed(param, given)
+
+
+def checked_effort(param: str, value: str | None) -> ReasoningEffort | None:
+    """Which of them the model's template knows is for it to say. Raises `ServingError`."""
+    if value is None:
+        return None
+    if value not in EFFORTS:
+        raise invalid_value(param, f"is {value[:32]!r}; it must be one of {', '.join(EFFORTS)}.")
+    return ReasoningEffort(param, value)
 
 
 def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMessage:

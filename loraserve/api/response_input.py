@@ -6,7 +6,7 @@ from itertools import groupby
 
 from msgspec import Raw
 
-from loraserve.api.conversations import checked_call, checked_template_kwargs, text_of
+from loraserve.api.conversations import checked_call, checked_effort, checked_template_kwargs, text_of
 from loraserve.api.ranges import check_at_most
 from loraserve.api.response_kinds import (
     CALL,
@@ -50,7 +50,8 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
                 _add(messages, _message(f"input[{index}]", item))
     messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
-    return Conversation(messages, tools=tools, template_kwargs=kwargs, param="input")
+    effort = checked_effort("reasoning.effort", asked.reasoning.effort if asked.reasoning else None)
+    return Conversation(messages, tools=tools, template_kwargs=kwargs, effort=effort, param="input")
 
 
 def _message(param: str, item: InputItem) -> ChatMessage:

@@ -10,7 +10,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from loraserve.serving.conversation import Conversation, JsonObject
+from loraserve.serving.conversation import Conversation, JsonObject, ReasoningEffort
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -30,6 +30,7 @@ OF_TRANSFORMERS = frozenset(
     }
 )
 """Arguments of `apply_chat_template` that are no variables of templates."""
+NO_EFFORT = "none"
 REMEDY = "Start the server with a --chat-template that does."
 
 
@@ -41,7 +42,7 @@ class ChatTemplate:
         self._template = environment.from_string(source)
         self._special_tokens = special_tokens
         self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
-        self._uses_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self._uses_tool_calls = "tool_calls" in source
         # Templates written before OpenAI renamed the system role do not know "developer".
         self._developer_role = "developer" if "developer" in source else "system"
@@ -49,8 +50,9 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Raises `ServingError` where the template refuses the conversation."""
         self._check(conversation)
+        variables = self._variables(conversation)
         try:
-            text = self._template.render(self._variables(conversation))
+            text = self._template.render(variables)
         except jinja2.TemplateError as error:
             raise invalid_value(conversation.param, f"does not fit the model's chat template: {error}") from error
         except Exception as error:
@@ -62,7 +64,7 @@ class ChatTemplate:
             if name in self._reserved:
                 param = f"chat_template_kwargs.{name}"
                 raise invalid_value(param, "is not the request's to set. Leave it out.")
-        if conversation.tools and not self._uses_tools:
+        if conversation.tools and "tools" not in self._variables_used:
             raise invalid_value("tools", f"cannot be used: the model's chat template shows no tools. {REMEDY}")
         if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
             message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
@@ -73,6 +75,7 @@ class ChatTemplate:
         if conversation.continue_final_message:
             chat[-1]["content"] += CONTINUE_TAG
         return {
+            **self._effort_variables(conversation.effort),
             **conversation.template_kwargs,
             **self._special_tokens,
             "messages": chat,
@@ -80,6 +83,17 @@ class ChatTemplate:
             "documents": None,
             "add_generation_prompt": conversation.add_generation_prompt,
         }
+
+    def _effort_variables(self, effort: ReasoningEffort | None) -> JsonObject:
+        """By the names that templates have for it. Raises `ServingError` where one cannot say it."""
+        if effort is None:
+            return {}
+        if "reasoning_effort" in self._variables_used:
+            return {"reasoning_effort": effort.value}
+        if effort.value != NO_EFFORT:
+            message = f"'{effort.param}' is {effort.value!r}; the model's chat template knows no effort. Leave it out."
+            raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)
+        return {"enable_thinking": False} if "enable_thinking" in self._variables_used else {}
 
 
 def no_chat_template(param: str) -> ServingError:

@@ -67,6 +67,13 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningEffort:
+    param: str
+    """The field that asks for it."""
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class Conversation:
     messages: Sequence[ChatMessage]
     add_generation_prompt: bool = True
@@ -75,6 +82,7 @@ class Conversation:
     """As in OpenAI's API."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More variables of the template."""
+    effort: ReasoningEffort | None = None
     param: str = "messages"
     """What the request calls the messages, for errors."""
 

@@ -142,7 +142,7 @@ def test_a_call_that_has_to_come_and_what_follows_it(tools_client: openai.OpenAI
         ({"background": True}, "background", "Nothing is kept"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'"),
         ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]", "input_image"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "not supported"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "knows no effort"),
         ({"truncation": "auto"}, "truncation", "truncate_prompt_tokens"),
     ],
 )

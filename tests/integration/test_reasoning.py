@@ -180,6 +180,18 @@ class TestChats:
         assert (choice.message.content, choice.message.to_dict()["reasoning_content"]) == ("4", None)
 
 
+def test_efforts(http: httpx.Client) -> None:
+    for path, name, value, body in (
+        ("/v1/chat/completions", "reasoning_effort", "enormous", {**ASKED, "reasoning_effort": "enormous"}),
+        ("/v1/chat/completions", "reasoning_effort", "high", {**ASKED, "reasoning_effort": "high"}),
+        ("/v1/responses", "reasoning.effort", "high", {"model": "tiny", "input": "x", "reasoning": {"effort": "high"}}),
+    ):
+        refused = http.post(path, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert repr(value) in refused.json()["error"]["message"]
+    http.post("/v1/chat/completions", json={**ASKED, "reasoning_effort": "none"}).raise_for_status()
+
+
 class TestGrammars:
     @pytest.mark.parametrize(
         ("fields", "reasoning"),

@@ -3498,6 +3498,11 @@ export interface components {
              */
             parallel_tool_calls: boolean | null;
             /**
+             * @description Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning.
+             * @default null
+             */
+            reasoning_effort: string | null;
+            /**
              * @description False: reasoning is generated and counted, and left out of the answer.
              * @default true
              */
@@ -3523,7 +3528,6 @@ export interface components {
             modalities?: unknown;
             moderation?: unknown;
             prompt_cache_retention?: unknown;
-            reasoning_effort?: unknown;
             verbosity?: unknown;
             web_search_options?: unknown;
         };
@@ -3938,13 +3942,13 @@ export interface components {
             strict: boolean | null;
             defer_loading?: unknown;
         };
-        /**
-         * Reasoning
-         * @description Only what asks for none, or for a summary of what there is: how much a model reasons, its template's variables
-         *         say.
-         */
+        /** Reasoning */
         Reasoning: {
-            effort?: unknown;
+            /**
+             * @description Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning.
+             * @default null
+             */
+            effort: string | null;
             generate_summary?: unknown;
             summary?: unknown;
         };

@@ -72,7 +72,7 @@ async def _chat(
     use = tool_use(asked, runtime.settings)
     checked = _check(context, asked, use)
     predicted = predicted_text(asked.prediction, runtime.engine.model)
-    conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits)
+    conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits, asked.reasoning_effort)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens", predicted)

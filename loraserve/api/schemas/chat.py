@@ -67,6 +67,8 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     the model is not shown the tools."""
     parallel_tool_calls: bool | None = None
     """False: one call at most; of several that the model writes, the first."""
+    reasoning_effort: str | None = None
+    """Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning."""
     include_reasoning: bool = True
     """False: reasoning is generated and counted, and left out of the answer."""
     prediction: Prediction | None = None
@@ -85,7 +87,6 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     modalities: Raw = ABSENT
     moderation: Raw = ABSENT
     prompt_cache_retention: Raw = ABSENT
-    reasoning_effort: Raw = ABSENT
     verbosity: Raw = ABSENT
     web_search_options: Raw = ABSENT
 

@@ -84,10 +84,8 @@ class ResponseText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Only what asks for none, or for a summary of what there is: how much a model reasons, its template's variables
-    say."""
-
-    effort: Raw = ABSENT
+    effort: str | None = None
+    """Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning."""
     generate_summary: Raw = ABSENT
     summary: Raw = ABSENT
 

@@ -120,7 +120,7 @@ def test_what_asks_for_nothing_is_taken() -> None:
         ({"context_management": [{"type": "compaction"}]}, "context_management", "Leave it out"),
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "Leave it out"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options", "Leave it out"),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "Leave it out"),
+        ({"reasoning": {"effort": "enormous"}}, "reasoning.effort", "must be one of none, minimal, low"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "Leave it out"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "Leave it out"),
         ({"include": [*LOGPROBS, "file_search_call.results"]}, "include[1]", "only 'message.output_text.logprobs'"),

@@ -2,7 +2,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from loraserve.serving.chat_template import ChatTemplate
-from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
+from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
 from loraserve.serving.errors import ServingError
 from tests.support.fake_engine_client import CHAT_TEMPLATE
 
@@ -175,6 +175,24 @@ def test_arguments_that_are_no_json_are_shown_as_they_were_written(arguments: st
     assert ChatTemplate(template, SPECIAL).render(Conversation(calling)) == arguments
     with pytest.raises(ServingError, match="messages"):
         ChatTemplate(f"{template}{{{{ call.function.arguments.a }}}}", SPECIAL).render(Conversation(calling))
+
+
+def test_the_effort_is_said_as_the_template_knows_it() -> None:
+    def rendered(template: str, effort: str | None, **kwargs: bool) -> str:
+        asked = None if effort is None else ReasoningEffort("reasoning_effort", effort)
+        conversation = Conversation([ChatMessage("user", "x")], effort=asked, template_kwargs=kwargs)
+        return ChatTemplate(template, SPECIAL).render(conversation)
+
+    knows_effort = "{{ reasoning_effort | default('medium') }}"
+    knows_thinking = "{{ enable_thinking | default(true) }}"
+    assert [rendered(knows_effort, effort) for effort in (None, "none", "high")] == ["medium", "none", "high"]
+    assert [rendered(knows_thinking, effort) for effort in (None, "none")] == ["True", "False"]
+    assert rendered(knows_thinking, "none", enable_thinking=True) == "True"
+    assert rendered("x", "none") == "x"
+    for template in (knows_thinking, "x"):
+        with pytest.raises(ServingError, match="'high'; the model's chat template knows no effort") as caught:
+            rendered(template, "high")
+        assert caught.value.param == "reasoning_effort"
 
 
 def test_what_a_template_refuses_is_named_as_the_request_has_it() -> None:
