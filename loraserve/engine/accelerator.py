@@ -27,6 +27,10 @@ class Accelerator(Protocol):
     capability: tuple[int, int]
     """NVIDIA's compute capability: (9, 0) for Hopper."""
 
+    def enter_thread(self) -> None:
+        """To be called first in each other thread than the one that made it, before that thread queues work."""
+        ...
+
     def host_buffer(self, size_bytes: int) -> Tensor:
         """uint8, zeros, page-locked: the device copies from it, and to it, while the host goes on."""
         ...
@@ -76,10 +80,15 @@ class CudaAccelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.capability = torch.cuda.get_device_capability(device)
-        torch.cuda.set_device(device)  # Triton launches on the current one
+        self.enter_thread()  # Triton launches on the current device
         self._pool = torch.cuda.graph_pool_handle()
         self._capture_stream = torch.cuda.Stream(device)
         self._side_stream = torch.cuda.Stream(device)
+
+    def enter_thread(self) -> None:
+        # NOTE: a thread begins on cuda:0, which to leave the side stream goes back to: on a server for another GPU that
+        # would make a context there, of some 500 MB.
+        torch.cuda.set_device(self.device)
 
     def host_buffer(self, size_bytes: int) -> Tensor:
         return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=True)

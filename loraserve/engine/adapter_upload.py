@@ -34,7 +34,7 @@ class AdapterUploader:
         self._accelerator = accelerator
         self._piece_bytes = piece_bytes
         self._pieces = cycle([_Piece(accelerator.host_buffer(piece_bytes)) for _ in range(2)])
-        self._thread = ThreadPoolExecutor(1, "adapter-upload")
+        self._thread = ThreadPoolExecutor(1, "adapter-upload", accelerator.enter_thread)
         self._filler = ThreadPoolExecutor(1, "adapter-fill")
 
     def follow(self, event: Event) -> None:

@@ -90,11 +90,19 @@ class HostAccelerator:
     num_replays: int = 0
     capability: tuple[int, int] = (9, 0)
     side: SideStream = field(default_factory=SideStream)
+    _thread: local = field(default_factory=local)
+
+    def __post_init__(self) -> None:
+        self.enter_thread()
+
+    def enter_thread(self) -> None:
+        self._thread.is_entered = True
 
     def host_buffer(self, size_bytes: int) -> Tensor:
         return torch.from_numpy(np.zeros(size_bytes, np.uint8))  # takes memory only as it is used
 
     def copy_to_device(self, destination: Tensor, source: Tensor) -> None:
+        self._require_entered()
         if self.side.is_current:
             self.side.queue((destination, source))
         else:
@@ -116,7 +124,11 @@ class HostAccelerator:
             event.reach()
 
     def on_side_stream(self) -> AbstractContextManager[None]:
+        self._require_entered()
         return self.side.entered()
+
+    def _require_entered(self) -> None:
+        assert getattr(self._thread, "is_entered", False), "a thread queues work that has not entered the device"
 
     def capture(self, call: Callable[[], None]) -> Callable[[], None]:
         call()
