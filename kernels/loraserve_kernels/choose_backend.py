@@ -13,6 +13,8 @@ from loraserve_kernels.cpu_library import load_cpu_library
 from loraserve_kernels.reference_backend import ReferenceBackend
 
 REQUESTS = ("auto", "cpu", "triton", "reference")
+TRITON_CAPABILITY = (8, 0)
+"""Of the oldest GPUs that Triton's kernels are compiled for. Before them there is no arithmetic in bfloat16."""
 
 
 def choose_backend(
@@ -22,7 +24,7 @@ def choose_backend(
 
     "auto" is "triton" on CUDA devices and "cpu" on CPUs where those can run. Raises `ValueError` for an unknown name, a
     device the backend does not serve, a missing triton or one that cannot launch, `CompilerUnavailable` when "cpu"
-    cannot be built.
+    cannot be built. A GPU too old for Triton is served by "reference".
     """
     device = torch.device(device)
     if requested not in REQUESTS:
@@ -59,10 +61,23 @@ def _triton(device: torch.device, requested: str) -> tuple[Backend, str]:
         hint = "; on a CPU it runs only in Triton's interpreter, for tests: set TRITON_INTERPRET=1"
         raise ValueError(f"device is {device}, expected cuda for the triton backend{hint}")
     if not is_interpreted:
+        too_old = _why_too_old(device)
+        if too_old is not None:
+            if requested == "triton":
+                raise ValueError(f"{too_old}: choose auto or reference, which are slow there")
+            return ReferenceBackend(), f"reference: {too_old}; steps take longer"
         _require_launcher(device)
     from loraserve_kernels.triton_backend import TritonBackend
 
     return TritonBackend(), f"triton: {__version__}{', interpreted' if is_interpreted else ''}"
+
+
+def _why_too_old(device: torch.device) -> str | None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= TRITON_CAPABILITY:
+        return None
+    found, least = ("{}.{}".format(*each) for each in (capability, TRITON_CAPABILITY))
+    return f"{device} has compute capability {found}, the triton backend needs {least} or newer"
 
 
 def _require_launcher(device: torch.device) -> None:

@@ -38,9 +38,23 @@ def test_triton_that_cannot_launch_names_what_to_install(triton_device, monkeypa
     from triton.runtime import driver
 
     monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(driver, "_active", NoCompiler())
     with pytest.raises(ValueError, match=r"on cuda \(Failed to find C compiler.*install gcc, libc6-dev"):
         choose_backend("cuda", requested)
+
+
+def test_a_gpu_too_old_for_triton_has_the_reference(triton_device, monkeypatch):
+    """Triton would fail when it compiles the first kernel, which would look like the model's fault."""
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    backend, reason = choose_backend("cuda:1")
+    assert backend.name == "reference"
+    assert reason.startswith("reference: cuda:1 has compute capability 7.5, the triton backend needs 8.0 or newer")
+    with pytest.raises(ValueError, match=r"cuda:1 has .* 7\.5, .* needs 8\.0 .*choose auto or reference"):
+        choose_backend("cuda:1", "triton")
 
 
 def test_triton_serves_no_other_devices(triton_device):
