@@ -27,6 +27,10 @@ def graph_size(sizes: Sequence[int], num_rows: int) -> int | None:
     return sizes[index] if index < len(sizes) else None
 
 
+class CaptureError(Exception):
+    """A step does what cannot be recorded; the message says what."""
+
+
 class DecodeGraphs:
     """Graphs that read the batch builder's tensors and write their logits to one buffer."""
 
@@ -43,7 +47,10 @@ class DecodeGraphs:
         has_adapters: bool,
         progress: Callable[[int, int], None],
     ) -> None:
-        """graph_batch(num_rows, has_adapter) gives the batch to capture. progress: (graphs done, of how many)."""
+        """graph_batch(num_rows, has_adapter) gives the batch to capture. progress: (graphs done, of how many).
+
+        Raises `CaptureError`.
+        """
         kinds = (False, True) if has_adapters else (False,)
         keys = [(size, has_adapter) for size in reversed(self._sizes) for has_adapter in kinds]
         for index, (size, has_adapter) in enumerate(keys):
@@ -59,7 +66,13 @@ class DecodeGraphs:
         def step() -> None:
             self._logits[: key[0]].copy_(forward(batch))
 
-        self._replays[key] = self._accelerator.capture(step)
+        try:
+            self._replays[key] = self._accelerator.capture(step)
+        except RuntimeError as error:
+            cause = _first_cause(error)
+            if isinstance(cause, torch.OutOfMemoryError):
+                raise cause from None
+            raise CaptureError(str(cause).partition("\n")[0]) from error
 
     def try_replay(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor | None:
         """Logits [R, vocab], valid until the next replay; None for a batch that is no decode step or too large.
@@ -76,3 +89,10 @@ class DecodeGraphs:
             arrivals.before_all()
         self._replays[size, batch.segments.has_adapter]()
         return self._logits[:num_rows]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The end of a capture that has failed fails too, and says no more than that."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

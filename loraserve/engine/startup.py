@@ -18,7 +18,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
-from loraserve.engine.decode_graphs import DecodeGraphs, graph_sizes
+from loraserve.engine.decode_graphs import CaptureError, DecodeGraphs, graph_sizes
 from loraserve.engine.drafter import FreeRows
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
@@ -266,11 +266,9 @@ def _builder(
             runner.capture(
                 graphs, builder.graph_batch, lambda done, total: progress("capturing CUDA graphs", done, total)
             )
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
+        except CaptureError as error:
             raise EngineStartError(
-                f"{type(model).__name__} cannot be captured in CUDA graphs ({error}): start with --enforce-eager"
+                f"steps of {config.model} cannot be captured in CUDA graphs ({error}): start with --enforce-eager"
             ) from error
     return builder
 

@@ -1,10 +1,13 @@
+from collections.abc import Callable
+
 import pytest
+import torch
 from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
 from loraserve.engine.adapter_arrival import Arrival, CopyParts, StepArrivals
-from loraserve.engine.decode_graphs import MAX_GRAPH_ROWS, DecodeGraphs, graph_size, graph_sizes
+from loraserve.engine.decode_graphs import MAX_GRAPH_ROWS, CaptureError, DecodeGraphs, graph_size, graph_sizes
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from tests.support.host_accelerator import HostAccelerator
 from tests.unit.engine.test_gpu_batch_builder import item
@@ -58,6 +61,43 @@ def test_every_size_is_captured_largest_first_with_and_without_adapters() -> Non
 
 def test_without_adapters_there_are_half_as_many() -> None:
     assert Graphs(has_adapters=False).accelerator.num_recordings == 3
+
+
+class FailingCapture(HostAccelerator):
+    """A capture that ends as torch's do: with an error of its own behind that of the call."""
+
+    def capture(self, call: Callable[[], None]) -> Callable[[], None]:
+        try:
+            call()
+        finally:
+            raise torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture\nCompile")
+
+
+@pytest.mark.parametrize(
+    ("cause", "raised", "message"),
+    [
+        (
+            RuntimeError("operation not permitted when stream is capturing\nadvice"),
+            CaptureError,
+            "not permitted .*ing$",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "CUDA out of memory"),
+    ],
+)
+def test_a_failed_capture_tells_what_failed_first(cause: Exception, raised: type[Exception], message: str) -> None:
+    builder = GpuBatchBuilder(16, 4, 4, 16, HostAccelerator(), None, SIZES)
+    num_calls = 0
+
+    def forward(batch: StepBatch) -> Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls > 1:
+            raise cause
+        return batch.token_ids[:, None].float()
+
+    graphs = DecodeGraphs(FailingCapture(), SIZES)
+    with pytest.raises(raised, match=message):
+        graphs.capture(forward, builder.graph_batch, False, lambda *_: None)
 
 
 @pytest.mark.parametrize("adapter_slot", [-1, 2])
