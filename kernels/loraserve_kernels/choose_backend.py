@@ -1,5 +1,6 @@
 """Which backend serves on a device, decided once at start."""
 
+from errno import EACCES, EPERM, EROFS
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -15,6 +16,7 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 REQUESTS = ("auto", "cpu", "triton", "reference")
 TRITON_CAPABILITY = (8, 0)
 """Of the oldest GPUs that Triton's kernels are compiled for. Before them there is no arithmetic in bfloat16."""
+_NOT_WRITABLE = (EACCES, EPERM, EROFS)
 
 
 def choose_backend(
@@ -87,7 +89,9 @@ def _require_launcher(device: torch.device) -> None:
     try:
         driver.active.get_current_target()
     except (RuntimeError, OSError, CalledProcessError, ImportError) as error:
-        raise ValueError(
-            f"triton cannot launch kernels on {device} ({error}), expected a C compiler and Python's headers: install "
-            "gcc, libc6-dev and, for a distribution's own Python, python3-dev"
-        ) from error
+        expected = (
+            "a C compiler and Python's headers: install gcc, libc6-dev and, for a system's own Python, python3-dev"
+        )
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+            expected = "a folder for what it compiles: set TRITON_CACHE_DIR to one that can be written to"
+        raise ValueError(f"triton cannot launch kernels on {device} ({error}), expected {expected}") from error

@@ -25,22 +25,34 @@ def test_on_a_cpu_triton_needs_its_interpreter(triton_device, monkeypatch):
         choose_backend("cpu", "triton")
 
 
-class NoCompiler:
-    """A driver as it is where nothing can compile its launcher."""
+class NoLauncher:
+    """A driver as it is where its launcher cannot be compiled or kept."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def get_current_target(self) -> None:
-        raise RuntimeError("Failed to find C compiler.")
+        raise self._error
 
 
 @pytest.mark.parametrize("requested", ["auto", "triton"])
-def test_triton_that_cannot_launch_names_what_to_install(triton_device, monkeypatch, requested):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (RuntimeError("Failed to find C compiler."), r"on cuda \(Failed to find C compiler.*install gcc, libc6-dev"),
+        (FileNotFoundError(2, "No such file", "cc"), r"on cuda \(.*'cc'\), .* install gcc"),
+        (PermissionError(13, "Permission denied", "/.triton"), r"on cuda \(.*'/.triton'\), .* set TRITON_CACHE_DIR"),
+        (OSError(30, "Read-only file system", "/.triton"), r"on cuda \(.*'/.triton'\), .* set TRITON_CACHE_DIR"),
+    ],
+)
+def test_triton_that_cannot_launch_names_what_it_needs(triton_device, monkeypatch, requested, error, message):
     from triton import knobs
     from triton.runtime import driver
 
     monkeypatch.setattr(knobs.runtime, "interpret", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr(driver, "_active", NoCompiler())
-    with pytest.raises(ValueError, match=r"on cuda \(Failed to find C compiler.*install gcc, libc6-dev"):
+    monkeypatch.setattr(driver, "_active", NoLauncher(error))
+    with pytest.raises(ValueError, match=message):
         choose_backend("cuda", requested)
 
 
