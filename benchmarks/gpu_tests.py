@@ -66,7 +66,9 @@ PYTEST = (
     "pytest",
     *("-m", "gpu", "-v", "-p", "no:cacheprovider", "-p", "gpu.pytest_share"),
     # pyproject.toml has options of plugins that need not be here.
-    *("-o", "addopts=--import-mode=importlib --strict-markers -ra", "-W", "ignore::pytest.PytestConfigWarning"),
+    *("-o", "addopts=--import-mode=importlib --strict-markers -ra"),
+    # What the libraries of a machine with a GPU warn of is theirs: as errors, as elsewhere, one would fail every test.
+    *("-W", "default", "-W", "ignore::pytest.PytestConfigWarning"),
 )
 
 

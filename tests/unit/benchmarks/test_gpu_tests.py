@@ -18,7 +18,7 @@ filterwarnings = ["error"]
 markers = ["gpu: needs a CUDA device"]
 """
 FILES = {
-    "test_passing.py": "import pytest\n@pytest.mark.gpu\ndef test_it(): pass\n",
+    "test_passing.py": "import pytest, warnings\n@pytest.mark.gpu\ndef test_it(): warnings.warn('a library')\n",
     "test_failing.py": "import pytest\n@pytest.mark.gpu\ndef test_it(): assert 1 == 2\n",
     "test_broken.py": "import nothing_of_that_name\n",
     "test_of_the_cpu.py": "def test_it(): assert 1 == 2\n",
