@@ -145,6 +145,11 @@ def choose_device(requested: str, num_gpus: int) -> torch.device:
         return torch.device("cpu")
     if kind != "cuda" or not (requested == "cuda" or number.isdecimal()):
         raise ValueError(f"--device {requested} is not supported: choose auto, cpu, cuda or cuda:<number>")
+    if torch.version.hip:
+        raise ValueError(
+            f"--device {requested} cannot be used: torch {torch.__version__} is for AMD's GPUs, and only NVIDIA's are "
+            "supported; choose cpu"
+        )
     if num_gpus == 0:
         hint = "no NVIDIA GPU is usable" if torch.version.cuda else f"torch {torch.__version__} is a build without CUDA"
         raise ValueError(f"--device {requested} cannot be used: {hint}; choose cpu")

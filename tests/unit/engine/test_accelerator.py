@@ -32,6 +32,14 @@ def test_a_device_that_is_not_there_is_refused_with_what_is(requested: str, num_
         choose_device(requested, num_gpus)
 
 
+def test_a_gpu_of_another_maker_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a CUDA device to torch, and Triton's options for NVIDIA's are refused when the first kernel is compiled."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ValueError, match=r"--device cuda cannot be used: .* AMD's GPUs, .* choose cpu"):
+        choose_device("cuda", 2)
+    assert choose_device("auto", 2) == torch.device("cpu")
+
+
 def test_a_cpu_needs_no_accelerator() -> None:
     assert accelerator_of(torch.device("cpu")) is None
 
