@@ -32,7 +32,8 @@ class PrivateServer:
     """`async with PrivateServer(data_dir) as server:` starts the server, or joins the one another process runs.
 
     It is restarted when it dies. When the process that runs it ends, it ends too and another process takes over:
-    the lock is inherited by the server, so nobody gets it before the old one is gone. `url` stays the same.
+    the lock is inherited by the server, so nobody gets it before the old one is gone. Another lock is not, which tells
+    who joins that a server which still answers is about to end. `url` stays the same.
     NOTE: enter it on the main thread, which has to outlive it.
     """
 
@@ -41,6 +42,8 @@ class PrivateServer:
         self._place: ServerPlace | None = None
         self._lock_fd: int | None = None
         """Set while this process runs the server."""
+        self._runner_fd: int | None = None
+        """Likewise; of the lock that the server does not inherit."""
         self._process: subprocess.Popen[bytes] | None = None
         self._tending: asyncio.Task[None] | None = None
         self._binary: Path | None = None
@@ -85,7 +88,7 @@ class PrivateServer:
     async def _start_or_join(self) -> None:
         deadline = time.monotonic() + START_S
         self._keep_up()
-        while not await _answers(self.place.socket):
+        while not (await _answers(self.place.socket) and self._has_runner()):
             if self._num_failed_starts > MAX_FAILED_STARTS:
                 raise LiveServerError(f"the private server does not start: {self._last_log_line()}")
             if time.monotonic() > deadline:
@@ -114,8 +117,9 @@ class PrivateServer:
     def _keep_up(self) -> None:
         """Starts what has to be started."""
         if self._lock_fd is None:
-            self._lock_fd = self._try_lock()
+            self._lock_fd = _try_lock(self.place.lock)
             if self._lock_fd is not None:
+                self._runner_fd = _lock(self.place.runner_lock)
                 self._process = self._launch(self._lock_fd)
         elif self._process is None or self._process.poll() is not None:
             self._judge_end(self._process)
@@ -132,14 +136,14 @@ class PrivateServer:
             # Written by another program or damaged. All of it can be rebuilt, so an empty server is better than none.
             set_data_aside(self.place)
 
-    def _try_lock(self) -> int | None:
-        fd = os.open(self.place.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+    def _has_runner(self) -> bool:
+        """False: the process that ran it is gone, and the server has not noticed yet, which takes it up to 100 ms."""
+        if self.is_owner or not self.place.runner_lock.exists():  # run by a loraserve without this lock
+            return True
+        fd = _try_lock(self.place.runner_lock)
+        if fd is not None:
             os.close(fd)
-            return None
-        return fd
+        return fd is None
 
     def _launch(self, lock_fd: int) -> subprocess.Popen[bytes]:
         if self._binary is None:
@@ -176,6 +180,9 @@ class PrivateServer:
 
     async def _stop(self) -> None:
         process, self._process = self._process, None
+        if self._runner_fd is not None:
+            os.close(self._runner_fd)
+            self._runner_fd = None
         if process is not None:
             process.terminate()
             deadline = time.monotonic() + STOP_S
@@ -187,6 +194,23 @@ class PrivateServer:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _lock(path: Path) -> int:
+    """Waits for those who only look whether somebody has it, which takes microseconds."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def _try_lock(path: Path) -> int | None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 def _close_stdin(process: subprocess.Popen[bytes]) -> None:

@@ -27,6 +27,10 @@ class ServerPlace:
         return self.folder / "owner.lock"
 
     @property
+    def runner_lock(self) -> Path:
+        return self.folder / "runner.lock"
+
+    @property
     def log(self) -> Path:
         return self.folder / "server.log"
 

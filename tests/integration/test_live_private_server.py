@@ -251,6 +251,31 @@ def test_a_killed_process_takes_its_server_with_it_and_another_takes_over(tmp_pa
         with_server(tmp_path, check)
 
 
+def test_a_server_whose_process_is_gone_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers until it notices. One that never does is as one that is slow to."""
+    unwatched = tmp_path / "unwatched.py"
+    unwatched.write_text("import os, sys; os.execv(sys.argv[2], sys.argv[2:])")
+    monkeypatch.setattr(die_with_parent, "__file__", str(unwatched))
+
+    async def check(left: int) -> None:
+        server = PrivateServer(tmp_path)
+        entering = asyncio.create_task(server.__aenter__())
+        await asyncio.sleep(0.1)
+        os.kill(left, signal.SIGKILL)
+        await entering
+        assert server.is_owner
+        assert await ask(server.url, "PING") == b"PONG"
+        await server.__aexit__(None, None, None)
+
+    with other_process(tmp_path) as (process, _, is_owner, pid):
+        assert is_owner
+        assert pid is not None
+        process.kill()
+        process.wait()
+        assert psutil.Process(pid).is_running()
+        asyncio.run(check(pid))
+
+
 def test_of_many_processes_that_start_at_once_one_runs_the_server(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         threads, entered = [], []
