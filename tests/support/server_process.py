@@ -1,5 +1,7 @@
 """The real server as a person starts it: `loraserve serve` in its own process, by default on the bundled demo model."""
 
+import atexit
+import functools
 import os
 import re
 import signal
@@ -17,20 +19,24 @@ import psutil
 from loraserve_kernels.cpu_builds import private_directory
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.forked_process import ForkedProcess, ProcessForks
+
 START_S = 120.0
 """The first start may compile kernels."""
 WAIT_S = 60.0
 POLL_S = 0.02
+PYTHON = (sys.executable, "-P")
 SERVE_FAKE = Path(__file__).with_name("serve_fake.py")
 
 
 def command(*args: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "loraserve.cli.main", *args]
+    return [*PYTHON, "-m", "loraserve.cli.main", *args]
 
 
 def environment() -> dict[str, str]:
-    """Ours without what would configure a server or a client; our packages are found also when not installed."""
-    configuring = ("LORASERVE_", "VLLM_", "OPENAI_", "OTEL_")
+    """Ours without what would configure a server or a client, or names the test; our packages are found also when not
+    installed."""
+    configuring = ("LORASERVE_", "VLLM_", "OPENAI_", "OTEL_", "PYTEST_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(configuring)}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "COLUMNS": "200"}
 
@@ -47,7 +53,7 @@ def run_command(
 
 @dataclass(slots=True)
 class ServerProcess:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     output: list[str] = field(default_factory=list)
     """Lines of stdout and stderr."""
     url: str = ""
@@ -111,16 +117,30 @@ def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None
     """Ready to answer. Killed on leaving, unless it has ended by then. variables: of its environment."""
     _share_kernels(data_dir)
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
-    with _running(command("serve", *options, *args), variables) as server:
+    with _running(_started(command("serve", *options, *args), environment() | (variables or {}))) as server:
         yield server
 
 
 @contextmanager
 def serve_fake(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Likewise, with the fake engine, whose base model is `fake`."""
-    options = ("--port", "0", "--no-certificates", "--data-dir", str(data_dir))
-    with _running([sys.executable, "-P", str(SERVE_FAKE), "fake", *options, *args], variables) as server:
+    words = ["fake", "--port", "0", "--no-certificates", "--data-dir", str(data_dir), *args]
+    env, forks = environment() | (variables or {}), _fake_server_forks()
+    # Variables, or files beside a server, may change what is imported: those servers import it themselves.
+    is_usual = forks.can_start_in(env)
+    with _running(forks.start(words) if is_usual else _started([*PYTHON, str(SERVE_FAKE), *words], env)) as server:
         yield server
+
+
+@functools.cache
+def _fake_server_forks() -> ProcessForks:
+    forks = ProcessForks([*PYTHON, "-m", "tests.support.fork_fake_servers"], environment())
+    atexit.register(forks.close)
+    return forks
+
+
+def _started(words: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def _share_kernels(data_dir: Path) -> None:
@@ -132,14 +152,7 @@ def _share_kernels(data_dir: Path) -> None:
 
 
 @contextmanager
-def _running(words: list[str], variables: Mapping[str, str] | None) -> Iterator[ServerProcess]:
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment() | (variables or {}),
-    )
+def _running(process: subprocess.Popen[str] | ForkedProcess) -> Iterator[ServerProcess]:
     server = ServerProcess(process)
     ready = threading.Event()
     reader = threading.Thread(target=_read, args=(server, ready))
