@@ -24,8 +24,9 @@ from loraserve.control.offline_keys import create_key_offline
 from loraserve.control.uploads import MAX_OPEN_UPLOADS
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
+from tests.support.forked_process import ForkedProcess
 from tests.support.management import fake_adapter
-from tests.support.server_process import wait_until
+from tests.support.server_process import start_fake, wait_until
 
 SERVE_FAKE = Path(__file__).parents[1] / "support" / "serve_fake.py"
 WAIT_S = 30.0
@@ -34,7 +35,7 @@ ENDLESS = 1 << 25
 
 @dataclass
 class Server:
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     output: list[str]
     url: str
 
@@ -77,19 +78,21 @@ def run_to_end(data_dir: Path, *args: str, model: str = "fake") -> tuple[int, st
 
 @contextmanager
 def running_server(data_dir: Path, *args: str) -> Iterator[Server]:
-    with start(data_dir, *args) as process:
-        assert process.stdout is not None
-        output: list[str] = []
-        url = _read_until_ready(process.stdout, output)
-        # Read on, so that the server never waits for us.
-        reader = threading.Thread(target=lambda: output.extend(line.rstrip() for line in process.stdout or []))
-        reader.start()
+    process = start_fake("--data-dir", str(data_dir), *args)
+    assert process.stdout is not None
+    output: list[str] = []
+    # Reads on, so that the server never waits for us.
+    reader = threading.Thread(target=lambda: output.extend(line.rstrip() for line in process.stdout or []))
+    with process.stdout:
         try:
+            url = _read_until_ready(process.stdout, output)
+            reader.start()
             yield Server(process, output, url)
         finally:
             process.kill()
             process.wait(WAIT_S)
-            reader.join(WAIT_S)
+            if reader.is_alive():
+                reader.join(WAIT_S)
 
 
 def _read_until_ready(lines: Iterable[str], output: list[str]) -> str:

@@ -124,12 +124,16 @@ def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None
 @contextmanager
 def serve_fake(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Likewise, with the fake engine, whose base model is `fake`."""
-    words = ["fake", "--port", "0", "--no-certificates", "--data-dir", str(data_dir), *args]
+    with _running(start_fake("--no-certificates", "--data-dir", str(data_dir), *args, variables=variables)) as server:
+        yield server
+
+
+def start_fake(*args: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str] | ForkedProcess:
+    """Who calls this ends it. Its stdout has its errors, too."""
+    words = ["fake", "--port", "0", *args]
     env, forks = environment() | (variables or {}), _fake_server_forks()
     # Variables, or files beside a server, may change what is imported: those servers import it themselves.
-    is_usual = forks.can_start_in(env)
-    with _running(forks.start(words) if is_usual else _started([*PYTHON, str(SERVE_FAKE), *words], env)) as server:
-        yield server
+    return forks.start(words) if forks.can_start_in(env) else _started([*PYTHON, str(SERVE_FAKE), *words], env)
 
 
 @functools.cache
