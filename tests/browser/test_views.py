@@ -45,6 +45,10 @@ MAX_SCRIPT_BYTES = 60_000
 """Compressed, of a page with its view."""
 SIZES = {"desk": (1280, 800), "phone": (390, 844)}
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+FIND_VIOLATIONS = """
+(rules) => axe.run({ runOnly: { type: "tag", values: rules }, resultTypes: ["violations"] })
+  .then((found) => found.violations)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +80,15 @@ def open_view(new_console: NewConsole, shown: Tenant, admin_secret: str, view: s
     return console.open(VIEWS[view])
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_accessible_on_a_desk(
-    new_console: NewConsole, shown: Tenant, admin_secret: str, view: str, theme: str
+def test_a_view_is_accessible_on_a_desk_in_both_themes(
+    new_console: NewConsole, shown: Tenant, admin_secret: str, view: str
 ):
-    check_accessible(open_view(new_console, shown, admin_secret, view, "desk", theme))
+    page = open_view(new_console, shown, admin_secret, view, "desk", "light")
+    check_accessible(page)
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    check_accessible(page)
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -156,12 +163,12 @@ def check_accessible(page: Page) -> None:
     if not AXE.exists():
         # For a checkout in which nobody built the console; `.ci/run` checks it before it tests.
         pytest.skip("axe-core is not installed: npm ci in admin_ui")
-    # A script element is refused by the console's content security policy.
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("(rules) => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES)
+    if not page.evaluate("'axe' in window"):
+        # A script element is refused by the console's content security policy.
+        page.evaluate(AXE.read_text())
     violations = [
         f"{violation['id']}: {violation['help']}: {node['html'][:150]} {node['failureSummary'][:250]}"
-        for violation in found["violations"]
+        for violation in page.evaluate(FIND_VIOLATIONS, RULES)
         for node in violation["nodes"][:3]
     ]
     assert not violations, "\n".join(violations)
