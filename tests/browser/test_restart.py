@@ -7,8 +7,8 @@ from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from tests.browser.conftest import admin_key, watched_console
 from tests.browser.console import Console
-from tests.support.adapter_variants import twin
-from tests.support.server_process import serve, stop, wait_until
+from tests.support.management import fake_adapter
+from tests.support.server_process import serve_fake, stop, wait_until
 
 RESTART_MS = 60_000
 
@@ -21,13 +21,16 @@ def free_port() -> int:
 def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_path: Path):
     data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
-    with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 1280, 800, "light") as console:
+    with (
+        serve_fake(data_dir, "--port", port) as first,
+        watched_console(browser, first.url, 1280, 800, "light") as console,
+    ):
         console.watch.expect_no_answer()
         # What the new process says until its Redis and engine are there.
         console.watch.expect_status(503)
         console.start_session(key)
-        page = console.open("#/adapters")
-        expect(page.get_by_test_id("adapter-row").first).to_be_visible()
+        page = console.open("#/access")
+        expect(page.get_by_test_id("tenant-row").first).to_be_visible()
         page = console.open("#/live")
         lost = page.get_by_test_id("lost-server")
         expect(lost).to_have_count(0)
@@ -35,11 +38,11 @@ def test_a_lost_server_shows_and_the_page_heals_by_itself(browser: Browser, tmp_
         expect(lost).to_be_visible(timeout=RESTART_MS)
         # What was there stays readable.
         expect(page.get_by_role("heading", name="Live")).to_be_visible()
-        with serve(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port) as second:
             expect(lost).to_have_count(0, timeout=RESTART_MS)
             # The session outlived the process.
-            page.get_by_role("link", name="Adapters").click()
-            expect(page.get_by_test_id("adapter-row").first).to_be_visible(timeout=RESTART_MS)
+            page.get_by_role("link", name="Tenants & keys").click()
+            expect(page.get_by_test_id("tenant-row").first).to_be_visible(timeout=RESTART_MS)
             stop(second)
             console.page.goto("about:blank")
 
@@ -60,7 +63,10 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Brow
         if request.method in ("POST", "PUT"):
             sent.append(f"{request.method} {request.url.rsplit('/', 1)[1]}")
 
-    with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 1280, 800, "light") as console:
+    with (
+        serve_fake(data_dir, "--port", port) as first,
+        watched_console(browser, first.url, 1280, 800, "light") as console,
+    ):
         console.watch.expect_no_answer()
         console.watch.expect_status(503)
         console.start_session(key)
@@ -69,13 +75,13 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Brow
         # The weights are on their way when the server goes.
         page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
         with page.expect_request("**/files/adapter_model.safetensors"):
-            console.upload("lasting", twin(tmp_path / "lasting", "json"))
+            console.upload("lasting", fake_adapter(tmp_path / "lasting", 1))
         wait_until(lambda: is_held(page, held), "the weights are held")
         stop(first)
         held[0].abort()
         page.unroute("**/files/adapter_model.safetensors")
         expect(page.get_by_test_id("upload-waits")).to_be_visible()
-        with serve(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port) as second:
             expect(page.get_by_test_id("upload-ready")).to_contain_text("Version 1 is live", timeout=RESTART_MS)
             # One session, whose configuration was sent once.
             assert (sent.count("POST uploads"), sent.count("PUT adapter_config.json")) == (1, 1)
@@ -86,8 +92,11 @@ def test_an_upload_goes_on_by_itself_after_a_restart_of_the_server(browser: Brow
 def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser: Browser, tmp_path: Path):
     data_dir, port = tmp_path / "data", str(free_port())
     key = admin_key(data_dir)
-    folder = twin(tmp_path / "left", "json")
-    with serve(data_dir, "--port", port) as first, watched_console(browser, first.url, 390, 844, "dark") as console:
+    folder = fake_adapter(tmp_path / "left", 1)
+    with (
+        serve_fake(data_dir, "--port", port) as first,
+        watched_console(browser, first.url, 390, 844, "dark") as console,
+    ):
         console.watch.expect_no_answer()
         console.watch.expect_status(503)
         console.start_session(key)
@@ -97,7 +106,7 @@ def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser
         with page.expect_request("**/files/adapter_model.safetensors"):
             console.upload("left", folder)
         stop(first)
-        with serve(data_dir, "--port", port) as second:
+        with serve_fake(data_dir, "--port", port) as second:
             page.reload()
             # What was held would be sent now, had the reload not ended it.
             page.unroute("**/files/adapter_model.safetensors")
