@@ -3,39 +3,40 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
-from peft import LoraConfig
 from playwright.sync_api import Browser, expect
-from safetensors.torch import save_file
-from transformers import LlamaConfig
+from safetensors.numpy import save_file
 
 import loraserve.demo
 from tests.browser.conftest import watched_console
 from tests.support.server_process import serve, stop
+from tests.unit.adapters.folders import config_of, lora_key
 
 MODEL_DIR = Path(loraserve.demo.__file__).parent / "model"
 RANK = 320
 UPLOAD_MS = 120_000
-BASE = LlamaConfig(
-    vocab_size=2048,
-    hidden_size=768,
-    intermediate_size=2048,
-    num_hidden_layers=12,
-    num_attention_heads=12,
-    num_key_value_heads=4,
-    head_dim=64,
-    max_position_embeddings=1024,
-    tie_word_embeddings=True,
-)
+LAYERS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_SIZE = 12, 768, 2048, 12, 4, 64
 
 
 def write_base(folder: Path) -> Path:
     """Of about 85 M parameters, without weights: the server makes some up. Its tokenizer is the demo's."""
     demo = json.loads((MODEL_DIR / "config.json").read_text())
-    BASE.vocab_size = demo["vocab_size"]
-    BASE.architectures = ["LlamaForCausalLM"]
-    BASE.save_pretrained(folder)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": demo["vocab_size"],
+        "hidden_size": HIDDEN,
+        "intermediate_size": MIDDLE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_SIZE,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
     for file in MODEL_DIR.iterdir():
         if file.name.startswith(("tokenizer", "special_tokens", "chat_template", "generation_config")):
             (folder / file.name).write_bytes(file.read_bytes())
@@ -44,27 +45,26 @@ def write_base(folder: Path) -> Path:
 
 def write_adapter(folder: Path) -> Path:
     """On all linears, in float32."""
-    kv_size = BASE.num_key_value_heads * BASE.head_dim
-    hidden, middle = BASE.hidden_size, BASE.intermediate_size
     shapes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (hidden, kv_size),
-        "self_attn.v_proj": (hidden, kv_size),
-        "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (hidden, middle),
-        "mlp.up_proj": (hidden, middle),
-        "mlp.down_proj": (middle, hidden),
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (HIDDEN, KV_HEADS * HEAD_SIZE),
+        "self_attn.v_proj": (HIDDEN, KV_HEADS * HEAD_SIZE),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (HIDDEN, MIDDLE),
+        "mlp.up_proj": (HIDDEN, MIDDLE),
+        "mlp.down_proj": (MIDDLE, HIDDEN),
     }
     tensors = {}
-    for layer in range(BASE.num_hidden_layers):
+    for layer in range(LAYERS):
         for name, (width_in, width_out) in shapes.items():
-            prefix = f"base_model.model.model.layers.{layer}.{name}"
-            tensors[f"{prefix}.lora_A.weight"] = torch.full((RANK, width_in), 0.001)
-            tensors[f"{prefix}.lora_B.weight"] = torch.full((width_out, RANK), 0.001)
+            module = f"model.layers.{layer}.{name}"
+            tensors[lora_key(module, "A")] = np.full((RANK, width_in), 0.001, np.float32)
+            tensors[lora_key(module, "B")] = np.full((width_out, RANK), 0.001, np.float32)
     folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     targets = [name.split(".")[1] for name in shapes]
-    LoraConfig(r=RANK, lora_alpha=RANK, target_modules=targets, inference_mode=True).save_pretrained(str(folder))
+    config = config_of(r=RANK, lora_alpha=RANK, target_modules=targets)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
 
 
