@@ -2,14 +2,15 @@
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Route, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import Document, DocumentKind, TenantDoc
-from tests.browser.conftest import admin_key, watched_console
+from tests.browser.conftest import NewConsole, admin_key
 from tests.browser.console import Console
 from tests.browser.tenant import Tenant, client, key_for
 from tests.browser.test_access import root, status_of
@@ -108,36 +109,45 @@ def test_the_person_whose_tenant_is_deleted_is_logged_out(console: Console, tena
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
-def test_every_state_of_a_deletion_is_shown_and_accessible(browser: Browser, tmp_path: Path, size: str, theme: str):
-    data_dir = tmp_path / "data"
+@pytest.fixture(scope="module")
+def server_of_deleted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address of one with a tenant in every state of a deletion, and the key of its admin."""
+    data_dir = tmp_path_factory.mktemp("deleted")
     key, now = admin_key(data_dir), time.time()
     commit(data_dir, "hooli", TenantDoc(kv_salt="", deleted_at=now - 3 * DAY_S, is_erasing=True, erased_at=now - DAY_S))
     commit(data_dir, "umbrella", TenantDoc(kv_salt="", deleted_at=now - DAY_S - 60, is_erasing=True))
-    width, height = SIZES[size]
     with serve_fake(data_dir) as server, client(server.url, key) as admin:
         assert admin.post("/v1/tenants", json={"id": "initech", "description": "Paper and printers"}).is_success
         key_for(admin, "initech", "infer")
         assert admin.delete("/v1/tenants/initech").is_success
         assert admin.post("/v1/tenants", json={"id": "acme"}).is_success
-        with watched_console(browser, server.url, width, height, theme) as console:
-            console.start_session(key)
-            page = console.open("#/access")
-            for name, fate, restorable in (
-                ("hooli", "Erased 1 d ago; its usage is kept", False),
-                ("umbrella", "Being erased", False),
-                ("initech", "Can be restored for 24 h", True),
-            ):
-                expect(row_of(page, name, deleted=True)).to_contain_text(fate)
-                restore = row_of(page, name, deleted=True).get_by_role("button", name="Restore")
-                expect(restore).to_have_count(int(restorable))
-            check_accessible(page)
-            if size == "phone":
-                assert page.evaluate(TOO_SMALL, MIN_TOUCH_PX) == []
-            ask_to_delete(console, "acme")
-            check_accessible(page)
+        yield server.url, key
         stop(server)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_state_of_a_deletion_is_shown_and_accessible(
+    new_console: NewConsole, server_of_deleted: tuple[str, str], size: str, theme: str
+):
+    url, key = server_of_deleted
+    width, height = SIZES[size]
+    console = new_console(url, width=width, height=height, theme=theme)
+    console.start_session(key)
+    page = console.open("#/access")
+    for name, fate, restorable in (
+        ("hooli", "Erased 1 d ago; its usage is kept", False),
+        ("umbrella", "Being erased", False),
+        ("initech", "Can be restored for 24 h", True),
+    ):
+        expect(row_of(page, name, deleted=True)).to_contain_text(fate)
+        restore = row_of(page, name, deleted=True).get_by_role("button", name="Restore")
+        expect(restore).to_have_count(int(restorable))
+    check_accessible(page)
+    if size == "phone":
+        assert page.evaluate(TOO_SMALL, MIN_TOUCH_PX) == []
+    ask_to_delete(console, "acme")
+    check_accessible(page)
 
 
 def commit(data_dir: Path, name: str, doc: TenantDoc) -> None:
