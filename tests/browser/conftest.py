@@ -11,7 +11,6 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from tests.browser.console import Console
-from tests.browser.many_adapters import NUM_MANY, write_many_adapters
 from tests.browser.tenant import Tenant, client
 from tests.browser.watch import Watch
 from tests.support.server_process import ServerProcess, run_command, serve, stop
@@ -33,9 +32,7 @@ def admin_key(data_dir: Path) -> str:
 
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    write_many_adapters(folder, NUM_MANY)
-    return folder
+    return tmp_path_factory.mktemp("data")
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,37 @@
 """Finding an adapter among many."""
 
-import httpx
+from collections.abc import Iterator
+
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import NewConsole
+from tests.browser.conftest import NewConsole, admin_key
 from tests.browser.console import Console
-from tests.browser.many_adapters import MANY_TENANT, NUM_MANY, many_name
-from tests.browser.tenant import Tenant, key_for
+from tests.browser.many_adapters import MANY_TENANT, NUM_MANY, many_name, write_many_adapters
+from tests.browser.tenant import Tenant, client, key_for
 from tests.support.demo_questions import ADAPTER_DIR, ADAPTERS
+from tests.support.server_process import serve_fake, stop
 
 MAX_ROWS = 80
 
 
+@pytest.fixture(scope="module")
+def server_of_many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """The address of one with the tenant of many adapters, and the key of its operator."""
+    data_dir = tmp_path_factory.mktemp("many")
+    write_many_adapters(data_dir, NUM_MANY)
+    admin_secret = admin_key(data_dir)
+    with serve_fake(data_dir) as server:
+        with client(server.url, admin_secret) as admin:
+            yield server.url, key_for(admin, MANY_TENANT, "operator")
+        stop(server)
+
+
 @pytest.fixture
-def many(new_console: NewConsole, admin: httpx.Client) -> Console:
-    console = new_console()
-    console.start_session(key_for(admin, MANY_TENANT, "operator"))
+def many(new_console: NewConsole, server_of_many: tuple[str, str]) -> Console:
+    url, key = server_of_many
+    console = new_console(url)
+    console.start_session(key)
     return console
 
 
