@@ -1,6 +1,5 @@
 """A real server with keys on the demo model, Chromium, and one tenant with a console of its own for each test."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,10 +9,13 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
+from loraserve.control.offline_keys import create_key_offline
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import ANY_TENANT, Role
 from tests.browser.console import Console
 from tests.browser.tenant import Tenant, client
 from tests.browser.watch import Watch
-from tests.support.server_process import ServerProcess, run_command, serve, stop
+from tests.support.server_process import ServerProcess, serve, stop
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 """The first has no windows to keep, so that a page takes half the CPU: 0.48 s against 0.92 s for the console's list."""
@@ -24,10 +26,9 @@ NewConsole = Callable[..., Console]
 
 
 def admin_key(data_dir: Path) -> str:
-    """The first key of a server, made offline as an operator does."""
-    created = run_command("keys", "create", "--role", "admin", "--data-dir", str(data_dir), "--json")
-    assert created.returncode == 0, created.stderr
-    return json.loads(created.stdout)["secret"]
+    """The first key of a server, made offline as `loraserve keys create --data-dir` does."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT).text
 
 
 @pytest.fixture(scope="session")
