@@ -2,12 +2,14 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import NewConsole, admin_key, watched_console
@@ -170,6 +172,28 @@ def test_the_audit_is_filtered_by_who_and_exported_as_it_is_filtered(new_console
     assert [(row["actor"], row["action"]) for row in rows] == [(actor, "key.create")] * 3
     lines = [json.loads(line) for line in saved(console, "Export JSON lines").splitlines()]
     assert [line["after"]["name"] for line in lines] == ["number 2", "number 1", "number 0"]
+
+
+@pytest.mark.parametrize(
+    ("view", "path", "label"),
+    [("requests", "/v1/requests?", "Adapter"), ("requests/audit", "/v1/audit?", "What, such as")],
+)
+def test_what_is_being_typed_outlasts_that_the_log_is_renewed(
+    new_console: NewConsole, tenant: Tenant, view: str, path: str, label: str
+):
+    console = new_console()
+    console.start_session(tenant.key("admin"))
+    console.page.clock.install()
+    page = console.open(f"#/{view}")
+    field = page.get_by_label(label)
+    field.press_sequentially("up")
+    with page.expect_response(lambda response: path in response.url):
+        page.clock.fast_forward(RENEWED_MS)
+    field.press_sequentially("per")
+    expect(field).to_have_value("upper")
+    field.press("Enter")
+    expect(page).to_have_url(re.compile("=upper$"))
+    expect(field).to_have_value("upper")
 
 
 def test_a_refusal_is_in_the_audit(new_console: NewConsole, tenant: Tenant):

@@ -1,3 +1,4 @@
+import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 
 import { place, setQuery } from "../../router";
@@ -15,10 +16,7 @@ export function FilterBar({ fields, choices, children }: FilterBarProps) {
   return (
     <div class="filters">
       {fields.map(({ name, label }) => (
-        <label key={name} class="filter-field">
-          <span class="visually-hidden">{label}</span>
-          <input class="input" placeholder={label} value={query.get(name) ?? ""} onChange={(event) => setQuery({ [name]: event.currentTarget.value.trim() || null })} />
-        </label>
+        <FilterField key={name} name={name} label={label} />
       ))}
       {choices.map(({ name, label, values }) => (
         <label key={name}>
@@ -35,5 +33,28 @@ export function FilterBar({ fields, choices, children }: FilterBarProps) {
       ))}
       {children}
     </div>
+  );
+}
+
+/** What is typed stays until it is asked for or left, however often the log is renewed meanwhile. */
+function FilterField({ name, label }: { name: string; label: string }) {
+  const typed = useSignal<string | null>(null);
+
+  function ask(text: string): void {
+    typed.value = null;
+    setQuery({ [name]: text.trim() || null });
+  }
+
+  return (
+    <label class="filter-field">
+      <span class="visually-hidden">{label}</span>
+      <input
+        class="input"
+        placeholder={label}
+        value={typed.value ?? place.value.query.get(name) ?? ""}
+        onInput={(event) => (typed.value = event.currentTarget.value)}
+        onChange={(event) => ask(event.currentTarget.value)}
+      />
+    </label>
   );
 }
