@@ -2,11 +2,24 @@ import { ApiError, open } from "./client";
 
 /** One `data:` line of a completion stream. */
 export interface StreamChunk {
-  choices: { text?: string; delta?: { content?: string | null }; finish_reason?: string | null }[];
-  usage?: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens: number } } | null;
+  choices: { text?: string; delta?: StreamDelta; finish_reason?: string | null }[];
+  usage?: StreamUsage | null;
   /** In the last one, if asked for. */
   metrics?: { tokens_per_second: number | null } | null;
   error?: { message: string; code: string };
+}
+
+export interface StreamDelta {
+  content?: string | null;
+  /** What the model thinks before it answers, of a server that tells it apart. */
+  reasoning_content?: string | null;
+}
+
+interface StreamUsage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  prompt_tokens_details?: { cached_tokens: number };
+  completion_tokens_details?: { reasoning_tokens?: number };
 }
 
 export interface StreamHead {

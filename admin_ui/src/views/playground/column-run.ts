@@ -1,4 +1,4 @@
-import { batch, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 
 import { ApiError } from "../../api/client";
 import { type StreamChunk, streamCompletion } from "../../api/stream";
@@ -11,12 +11,16 @@ export type RunState = "idle" | "waiting" | "streaming" | "done" | "stopped" | "
 export class ColumnRun {
   readonly state = signal<RunState>("idle");
   readonly text = signal("");
+  /** What the model thought before it answered. */
+  readonly reasoning = signal("");
+  /** Whether it has begun to think and not yet to answer. */
+  readonly thinks = computed(() => this.state.value === "streaming" && this.text.value === "");
   readonly error = signal<ApiError | null>(null);
   readonly version = signal<string | null>(null);
   readonly finishReason = signal<string | null>(null);
   readonly ttftMs = signal<number | null>(null);
   readonly tokensPerS = signal<number | null>(null);
-  readonly usage = signal<{ prompt: number; cached: number; output: number } | null>(null);
+  readonly usage = signal<{ prompt: number; cached: number; output: number; reasoning: number } | null>(null);
   private aborter: AbortController | null = null;
 
   async start(model: string, settings: PlaygroundSettings): Promise<void> {
@@ -34,12 +38,14 @@ export class ColumnRun {
         if (aborter.signal.aborted) return;
         const choice = chunk.choices[0];
         const piece = choice?.text ?? choice?.delta?.content ?? "";
+        const thought = choice?.delta?.reasoning_content ?? "";
         const now = performance.now();
-        if (piece) firstAt ??= now;
+        if (piece || thought) firstAt ??= now;
         batch(() => {
-          if (piece) {
+          if (piece || thought) {
             this.state.value = "streaming";
             this.text.value += piece;
+            this.reasoning.value += thought;
             this.ttftMs.value = (firstAt ?? now) - began;
           }
           if (choice?.finish_reason) this.finishReason.value = choice.finish_reason;
@@ -73,6 +79,7 @@ export class ColumnRun {
         prompt: usage.prompt_tokens,
         cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
         output: usage.completion_tokens,
+        reasoning: usage.completion_tokens_details?.reasoning_tokens ?? 0,
       };
     }
     // As the server counts it: tokens that came while this page did something else arrive together.
@@ -83,6 +90,7 @@ export class ColumnRun {
     batch(() => {
       this.state.value = state;
       this.text.value = "";
+      this.reasoning.value = "";
       this.error.value = null;
       this.version.value = null;
       this.finishReason.value = null;

@@ -6,6 +6,7 @@ import { Icon } from "../../parts/icon";
 import { wordDiff } from "../../parts/word-diff";
 import { schemaProblem } from "./answer-format";
 import type { ColumnRun, RunState } from "./column-run";
+import { Reasoning } from "./reasoning";
 import { asCurl, type PlaygroundSettings } from "./request";
 
 interface ColumnProps {
@@ -70,15 +71,18 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
           </button>
         )}
       </header>
-      <div class="column-text" aria-live="off" data-testid="answer" tabIndex={0}>
-        {run.error.value ? (
-          <p class="problem" role="alert">
-            <Icon name="warn" />
-            {run.error.value.message}
-          </p>
-        ) : (
-          <Answer run={run} compareWith={compareWith} />
-        )}
+      <div class="column-text" aria-live="off" tabIndex={0}>
+        {run.reasoning.value !== "" && <Reasoning run={run} />}
+        <div class="column-answer" data-testid="answer">
+          {run.error.value ? (
+            <p class="problem" role="alert">
+              <Icon name="warn" />
+              {run.error.value.message}
+            </p>
+          ) : (
+            <Answer run={run} compareWith={compareWith} />
+          )}
+        </div>
       </div>
       <Figures run={run} />
     </section>
@@ -96,11 +100,13 @@ function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun |
       </>
     );
   }
-  if (run.state.value === "done" && run.text.value === "") return <p class="muted">The answer is empty.</p>;
+  if (run.state.value === "done" && run.text.value === "") {
+    return <p class="muted">{run.reasoning.value ? "It ended before it answered." : "The answer is empty."}</p>;
+  }
   return (
     <>
       {run.text.value}
-      {run.state.value === "streaming" && <span class="caret" aria-hidden="true" />}
+      {run.state.value === "streaming" && !run.thinks.value && <span class="caret" aria-hidden="true" />}
     </>
   );
 }
@@ -124,12 +130,20 @@ function Figures({ run }: { run: ColumnRun }) {
       <Figure label="Output">
         <Amount of={usage && count(usage.output)} />
       </Figure>
-      <span class="column-state muted small" role="status">
-        {run.version.value && `v${run.version.value} `}
-        {run.finishReason.value && run.state.value === "done" ? `ended: ${run.finishReason.value}` : WORDS[run.state.value]}
+      <span class="column-state">
+        <span class="muted small" role="status">
+          {run.version.value && `v${run.version.value} `}
+          {stateWords(run)}
+        </span>
+        {run.text.value !== "" && <CopyButton text={run.text.value} label="Copy the answer" />}
       </span>
     </footer>
   );
+}
+
+function stateWords(run: ColumnRun): string {
+  if (run.state.value === "done" && run.finishReason.value) return `ended: ${run.finishReason.value}`;
+  return run.thinks.value ? "thinking" : WORDS[run.state.value];
 }
 
 function Figure({ label, children }: { label: string; children: preact.ComponentChildren }) {
