@@ -24,7 +24,8 @@ def chat(
 ) -> None:
     """Chat with a running server. Type /help for commands.
 
-    Without a terminal, every line of standard input is a message and only the answers are printed.
+    Without a terminal, every line of standard input is a message and only the answers are printed. What a model thinks
+    first (see --reasoning-parser of the server) is shown on a terminal alone.
     """
     from loraserve.cli.chat_session import ChatError, ChatOptions, ChatSession, connect, run_chat
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 from rich.console import Console
+from rich.text import Text
 
 from loraserve.cli.http_client import http_client
 from loraserve.cli.proxy import through_proxy
@@ -30,6 +31,14 @@ class ChatOptions:
     temperature: float | None = None
     max_tokens: int | None = None
     single_turn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Of an answer, or of what the model thinks before it."""
+
+    text: str
+    is_reasoning: bool = False
 
 
 def connect(url: str, api_key: str | None) -> httpx.Client:
@@ -61,7 +70,7 @@ class ChatSession:
     def clear(self) -> None:
         self._turns.clear()
 
-    def ask(self, text: str) -> Generator[str]:
+    def ask(self, text: str) -> Generator[Piece]:
         """Yield the answer as it comes. What came of it stays in the conversation, also if it is stopped.
 
         Raises `ChatError`.
@@ -69,18 +78,18 @@ class ChatSession:
         if self._options.single_turn:
             self.clear()
         self._turns.append({"role": "user", "content": text})
-        pieces: list[str] = []
+        pieces: list[Piece] = []
         try:
             for piece in self._stream():
                 pieces.append(piece)
                 yield piece
         finally:
             if pieces:
-                self._turns.append({"role": "assistant", "content": "".join(pieces)})
+                self._turns.append(_turn(pieces))
             else:
                 self._turns.pop()
 
-    def _stream(self) -> Iterator[str]:
+    def _stream(self) -> Iterator[Piece]:
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=self._body()) as response:
                 if response.status_code != 200:
@@ -101,7 +110,16 @@ class ChatSession:
         }
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
+def _turn(pieces: list[Piece]) -> dict[str, str]:
+    """Whether the model is shown again what it thought, its template says."""
+    content, reasoning = (
+        "".join(piece.text for piece in pieces if piece.is_reasoning is is_reasoning) for is_reasoning in (False, True)
+    )
+    turn = {"role": "assistant", "content": content}
+    return {**turn, "reasoning_content": reasoning} if reasoning else turn
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
     for line in lines:
         if not line.startswith(DATA) or line == "data: [DONE]":
             continue
@@ -109,8 +127,10 @@ def _pieces(lines: Iterator[str]) -> Iterator[str]:
         if "error" in event:
             raise ChatError(event["error"]["message"])
         for choice in event["choices"]:
+            if reasoning := choice["delta"].get("reasoning_content"):
+                yield Piece(reasoning, is_reasoning=True)
             if content := choice["delta"].get("content"):
-                yield content
+                yield Piece(content)
 
 
 def _raise_for_error(response: httpx.Response) -> None:
@@ -126,19 +146,31 @@ def _raise_for_error(response: httpx.Response) -> None:
 
 def run_chat(session: ChatSession) -> int:
     """Until /exit or the end of the input. Returns the exit code. Raises `ChatError` without a terminal."""
+    console = Console(highlight=False)
     if sys.stdin.isatty():
-        return _Terminal(session).run()
+        return _Terminal(session, console).run()
     for line in sys.stdin:
-        for piece in session.ask(line.rstrip("\n")):
-            print(piece, end="", flush=True)
+        _show(session.ask(line.rstrip("\n")), console)
         print()
     return 0
 
 
+def _show(answer: Iterator[Piece], console: Console) -> None:
+    """The answer as it is; before it and dim, what was thought, unless another program reads this."""
+    has_thought = False
+    for piece in answer:
+        if not piece.is_reasoning:
+            print("\n\n" * has_thought + piece.text, end="", flush=True)
+            has_thought = False
+        elif sys.stdout.isatty():
+            console.print(Text(piece.text, "dim"), end="", soft_wrap=True)
+            has_thought = True
+
+
 class _Terminal:
-    def __init__(self, session: ChatSession) -> None:
+    def __init__(self, session: ChatSession, console: Console) -> None:
         self._session = session
-        self._console = Console(highlight=False)
+        self._console = console
 
     def run(self) -> int:
         self._console.print(f"Talking to [bold]{self._session.model}[/]. /help lists the commands.")
@@ -164,8 +196,7 @@ class _Terminal:
     def _answer(self, text: str) -> None:
         answer = self._session.ask(text)
         try:
-            for piece in answer:
-                self._console.print(piece, end="", markup=False, soft_wrap=True)
+            _show(answer, self._console)
         except KeyboardInterrupt:
             # Closing the connection makes the server stop too.
             answer.close()

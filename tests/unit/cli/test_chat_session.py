@@ -5,7 +5,7 @@ import sys
 import httpx
 import pytest
 
-from loraserve.cli.chat_session import ChatError, ChatOptions, ChatSession, run_chat
+from loraserve.cli.chat_session import ChatError, ChatOptions, ChatSession, Piece, run_chat
 
 MODELS = {"data": [{"id": "base"}, {"id": "adapter"}]}
 
@@ -32,6 +32,10 @@ def piece(text: str) -> dict:
     return {"choices": [{"delta": {"content": text}}]}
 
 
+def thought(text: str) -> dict:
+    return {"choices": [{"delta": {"reasoning_content": text, "reasoning": text}}]}
+
+
 def session(server: Server, model: str | None = None, system: str | None = None, **options: bool) -> ChatSession:
     client = httpx.Client(transport=httpx.MockTransport(server), base_url="http://server")
     return ChatSession(client, model, system, ChatOptions(**options))
@@ -44,8 +48,8 @@ def test_starts_with_the_base_model() -> None:
 def test_answer_streams_and_joins_the_conversation() -> None:
     server = Server([{"choices": [{"delta": {"role": "assistant", "content": ""}}]}, piece("he"), piece("llo")])
     chat = session(server, "adapter", "be brief")
-    assert list(chat.ask("hi")) == ["he", "llo"]
-    assert list(chat.ask("again")) == ["he", "llo"]
+    assert list(chat.ask("hi")) == [Piece("he"), Piece("llo")]
+    assert list(chat.ask("again")) == [Piece("he"), Piece("llo")]
     assert server.bodies[1] == {
         "model": "adapter",
         "stream": True,
@@ -56,6 +60,28 @@ def test_answer_streams_and_joins_the_conversation() -> None:
             {"role": "user", "content": "again"},
         ],
     }
+
+
+def test_what_was_thought_goes_back_with_its_answer() -> None:
+    server = Server([{"choices": [{"delta": {"role": "assistant"}}]}, thought("h"), thought("m"), piece("4")])
+    chat = session(server)
+    assert list(chat.ask("2 + 2?")) == [Piece("h", is_reasoning=True), Piece("m", is_reasoning=True), Piece("4")]
+    list(chat.ask("sure?"))
+    assert server.bodies[1]["messages"] == [
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4", "reasoning_content": "hm"},
+        {"role": "user", "content": "sure?"},
+    ]
+
+
+def test_an_answer_stopped_while_it_is_thought_about_keeps_the_thought() -> None:
+    server = Server([thought("h"), thought("m"), piece("4")])
+    chat = session(server)
+    answer = chat.ask("one")
+    next(answer)
+    answer.close()
+    list(chat.ask("two"))
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "", "reasoning_content": "h"}
 
 
 def test_single_turn_sends_each_message_alone() -> None:
@@ -105,3 +131,25 @@ def test_without_a_terminal_each_line_is_a_message(
     assert run_chat(session(server)) == 0
     assert capsys.readouterr().out == "xy\nxy\n"
     assert server.bodies[1]["messages"][-1]["content"] == "/two"
+
+
+class TestThoughts:
+    @pytest.fixture(autouse=True)
+    def _thinking(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+        self.chat = session(Server([thought("h[m]"), thought(":ok:"), piece("a[b]\tc"), piece(":ok:")]))
+
+    def test_are_dim_before_the_answer_on_a_terminal(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        assert run_chat(self.chat) == 0
+        assert capsys.readouterr().out == "\x1b[2mh[m]\x1b[0m\x1b[2m:ok:\x1b[0m\n\na[b]\tc:ok:\n" * 2
+
+    def test_are_not_printed_where_a_program_reads_also_if_colours_are_forced(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert run_chat(self.chat) == 0
+        assert capsys.readouterr().out == "a[b]\tc:ok:\n" * 2
