@@ -4,21 +4,17 @@ The generator shares the machine's cores with the server, so events are counted,
 the usage or an error, are.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
-EMPTY_EVENTS = (
-    b"data: [DONE]",
-    b"data:[DONE]",
-    b'"choices":[]',
-    b'"delta":{}',
-    b'"delta":{"role":"assistant"}',
-    b'"role":"assistant","content":""',
-    b'"role":"assistant","content":null',
-)
-"""What marks an event without output: the end of the stream, the usage, the end and the opening of a chat. A text in an
-event cannot look like one, because quotes in it are escaped."""
+EMPTY_EVENTS = (b"data: [DONE]", b"data:[DONE]", b'"choices":[]')
+"""What marks an event without output: the end of the stream and the usage. A text in an event cannot look like one,
+because quotes in it are escaped."""
+EMPTY_DELTA = re.compile(rb'"delta":\{(?:"role":"assistant"(?:,"\w+":(?:""|null|\[\]))*|(?:"\w+":null,?)*)\}')
+"""Likewise the opening and the end of a chat, also of servers that write all fields. An empty text without a role may
+be a token: of bytes that are no character yet."""
 TAIL_BYTES = 16_384
 
 
@@ -26,7 +22,7 @@ def has_token(chunk: bytes) -> bool:
     """Whether any event carries output. Counts, because one chunk may hold several events."""
     compact = chunk.replace(b'": ', b'":').replace(b', "', b',"')
     num_events = compact.startswith(b"data:") + compact.count(b"\ndata:")
-    return num_events > sum(map(compact.count, EMPTY_EVENTS))
+    return num_events > sum(map(compact.count, EMPTY_EVENTS)) + len(EMPTY_DELTA.findall(compact))
 
 
 class TokensDetails(msgspec.Struct, frozen=True):

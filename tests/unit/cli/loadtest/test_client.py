@@ -14,6 +14,7 @@ from tests.support.loopback import Handler, client_of, stream
 
 REQUEST = PlannedRequest("a", [11, 12], prompt_tokens=2, max_tokens=3, at_s=0.0)
 TOKEN = {"choices": [{"text": "x"}]}
+CHAT = RequestStyle(chat=True)
 DONE = [b"data: [DONE]\n\n"]
 
 
@@ -53,6 +54,13 @@ def test_stream_is_timed_and_its_usage_believed() -> None:
     assert result.ttft_s is not None
     assert result.e2e_s is not None
     assert result.e2e_s >= result.ttft_s > 0
+
+
+def test_the_first_token_of_a_chat_is_the_first_thought_and_not_the_opening() -> None:
+    deltas = ({"role": "assistant"}, {"reasoning_content": "x"}, {"reasoning_content": "y"}, {"content": "z"}, {})
+    result = answer(events(*({"choices": [{"delta": delta}]} for delta in deltas), usage(2, 3)) + DONE, style=CHAT)
+    assert (result.failure, len(result.gaps_s)) == (None, 2)
+    assert result.ttft_s is not None
 
 
 def test_cached_tokens_are_read_where_the_server_says_them() -> None:

@@ -6,7 +6,22 @@ from loraserve.cli.loadtest.stream import has_token, last_events
 
 TEXT = {"choices": [{"index": 0, "text": "x"}], "usage": None}
 CHAT_OPENING = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+CHAT_OPENINGS = (
+    CHAT_OPENING,
+    {"choices": [{"delta": {"role": "assistant"}}]},
+    {"choices": [{"delta": {"role": "assistant", "content": None}}]},
+    {"choices": [{"delta": {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": []}}]},
+)
 CHAT_TEXT = {"choices": [{"delta": {"content": "x"}}]}
+BYTES_OF_A_CHARACTER = {"choices": [{"delta": {"content": ""}}]}
+THOUGHTS = (
+    {"choices": [{"delta": {"reasoning_content": "x", "reasoning": "x"}}]},
+    {"choices": [{"delta": {"reasoning": "x"}}]},
+    {"choices": [{"delta": {"role": "assistant", "content": None, "reasoning_content": "x"}}]},
+    {"choices": [{"delta": {"role": "assistant", "content": "", "reasoning": "x", "tool_calls": None}}]},
+    {"choices": [{"delta": {"role": None, "content": None, "reasoning_content": "x", "tool_calls": None}}]},
+)
+CHAT_END_OF_ALL_FIELDS = {"choices": [{"delta": {"role": None, "content": None, "tool_calls": None}}]}
 CHAT_END = {"choices": [{"delta": {}, "finish_reason": "length"}]}
 USAGE = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
 LORAX_CHAT_TEXT = {"choices": [{"delta": {"role": "assistant", "content": "x"}}]}
@@ -30,13 +45,15 @@ def tight(*payloads: object) -> bytes:
 @pytest.mark.parametrize("write", [compact, spaced, tight])
 class TestAnyStyle:
     def test_events_with_output_are_seen(self, write) -> None:
-        for payload in (TEXT, CHAT_TEXT, LORAX_CHAT_TEXT):
+        for payload in (TEXT, CHAT_TEXT, LORAX_CHAT_TEXT, BYTES_OF_A_CHARACTER, *THOUGHTS):
             assert has_token(write(payload))
-        assert has_token(write(CHAT_OPENING, CHAT_TEXT))
+        for opening in CHAT_OPENINGS:
+            assert has_token(write(opening, CHAT_TEXT))
+            assert has_token(write(opening, THOUGHTS[0]))
         assert has_token(write(TEXT, USAGE) + b"data: [DONE]\n\n")
 
     def test_openings_ends_and_usage_are_no_output(self, write) -> None:
-        for payload in (CHAT_OPENING, CHAT_END, USAGE):
+        for payload in (*CHAT_OPENINGS, CHAT_END, CHAT_END_OF_ALL_FIELDS, USAGE):
             assert not has_token(write(payload))
         assert not has_token(write(CHAT_END, USAGE) + b"data: [DONE]\n\n")
 
