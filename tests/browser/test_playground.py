@@ -75,6 +75,21 @@ def test_equal_columns_have_nothing_marked(console: Console):
     expect(page.locator("mark")).to_have_count(0)
 
 
+def test_an_empty_answer_is_called_so_also_beside_one_that_is_not(console: Console):
+    page = console.open(TWO_COLUMNS)
+
+    def answer(route: Route) -> None:
+        content = "" if route.request.post_data_json["model"] == "uppercase" else "hello"
+        chunk = {"choices": [{"delta": {"content": content}, "finish_reason": "stop"}]}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    page.get_by_label("Mark what differs").check()
+    ask(console, "hello")
+    see_done(console, 2)
+    expect(page.get_by_test_id("answer")).to_have_text(["hello", "The answer is empty."])
+
+
 def test_columns_are_in_the_address_and_up_to_four(console: Console):
     page = console.open(TWO_COLUMNS)
     add = page.get_by_role("button", name="Add a column")

@@ -141,12 +141,16 @@ def test_a_stopped_answer_keeps_what_was_thought(playground: Playground) -> None
     expect(playground.column).not_to_contain_text("Thinking")
 
 
-def test_an_end_before_the_answer_says_so(playground: Playground) -> None:
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [("stop", "It ended before it answered."), ("length", "Thinking took all tokens it was allowed.")],
+)
+def test_an_end_before_the_answer_says_so(playground: Playground, reason: str, said: str) -> None:
     playground.ask()
     playground.send({"reasoning_content": "Two and"})
-    playground.end("length", thought=2)
-    expect(playground.answer).to_have_text("It ended before it answered.")
-    expect(playground.column.get_by_role("status")).to_have_text("ended: length")
+    playground.end(reason, thought=2)
+    expect(playground.answer).to_have_text(said)
+    expect(playground.column.get_by_role("status")).to_have_text(f"ended: {reason}")
     expect(playground.thoughts).to_be_visible()
     expect(playground.page.get_by_role("button", name="Copy the answer")).to_have_count(0)
 

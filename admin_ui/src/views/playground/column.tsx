@@ -91,6 +91,7 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
 
 function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun | null }) {
   if (run.state.value === "idle") return <p class="muted">The answer comes here.</p>;
+  if (run.state.value === "done" && run.text.value === "") return <p class="muted">{whyEmpty(run)}</p>;
   if (compareWith && run.state.value === "done" && compareWith.state.value === "done") {
     return (
       <>
@@ -100,15 +101,17 @@ function Answer({ run, compareWith }: { run: ColumnRun; compareWith: ColumnRun |
       </>
     );
   }
-  if (run.state.value === "done" && run.text.value === "") {
-    return <p class="muted">{run.reasoning.value ? "It ended before it answered." : "The answer is empty."}</p>;
-  }
   return (
     <>
       {run.text.value}
       {run.state.value === "streaming" && !run.thinks.value && <span class="caret" aria-hidden="true" />}
     </>
   );
+}
+
+function whyEmpty(run: ColumnRun): string {
+  if (run.reasoning.value === "") return "The answer is empty.";
+  return run.finishReason.value === "length" ? "Thinking took all tokens it was allowed." : "It ended before it answered.";
 }
 
 function Figures({ run }: { run: ColumnRun }) {
