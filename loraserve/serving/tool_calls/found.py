@@ -1,5 +1,6 @@
 """What an answer with tool calls is made of, in its order."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -17,3 +18,18 @@ class CallArguments:
 
 Found = str | CallBegun | CallArguments
 """A text is content."""
+
+
+def content_joined(parts: Iterable[Found]) -> Iterator[Found]:
+    """Content that follows on content is one text."""
+    content: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            content.append(part)
+            continue
+        if content:
+            yield "".join(content)
+            content.clear()
+        yield part
+    if content:
+        yield "".join(content)

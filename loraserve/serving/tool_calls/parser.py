@@ -6,13 +6,16 @@ from loraserve.serving.conversation import FUNCTION_NAME
 from loraserve.serving.stop_strings import overlap
 from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_whole
 from loraserve.serving.tool_calls.formats import CallSyntax
-from loraserve.serving.tool_calls.found import CallArguments, CallBegun, Found
+from loraserve.serving.tool_calls.found import CallArguments, CallBegun, Found, content_joined
 from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
 MAX_AROUND = 128
 """Characters between an opening and its JSON, and between the JSON and its closing."""
 SEPARATORS = " \t\r\n,"
 """In a list of calls."""
+PIECE = 1024
+"""Characters that are looked at together: what is left of them is copied with each mark that is found, and a whole
+answer may be a megabyte of marks, which took 14 s."""
 
 
 class _State(Enum):
@@ -62,9 +65,10 @@ class ToolCallParser:
 
     def feed(self, text: str) -> list[Found]:
         """The content and the parts of calls that became certain, in order."""
-        self._text += text
-        while self._advance():
-            pass
+        for start in range(0, len(text), PIECE):
+            self._text += text[start : start + PIECE]
+            while self._advance():
+                pass
         return self._taken()
 
     def finish(self) -> list[Found]:
@@ -84,8 +88,9 @@ class ToolCallParser:
         return self._taken()
 
     def _taken(self) -> list[Found]:
-        found, self._found = self._found, []
-        return found
+        taken = [*content_joined(self._found)]
+        self._found.clear()
+        return taken
 
     def _advance(self) -> bool:
         """False where it takes more text."""
@@ -118,7 +123,8 @@ class ToolCallParser:
                 return True
             if not self._text.startswith(opening):
                 self._release()
-        start = self._text.find(opening)
+        # An opening of no characters is at the answer's beginning, or nowhere.
+        start = self._text.find(opening) if opening or self._only_calls else -1
         if start < 0:
             self._release(self._cut(len(self._text) - overlap(self._text, opening)))
             return False
@@ -287,12 +293,7 @@ class ToolCallParser:
 
     def _release(self, more: str = "") -> None:
         """What is held, and `more`, is content."""
-        content = "".join([*self._held, more])
-        match self._found:
-            case [*_, str() as before]:
-                self._found[-1] = before + content
-            case _ if content:
-                self._found.append(content)
+        self._found += [piece for piece in (*self._held, more) if piece]
         self._held.clear()
         self._only_calls = False
         self._state = _State.CONTENT
