@@ -3,7 +3,7 @@
 import math
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest
+from loraserve.engine.request import EngineRequest, Grammar
 
 
 def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int, vocab_size: int) -> None:
@@ -27,9 +27,16 @@ def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int,
         *params.stop_token_ids,
         *params.allowed_token_ids,
         *params.logit_bias,
+        *_marks_of_reasoning(params.grammar),
     ]
     if min(ids) < 0 or max(ids) >= vocab_size:
         wrong = next(i for i in ids if not 0 <= i < vocab_size)
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
     if not 0 < request.tenant_weight < math.inf:
         raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")
+
+
+def _marks_of_reasoning(grammar: Grammar | None) -> list[int]:
+    reasoning = None if grammar is None else grammar.reasoning
+    ids = () if reasoning is None else (reasoning.opening_id, reasoning.closing_id)
+    return [token_id for token_id in ids if token_id is not None]

@@ -100,7 +100,7 @@ class ChoiceAssembler:
         for position, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
             if self._reasoning is not None:
-                self._reasoning.count_token()
+                self._reasoning.take_token(token_id)
             delta.token_ids.append(token_id)
             delta.text_offsets.append(self._num_chars)
             if output.logprobs is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
+from loraserve.engine.request import GrammarReasoning
 from loraserve.serving.stop_strings import overlap
 
 
@@ -38,6 +39,9 @@ class ReasoningStart:
     marks: ReasoningMarks
     has_begun: bool
     """Whether it is in the middle of its reasoning from the first token on."""
+    held_behind: GrammarReasoning | None = None
+    """Where a grammar holds what follows: the tokens alone that it goes by are marks then. Else any text that reads as
+    one."""
 
 
 class _State(Enum):
@@ -48,24 +52,33 @@ class _State(Enum):
 
 
 class ReasoningSplitter:
-    """The outcome depends on the text alone, not on how it was cut into pieces.
+    """The outcome does not depend on how the text was cut into pieces.
 
     Nothing is lost but the marks, and the white space around reasoning.
     """
 
-    __slots__ = ("_held", "_marks", "_num_tokens", "_state", "_was_found", "_was_shown")
+    __slots__ = ("_blank", "_held", "_may_close", "_num_tokens", "_start", "_state", "_was_found", "_was_shown")
 
     def __init__(self, start: ReasoningStart) -> None:
-        self._marks = start.marks
+        self._start = start
         self._state = _State.BEFORE
         self._was_found = start.has_begun
         self._was_shown = False
         """Whether there was any text of the part it is in."""
+        self._may_close = start.held_behind is None
+        self._blank: list[str] = []
+        """White space that means something only if more of the same part follows; models may write it without end."""
         self._held = ""
+        """Behind it: what may be the beginning of a mark."""
         self._num_tokens = 0
 
-    def count_token(self) -> None:
+    def take_token(self, token_id: int) -> None:
         """To be called before its text is fed."""
+        held_behind = self._start.held_behind
+        if held_behind is not None:
+            if not self._num_tokens and held_behind.opening_id not in (None, token_id):
+                self._state = _State.CONTENT
+            self._may_close = self._may_close or token_id == held_behind.closing_id
         self._num_tokens += self._state is not _State.CONTENT
 
     @property
@@ -85,11 +98,14 @@ class ReasoningSplitter:
 
     def finish(self) -> tuple[str, str]:
         """The rest, once no text follows."""
-        held, self._held = self._held, ""
-        return (held.rstrip(), "") if self._was_found else ("", held)
+        rest = self._take_blank() + self._held
+        self._held = ""
+        return (self._shown(rest.rstrip()), "") if self._was_found else ("", rest)
 
     def _seek_opening(self) -> None:
-        text, opening = self._held.lstrip(), self._marks.opening
+        text, opening = self._held.lstrip(), self._start.marks.opening
+        self._blank.append(self._held[: len(self._held) - len(text)])
+        self._held = text
         if text.startswith(opening):
             self._held = text.removeprefix(opening)
             self._was_found = True
@@ -98,21 +114,35 @@ class ReasoningSplitter:
         self._state = _State.REASONING if self._was_found else _State.CONTENT
 
     def _read_reasoning(self) -> str:
-        text, found, rest = self._held.partition(self._marks.closing)
-        if not self._was_shown:
-            text = text.lstrip()
+        closing = self._start.marks.closing
+        text, found, rest = self._held.partition(closing) if self._may_close else (self._held, "", "")
+        if not found and self._may_close:
+            num_certain = len(text) - overlap(text, closing)
+            text, rest = text[:num_certain], text[num_certain:]
+        self._held = rest
+        reasoning = text.rstrip()
+        shown = self._shown(self._take_blank() + reasoning) if reasoning else ""
+        self._blank.append(text[len(reasoning) :])
         if found:
-            self._held, self._state, self._was_shown = rest, _State.CONTENT, False
-            return text.rstrip()
-        num_held = overlap(text, self._marks.closing)
-        shown = text[: len(text) - num_held].rstrip()
-        self._held = text[len(shown) :]
-        self._was_shown = self._was_shown or bool(shown)
+            self._blank.clear()
+            self._state, self._was_shown = _State.CONTENT, False
         return shown
 
     def _read_content(self) -> str:
-        text, self._held = self._held, ""
-        if self._was_found and not self._was_shown:
-            text = text.lstrip()
+        text = self._take_blank() + self._held
+        self._held = ""
+        if self._was_found:
+            return self._shown(text)
         self._was_shown = self._was_shown or bool(text)
         return text
+
+    def _shown(self, text: str) -> str:
+        """Of reasoning, or of the content behind it."""
+        text = text if self._was_shown else text.lstrip()
+        self._was_shown = self._was_shown or bool(text)
+        return text
+
+    def _take_blank(self) -> str:
+        blank = "".join(self._blank)
+        self._blank.clear()
+        return blank

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -211,6 +212,33 @@ class TestGrammars:
         grammar = server.engine.requests[-1].sampling.grammar
         assert grammar is not None
         assert grammar.reasoning == reasoning
+
+    def test_a_mark_in_other_tokens_ends_no_reasoning_that_is_held_by_its_token(
+        self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer("")
+        pieces = ["Hm. </", "think", "> {", "x" * 200]
+        spelt = [each for piece in pieces for each in TOKENIZER.encode(piece, add_special_tokens=False).ids]
+        call = TOKENIZER.encode('[{"name": "add", "parameters": {}}]', add_special_tokens=False).ids
+        server.engine.reply = lambda asked, index: [*spelt, CLOSING_ID, *call, 1]
+        message = message_of(client, tools=[ADD], tool_choice="required", **BEGUN)
+        assert (message.reasoning_content, message.content) == ("".join(pieces), None)
+        assert [call.function.arguments for call in message.tool_calls] == ["{}"]
+        assert message_of(client, **BEGUN).reasoning_content == "Hm.", "where nothing is held, a mark is a text"
+
+    def test_marks_that_the_model_cannot_say_are_not_waited_for(
+        self, server: LiveServer, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer("abc")
+        usual, server.engine.model = server.engine.model, replace(server.engine.model, vocab_size=CLOSING_ID)
+        try:
+            held: Any = {"type": "json_object"}
+            client.chat.completions.create(**ASKED, response_format=held, extra_body=BEGUN)
+        finally:
+            server.engine.model = usual
+        grammar = server.engine.requests[-1].sampling.grammar
+        assert grammar is not None
+        assert grammar.reasoning is None
 
     def test_a_forced_call_comes_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         for choice, text in (

@@ -76,9 +76,7 @@ async def _chat(
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens", predicted)
-        prompt, text = with_reasoning(
-            runtime.settings.reasoning_parser, conversation, prompt, checked.text, runtime.tokenizer
-        )
+        prompt, text = with_reasoning(runtime, conversation, prompt, checked.text)
         generation = await call.start([prompt], text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
         writer = ChatWriter(

@@ -89,9 +89,7 @@ async def _respond(
     demand = conversation_demand(context, sampling, conversation, Route.RESPONSES, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompt = await conversation_prompt(context, asked, sampling, conversation, "max_output_tokens")
-        prompt, text = with_reasoning(
-            runtime.settings.reasoning_parser, conversation, prompt, sampling.text, runtime.tokenizer
-        )
+        prompt, text = with_reasoning(runtime, conversation, prompt, sampling.text)
         generation = await call.start([prompt], text, sampling.cache_salt)
         names = TokenNames(runtime.tokenizer.token_text, as_ids=False)
         writer = ResponseWriter(

@@ -4,10 +4,15 @@ from dataclasses import replace
 import pytest
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, GrammarReasoning, SamplingParams
 from loraserve.engine.request_check import check_request
 
 REQUEST = EngineRequest("r", [1, 29], SamplingParams(max_tokens=1, n=2, stop_token_ids=(29,), logit_bias={0: 1.0}))
+
+
+def held_behind(reasoning: GrammarReasoning) -> EngineRequest:
+    grammar = Grammar(GrammarKind.REGEX, "a", reasoning)
+    return replace(REQUEST, sampling=replace(REQUEST.sampling, grammar=grammar))
 
 
 def check(request: EngineRequest) -> None:
@@ -16,6 +21,8 @@ def check(request: EngineRequest) -> None:
 
 def test_what_is_just_within_the_limits_is_accepted() -> None:
     check(REQUEST)
+    check(held_behind(GrammarReasoning(0, 29)))
+    check(held_behind(GrammarReasoning(None, 29)))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +36,8 @@ def test_what_is_just_within_the_limits_is_accepted() -> None:
         (replace(REQUEST, sampling=replace(REQUEST.sampling, n=3)), r"n is 3; 1 to 2 \(--max-num-seqs\)"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, max_tokens=0)), "max_tokens is 0; at least 1"),
         (replace(REQUEST, sampling=replace(REQUEST.sampling, allowed_token_ids=(-1,))), "token id -1 is outside"),
+        (held_behind(GrammarReasoning(None, 30)), "token id 30 is outside"),
+        (held_behind(GrammarReasoning(-1, 29)), "token id -1 is outside"),
         (replace(REQUEST, tenant_weight=0.0), "the tenant's weight is 0.0; it must be above 0"),
         (replace(REQUEST, tenant_weight=math.inf), "the tenant's weight is inf"),
         (replace(REQUEST, tenant_weight=math.nan), "the tenant's weight is nan"),

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loraserve.engine.request import GrammarReasoning
 from loraserve.serving.reasoning import MARKS, ReasoningFormat, ReasoningSplitter, ReasoningStart
 
 QWEN3, MISTRAL = MARKS[ReasoningFormat.QWEN3], MARKS[ReasoningFormat.MISTRAL]
@@ -33,6 +34,9 @@ def split(start: ReasoningStart, *pieces: str) -> tuple[str, str]:
         (False, " <thi", "", " <thi"),
         (False, "<thinking>", "", "<thinking>"),
         (False, "Hm.</think>4", "", "Hm.</think>4"),
+        (True, " \n", "", ""),
+        (True, " <thi", "<thi", ""),
+        (True, "\n</thi", "</thi", ""),
     ],
 )
 def test_what_was_thought_and_what_was_said(has_begun: bool, text: str, reasoning: str, content: str) -> None:
@@ -67,10 +71,48 @@ def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
 def test_the_tokens_of_reasoning_are_counted(has_begun: bool, tokens: list[str], num_tokens: int) -> None:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, has_begun))
     for token in tokens:
-        splitter.count_token()
+        splitter.take_token(0)
         splitter.feed(token)
     splitter.finish()
     assert splitter.num_tokens == num_tokens
+
+
+def split_by_tokens(reasoning: GrammarReasoning, *tokens: tuple[int, str]) -> tuple[str, str, int]:
+    splitter = ReasoningSplitter(ReasoningStart(QWEN3, reasoning.opening_id is None, reasoning))
+    parts: list[tuple[str, str]] = []
+    for token_id, text in tokens:
+        splitter.take_token(token_id)
+        parts.append(splitter.feed(text))
+    parts.append(splitter.finish())
+    return "".join(each for each, _ in parts), "".join(each for _, each in parts), splitter.num_tokens
+
+
+BEGUN, MAY_OPEN = GrammarReasoning(None, 2), GrammarReasoning(1, 2)
+OPENING, CLOSING, SPELT = (1, "<think>"), (2, "</think>"), [(0, "</"), (0, "think"), (0, ">")]
+
+
+@pytest.mark.parametrize(
+    ("held_behind", "tokens", "outcome"),
+    [
+        (BEGUN, [(0, "a"), *SPELT, (0, " b\n"), CLOSING, (0, "4")], ("a</think> b", "4", 6)),
+        (BEGUN, [OPENING, (0, "a"), (0, "</thi"), CLOSING, (0, "</think>")], ("a</thi", "</think>", 4)),
+        (BEGUN, [(0, "a"), *SPELT], ("a</think>", "", 4)),
+        (MAY_OPEN, [OPENING, (0, "a"), CLOSING, (0, "4")], ("a", "4", 3)),
+        (MAY_OPEN, [(0, "<think>"), (0, "a"), CLOSING, (0, "4")], ("", "<think>a</think>4", 0)),
+        (MAY_OPEN, [(0, "\n"), OPENING, (0, "a")], ("", "\n<think>a", 0)),
+    ],
+)
+def test_what_reads_as_a_mark_is_none_where_a_grammar_goes_by_tokens(
+    held_behind: GrammarReasoning, tokens: list[tuple[int, str]], outcome: tuple[str, str, int]
+) -> None:
+    assert split_by_tokens(held_behind, *tokens) == outcome
+
+
+def test_white_space_without_end_is_not_looked_at_again_and_again() -> None:
+    """A hundred thousand tokens of it took 20 s."""
+    text = "<think>a" + " " * 1_000_000 + "b" + " " * 1_000_000 + "</think>c"
+    pieces = [text[start : start + 10] for start in range(0, len(text), 10)]
+    assert split(ReasoningStart(QWEN3, has_begun=False), *pieces) == ("a" + " " * 1_000_000 + "b", "c")
 
 
 TEXTS = st.lists(
