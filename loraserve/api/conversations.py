@@ -94,15 +94,19 @@ def _chat_message(param: str, message: RequestMessage, limits: Limits) -> ChatMe
         raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
     calls = message.tool_calls or []
     _check_fields_of_roles(param, message)
-    if message.content is None and not calls:
-        raise missing(f"{param}.content")
+    reasoning = message.reasoning_content or message.reasoning or None
+    content = message.content
+    if content is None and not calls:
+        if reasoning is None:
+            raise missing(f"{param}.content")
+        content = ""  # An answer that was cut off while the model thought.
     return ChatMessage(
         message.role,
-        None if message.content is None else text_of(f"{param}.content", message.content, TEXT_PARTS),
+        None if content is None else text_of(f"{param}.content", content, TEXT_PARTS),
         message.name,
         tuple(_tool_call(f"{param}.tool_calls[{index}]", call, limits) for index, call in enumerate(calls)),
         message.tool_call_id,
-        reasoning=message.reasoning_content or message.reasoning or None,
+        reasoning=reasoning,
     )
 
 

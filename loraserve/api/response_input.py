@@ -6,7 +6,13 @@ from itertools import groupby
 
 from msgspec import Raw
 
-from loraserve.api.conversations import checked_call, checked_effort, checked_template_kwargs, text_of
+from loraserve.api.conversations import (
+    SPLIT_TEXT,
+    checked_call,
+    checked_effort,
+    checked_template_kwargs,
+    text_of,
+)
 from loraserve.api.ranges import check_at_most
 from loraserve.api.response_kinds import (
     CALL,
@@ -48,6 +54,8 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
         else:
             for index, item in numbered:
                 _add(messages, _message(f"input[{index}]", item))
+    if not messages:
+        raise invalid_value("input", "has no text.")
     messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
     kwargs = checked_template_kwargs(asked.chat_template_kwargs, limits)
     effort = checked_effort("reasoning.effort", asked.reasoning.effort if asked.reasoning else None)
@@ -74,8 +82,11 @@ def _is_reasoning(message: ChatMessage) -> bool:
 
 def _add(messages: list[ChatMessage], message: ChatMessage) -> None:
     """Templates show what the assistant thought, said and called in one turn as one message."""
-    if messages and _is_reasoning(messages[-1]) and message.role == "assistant" and message.reasoning is None:
-        message = replace(message, reasoning=messages.pop().reasoning)
+    if message.reasoning == "":
+        return  # Some clients leave out the text of reasoning, or had it from where nobody may read it.
+    if messages and _is_reasoning(messages[-1]) and message.role == "assistant":
+        thoughts = [each.reasoning for each in (messages.pop(), message) if each.reasoning]
+        message = replace(message, reasoning=SPLIT_TEXT.join(thoughts))
     messages.append(message)
 
 
@@ -83,7 +94,7 @@ def _add_calls(messages: list[ChatMessage], numbered: Iterable[tuple[int, InputI
     """See `_add`."""
     calls = tuple(_call(f"input[{index}]", item, limits) for index, item in numbered)
     last = messages.pop() if messages and messages[-1].role == "assistant" else ChatMessage("assistant", None)
-    messages.append(replace(last, tool_calls=calls))
+    messages.append(replace(last, tool_calls=last.tool_calls + calls))
 
 
 def _call(param: str, item: InputItem, limits: Limits) -> ToolCall:

@@ -38,6 +38,18 @@ def test_calls_and_their_results_are_kept() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_what_was_thought_is_kept_also_where_nothing_was_said_then(name: str) -> None:
+    said, cut_off = ({"role": "assistant", "content": content, name: "Hm."} for content in ("4", None))
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL], name: "Hm."}
+    found = [
+        (each.content, each.reasoning, len(each.tool_calls)) for each in conversation(said, cut_off, called).messages
+    ]
+    assert found == [("4", "Hm.", 0), ("", "Hm.", 0), (None, "Hm.", 1)]
+    with pytest.raises(ServingError, match="content"):
+        conversation({"role": "assistant", "content": None, name: ""})
+
+
 def call(**function: Any) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "{}", **function}}]}
 

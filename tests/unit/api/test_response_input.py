@@ -75,10 +75,18 @@ def test_what_was_thought_before_belongs_to_the_same_turn() -> None:
         ChatMessage("tool", "2", tool_call_id="abcdefghi"),
         ChatMessage("assistant", "", reasoning="Hm."),
     ]
-    assert messages_of(thought, summed) == [
-        ChatMessage("assistant", "", reasoning="Hm."),
-        ChatMessage("assistant", "", reasoning="So."),
-    ]
+    assert messages_of(thought, summed) == [ChatMessage("assistant", "", reasoning="Hm.\nSo.")]
+
+
+@pytest.mark.parametrize("fields", [{}, {"summary": [], "encrypted_content": None}, {"content": [], "status": None}])
+def test_reasoning_without_its_text_changes_nothing(fields: Any) -> None:
+    nothing = {"type": "reasoning", **fields}
+    assert messages_of(USER, nothing, CALL, nothing, CALL, OUTPUT) == messages_of(USER, CALL, CALL, OUTPUT)
+    assert messages_of(USER, nothing, USER) == messages_of(USER, USER)
+    assert messages_of(nothing, instructions="x") == [ChatMessage("system", "x")]
+    with pytest.raises(ServingError, match="has no text") as caught:
+        messages_of(nothing)
+    assert caught.value.param == "input"
 
 
 def test_what_a_call_gave_may_come_in_parts_and_with_its_name() -> None:
