@@ -72,9 +72,13 @@ class GrammarMatcher:
         self._count(began_s)
         return mask
 
+    def masks_along(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """`mask`, where it is drafted as well that the grammar begins, and `masks_after`; none if it takes too long."""
+        return [self.mask(), *self.masks_after(draft)] if self._may_look_ahead else []
+
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
         """Of what may come after each drafted token, for as many as may come themselves; none if it takes too long."""
-        if self._spent_s > DRAFT_SHARE * (FREE_S + TOKEN_S * self._num_tokens):
+        if not self._may_look_ahead:
             return []
         began_s = time.thread_time()
         masks: list[NDArray[np.uint8]] = []
@@ -97,6 +101,10 @@ class GrammarMatcher:
         spent_s = time.thread_time() - began_s
         self._spent_s += spent_s
         self.use.spent_s += spent_s
+
+    @property
+    def _may_look_ahead(self) -> bool:
+        return self._spent_s <= DRAFT_SHARE * (FREE_S + TOKEN_S * self._num_tokens)
 
     @property
     def _is_too_slow(self) -> bool:

@@ -67,6 +67,6 @@ class ReasoningMatcher(GrammarMatcher):
             if not self._free_mask[token_id // 8] >> token_id % 8 & 1:
                 return masks
             if token_id == self._reasoning.closing_id:
-                return [*masks, self._answer.mask(), *self._answer.masks_after(draft[position + 1 :])]
+                return masks + self._answer.masks_along(draft[position + 1 :])
             masks.append(self._free_mask)
         return masks if is_reasoning else self._answer.masks_after(draft)

@@ -1,3 +1,6 @@
+import time
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -97,3 +100,15 @@ def test_masks_after_a_draft_are_those_after_its_tokens(
 
 def test_a_drafted_end_of_the_reasoning_is_an_end_of_the_draft() -> None:
     assert len(matcher_of(BEGUN).masks_after([*ids("x"), EOS, *ids("y")])) == 1
+
+
+def test_drafts_of_an_answer_that_does_not_begin_use_up_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a prediction has the closing, each step of the reasoning may draft it."""
+    clock_s = count(0.0, 0.01)
+    matcher = matcher_of(BEGUN, "xyz")
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock_s))
+    lengths = [len(matcher.masks_after(ids("x1ab"))) for _ in range(20)]
+    assert (lengths[0], lengths[-1]) == (4, 1)
+    assert matcher.take(CLOSING)
+    assert allowed(matcher) == {*ids("a")}
+    assert not matcher.error
