@@ -1,5 +1,6 @@
 """One choice of one prompt: engine tokens in, text out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
@@ -42,14 +43,21 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended it; None for EOS."""
 
-    def extend(self, later: "ChoiceDelta") -> None:
-        self.reasoning += later.reasoning
-        self.text += later.text
-        self.token_ids += later.token_ids
-        self.text_offsets += later.text_offsets
-        self.logprobs += later.logprobs
-        self.finish_reason = later.finish_reason
-        self.stop_reason = later.stop_reason
+
+def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """All that one choice gained, in its order."""
+    last = deltas[-1]
+    return ChoiceDelta(
+        last.prompt_index,
+        last.index,
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.text for delta in deltas),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [offset for delta in deltas for offset in delta.text_offsets],
+        [logprob for delta in deltas for logprob in delta.logprobs],
+        last.finish_reason,
+        last.stop_reason,
+    )
 
 
 class ChoiceAssembler:

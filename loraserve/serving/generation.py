@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.bound_adapter import BoundAdapter
-from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
+from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions, joined
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead, request_failed
 from loraserve.serving.errors import ServingError
@@ -297,12 +297,10 @@ class Generation:
 
 def _joined(deltas: list[ChoiceDelta]) -> list[ChoiceDelta]:
     """Several steps' deltas of one choice become one."""
-    by_choice: dict[tuple[int, int], ChoiceDelta] = {}
+    by_choice: dict[tuple[int, int], list[ChoiceDelta]] = {}
     for delta in deltas:
-        first = by_choice.setdefault((delta.prompt_index, delta.index), delta)
-        if first is not delta:
-            first.extend(delta)
-    return [*by_choice.values()]
+        by_choice.setdefault((delta.prompt_index, delta.index), []).append(delta)
+    return [joined(of_one) for of_one in by_choice.values()]
 
 
 async def collect(steps: AsyncIterator[list[ChoiceDelta]]) -> list[ChoiceDelta]:

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
-from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions
+from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions, joined
 from loraserve.serving.detokenizer import ByteDetokenizer
 from loraserve.serving.token_text import TokenText
 from tests.support.fake_engine_client import make_tokenizer
@@ -43,10 +43,7 @@ def assemble(outputs: list[SequenceOutput], text_options: TextOptions) -> tuple[
     for output in outputs:
         if not assembler.finished:
             deltas.append(assembler.add(output))
-    whole = ChoiceDelta(0, 0)
-    for delta in deltas:
-        whole.extend(delta)
-    return whole, deltas, assembler.num_tokens
+    return joined(deltas), deltas, assembler.num_tokens
 
 
 def encode(text: str) -> list[int]:
