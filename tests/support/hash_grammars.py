@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 from loraserve.engine.grammar_compiler import Grammars
-from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning
 
 VOCAB_SIZE = 30
 EOS = 7
@@ -42,8 +43,19 @@ def text_of(token_ids: Sequence[int]) -> str:
     return "".join(CHARS[token_id] for token_id in token_ids)
 
 
+def behind(reasoning: GrammarReasoning, grammar: Grammar) -> Grammar:
+    return replace(grammar, reasoning=reasoning)
+
+
 def can_follow(grammar: Grammar, token_ids: Sequence[int]) -> list[int]:
     """Of a choice of texts."""
+    reasoning, answer = grammar.reasoning, replace(grammar, reasoning=None)
+    if reasoning is not None and reasoning.opening_id in (None, *token_ids[:1]):
+        if reasoning.closing_id not in token_ids:
+            return [token_id for token_id in range(VOCAB_SIZE) if token_id != EOS]
+        return can_follow(answer, token_ids[token_ids.index(reasoning.closing_id) + 1 :])
+    if reasoning is not None and reasoning.opening_id is not None and not token_ids:
+        return sorted([*can_follow(answer, token_ids), reasoning.opening_id])
     text, texts = text_of(token_ids), json.loads(grammar.text)
     longer = {each[len(text)] for each in texts if each.startswith(text) and len(each) > len(text)}
     return sorted([CHARS.index(char) for char in longer] + [EOS] * (text in texts))

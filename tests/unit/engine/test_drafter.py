@@ -12,8 +12,8 @@ from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.drafter import TRUSTED_ROWS, FreeRows
 from loraserve.engine.engine import Engine
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
-from tests.support.hash_grammars import one_of
+from loraserve.engine.request import EngineRequest, FinishReason, GrammarReasoning, SamplingParams
+from tests.support.hash_grammars import behind, one_of
 from tests.support.hash_model import BASE, Choice, HashRunner, expected_choice, make_hash_engine, run_to_idle
 
 
@@ -131,6 +131,23 @@ def test_tokens_that_a_grammar_appends_may_have_been_drafted(
         engine, _ = make(requests, right)
         engine.add_request(request)
         assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
+
+
+@pytest.mark.parametrize("reasoning", [GrammarReasoning(None, 3), GrammarReasoning(1, 3)])
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("right", [99, 3, 1])
+def test_reasoning_may_be_drafted_and_what_a_grammar_holds_behind_it(
+    make: Callable[..., tuple[Engine, HashRunner]], right: int, logprobs: int | None, reasoning: GrammarReasoning
+) -> None:
+    texts = ["".join(pair) for pair in product(("ab", "ac"), ("def0", "gfh1"), ("ijk", "ilm"))]
+    params: dict[str, object] = {"grammar": behind(reasoning, one_of(*texts)), "temperature": 1.0, "logprobs": logprobs}
+    requests = [ask(f"r{seed}", max_tokens=30, seed=seed, logit_bias={1: 9.0, 3: 2.0}, **params) for seed in range(5)]
+    assert any(answer(request).finish_reason is FinishReason.STOP for request in requests)
+    for request in requests:
+        engine, _ = make(requests, right)
+        engine.add_request(request)
+        assert run_grammars_to_idle(engine) == {(request.request_id, 0): answer(request)}
+        assert engine.stats().num_accepted_tokens > 0
 
 
 def run_grammars_to_idle(engine: Engine) -> dict[tuple[str, int], Choice]:

@@ -17,14 +17,17 @@ from loraserve.engine.request import (
     FinishReason,
     Grammar,
     GrammarKind,
+    GrammarReasoning,
     SamplingParams,
 )
 from tests.support.delayed_accelerator import DelayedAccelerator
-from tests.support.hash_grammars import EOS, hash_grammars, make_hash_grammars, one_of, text_of
+from tests.support.hash_grammars import EOS, behind, hash_grammars, make_hash_grammars, one_of, text_of
 from tests.support.hash_model import BASE, HashRunner, expected_choice, make_hash_engine, run_to_idle
 
 TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=one_of(*TEXTS))
+HELD = one_of(*TEXTS)
+THINKING, MAYBE_THINKING = behind(GrammarReasoning(None, 3), HELD), behind(GrammarReasoning(1, 3), HELD)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, grammar=HELD)
 
 
 class SlowGrammars(Grammars):
@@ -53,7 +56,8 @@ class SlowGrammars(Grammars):
 
 @pytest.fixture(params=["host", "device"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, HashRunner]:
-    hash_grammars().compile(one_of(*TEXTS)).result()
+    for grammar in (HELD, THINKING, MAYBE_THINKING):
+        hash_grammars().compile(grammar).result()
     return make_hash_engine(monkeypatch, accelerator=DelayedAccelerator() if request.param == "device" else None)
 
 
@@ -83,6 +87,9 @@ def ask(request_id: str, params: SamplingParams = GREEDY, prompt: int = 1) -> En
         replace(GREEDY, max_tokens=3),
         replace(GREEDY, min_tokens=5),
         replace(GREEDY, stop_token_ids=(25,)),
+        replace(GREEDY, temperature=1.0, max_tokens=40, grammar=THINKING),
+        replace(GREEDY, temperature=1.0, max_tokens=40, grammar=MAYBE_THINKING, min_tokens=9),
+        replace(GREEDY, temperature=1.0, grammar=THINKING, stop_token_ids=(25, 3, 4)),
     ],
 )
 def test_tokens_are_chosen_among_those_that_can_follow(
@@ -107,6 +114,24 @@ def test_answers_are_of_the_grammar_and_end_with_it(engine: Engine) -> None:
     assert set(texts) <= set(TEXTS)
     assert len(set(texts)) > 1
     assert {each.finish_reason for each in answers.values()} == {FinishReason.STOP}
+
+
+@pytest.mark.parametrize("grammar", [THINKING, MAYBE_THINKING])
+def test_answers_behind_reasoning_are_of_the_grammar(engine: Engine, grammar: Grammar) -> None:
+    params, reasoning = replace(GREEDY, temperature=1.0, max_tokens=40, grammar=grammar), grammar.reasoning
+    assert reasoning is not None
+    for seed in range(24):
+        engine.add_request(ask(str(seed), replace(params, seed=seed, logit_bias={3: 2.0}), prompt=seed))
+    ended = [each for each in run_to_idle(engine).values() if each.finish_reason is FinishReason.STOP]
+    num_thought = 0
+    for each in ended:
+        token_ids = [token_id for token_id in each.token_ids if token_id != EOS]
+        if reasoning.opening_id in (None, token_ids[0]):
+            num_thought += 1
+            token_ids = token_ids[token_ids.index(3) + 1 :]
+        assert text_of(token_ids) in TEXTS
+    assert num_thought > 4
+    assert (num_thought == len(ended)) == (grammar is THINKING)
 
 
 def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> None:

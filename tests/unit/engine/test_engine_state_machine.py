@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loraserve.engine.engine import NOT_FINITE_MESSAGE
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from loraserve.engine.request import EngineRequest, FinishReason, GrammarReasoning, SamplingParams, SequenceOutput
 from tests.support.delayed_accelerator import DelayedAccelerator
-from tests.support.hash_grammars import hash_grammars, one_of
+from tests.support.hash_grammars import behind, hash_grammars, one_of
 from tests.support.hash_model import BASE, EOS, Choice, expected_choice, make_hash_engine
 from tests.support.packed_adapters import TinyAdapter, damage, make_adapter_memory
 
@@ -36,6 +36,10 @@ PROMPTS = [
 """Prompts are beginnings of these, so that they share blocks."""
 
 GRAMMARS = [one_of("abc", "abd", "b", "bcde", "bcdefg"), one_of("i0i1i2i3k", "i0i1j"), one_of("uvwxyz")]
+GRAMMARS += [
+    behind(GrammarReasoning(None, 3), one_of("abc", "abd")),
+    behind(GrammarReasoning(20, 3), one_of("b", "bcde", "bcdefg")),
+]
 
 TENANTS = ["red", "blue", "green"]
 
