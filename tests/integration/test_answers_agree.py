@@ -1,0 +1,144 @@
+"""Whatever a model writes, a chat and a response say the same of it, whole and streamed."""
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration.test_reasoning import ADD, CALL, TEMPLATE, TOKENIZER
+from tests.integration.test_responses_api import events_of, without_call_ids
+from tests.support.fake_engine_client import FakeEngine, make_model
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+END = 1
+FRAGMENTS = [
+    *("<think>", "</think>", "</thi", "Hm.", "4", " ", "\n\n", "{", "}", "[", "]", '"', "\\", ","),
+    *("<tool_call>", "</tool_call>", '{"name": "add", "arguments": {', '[{"name": "add", "parameters": {', '"a": 1'),
+    *(CALL, '[{"name": "add", "parameters": {"a": 1}}]', '{"a": {"b": "</tool_call>"}}', "é", "x" * 130),
+]
+TOKENS = [TOKENIZER.encode(text, add_special_tokens=False).ids for text in FRAGMENTS]
+ANSWERS = st.lists(st.sampled_from(TOKENS), max_size=10).map(lambda pieces: [*chain(*pieces), END])
+CHOICES = st.sampled_from(["auto", "required", "none", {"type": "function", "function": {"name": "add"}}])
+FIELDS = st.fixed_dictionaries(
+    {"chat_template_kwargs": st.sampled_from([{}, {"mode": "begun"}, {"mode": "none"}])},
+    optional={
+        "stop": st.sampled_from(["1}", "Hm", "</think>\n", '"name', "xxx"]),
+        "include_stop_str_in_output": st.booleans(),
+        "min_tokens": st.integers(0, 9),
+    },
+)
+
+
+class Said(NamedTuple):
+    reasoning: str
+    content: str
+    calls: list[tuple[str, str]]
+    num_tokens: int
+    num_reasoning_tokens: int
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
+    parsers: Any = {"tool_call_parser": ToolCallFormat.HERMES, "reasoning_parser": ReasoningFormat.QWEN3}
+    with live_server(engine, make_settings(tmp_path_factory.mktemp("data"), **parsers)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def http(server: LiveServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+def chat(http: httpx.Client, asked: Any) -> tuple[Said, str]:
+    body = http.post("/v1/chat/completions", json=asked).raise_for_status().json()
+    (choice,), usage = body["choices"], body["usage"]
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    said = Said(message["reasoning"] or "", message["content"] or "", calls, *numbers_of(usage))
+    return said, choice["finish_reason"]
+
+
+def streamed_chat(http: httpx.Client, asked: Any) -> tuple[Said, str]:
+    told = http.post("/v1/chat/completions", json=asked | {"stream": True, "stream_options": {"include_usage": True}})
+    *blocks, done = told.raise_for_status().text.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    *chunks, last = [json.loads(block.removeprefix("data: ")) for block in blocks]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    reasoning, content = (
+        "".join(each["delta"].get(name) or "" for each in choices) for name in ("reasoning", "content")
+    )
+    calls: list[tuple[str, str]] = []
+    for part in [part for choice in choices for part in choice["delta"].get("tool_calls") or []]:
+        if part.get("id"):
+            calls.append((part["function"]["name"], ""))
+        assert part["index"] == len(calls) - 1
+        name, arguments = calls.pop()
+        calls.append((name, arguments + part["function"]["arguments"]))
+    (reason,) = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    return Said(reasoning, content, calls, *numbers_of(last["usage"])), reason
+
+
+def numbers_of(usage: Any) -> tuple[int, int]:
+    return usage["completion_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]
+
+
+def said_in(response: Any) -> Said:
+    def texts_of(kind: str) -> str:
+        parts = [part for item in response["output"] if item["type"] == kind for part in item["content"]]
+        return "".join(part["text"] for part in parts)
+
+    calls = [(item["name"], item["arguments"]) for item in response["output"] if item["type"] == "function_call"]
+    usage = response["usage"]
+    numbers = usage["output_tokens"], usage["output_tokens_details"]["reasoning_tokens"]
+    return Said(texts_of("reasoning"), texts_of("message"), calls, *numbers)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    token_ids=ANSWERS,
+    fields=FIELDS,
+    choice=CHOICES,
+    num_tokens=st.integers(1, 150),
+    num_at_once=st.sampled_from([1, 2, 7, 1000]),
+)
+def test_what_is_said_does_not_depend_on_how_it_is_asked(
+    server: LiveServer,
+    http: httpx.Client,
+    token_ids: list[int],
+    fields: Any,
+    choice: Any,
+    num_tokens: int,
+    num_at_once: int,
+) -> None:
+    server.engine.reply = lambda asked, index: token_ids
+    server.engine.tokens_per_step = num_at_once
+    asked = {"model": "tiny", **fields, "request_id": "r"}
+    said, reason = chat(http, in_chat := asked | of_chat(choice, num_tokens))
+    assert streamed_chat(http, in_chat) == (said, reason)
+    response = http.post("/v1/responses", json=(in_response := asked | of_response(choice, num_tokens)))
+    whole = response.raise_for_status().json()
+    events = events_of(http.post("/v1/responses", json=in_response | {"stream": True}).raise_for_status().text)
+    assert without_call_ids(events[-1]["response"]) == without_call_ids(whole)
+    assert said_in(whole) == said
+    assert (whole["status"] == "incomplete") == (reason == "length")
+
+
+def of_chat(choice: Any, num_tokens: int) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    return {"messages": messages, "tools": [ADD], "tool_choice": choice, "max_tokens": num_tokens}
+
+
+def of_response(choice: Any, num_tokens: int) -> dict[str, Any]:
+    if isinstance(choice, dict):
+        choice = {"type": "function", "name": "add"}
+    tools = [{"type": "function", **ADD["function"]}]
+    return {"input": "2 + 2?", "tools": tools, "tool_choice": choice, "max_output_tokens": num_tokens}
