@@ -1,7 +1,7 @@
 """Whatever a model writes, a chat and a response say the same of it, whole and streamed."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration.test_reasoning import ADD, CALL, TEMPLATE, TOKENIZER
 from tests.integration.test_responses_api import events_of, without_call_ids
 from tests.support.fake_engine_client import FakeEngine, make_model
-from tests.support.live_server import LiveServer, live_server, make_settings
+from tests.support.live_server import live_server, make_settings
 
 END = 1
 FRAGMENTS = [
@@ -44,18 +44,25 @@ class Said(NamedTuple):
     num_reasoning_tokens: int
 
 
+Asking = Callable[[list[int], int], httpx.Client]
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asking]:
+    """Sets what the model says, in steps of so many tokens. A function, as hypothesis writes down what a test got."""
     engine = FakeEngine(model=make_model(TOKENIZER, chat_template=TEMPLATE))
     parsers: Any = {"tool_call_parser": ToolCallFormat.HERMES, "reasoning_parser": ReasoningFormat.QWEN3}
-    with live_server(engine, make_settings(tmp_path_factory.mktemp("data"), **parsers)) as server:
-        yield server
+    with (
+        live_server(engine, make_settings(tmp_path_factory.mktemp("data"), **parsers)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
 
+        def say(token_ids: list[int], num_at_once: int) -> httpx.Client:
+            engine.reply = lambda asked, index: token_ids
+            engine.tokens_per_step = num_at_once
+            return http
 
-@pytest.fixture(scope="module")
-def http(server: LiveServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
+        yield say
 
 
 def chat(http: httpx.Client, asked: Any) -> tuple[Said, str]:
@@ -107,20 +114,13 @@ def said_in(response: Any) -> Said:
     token_ids=ANSWERS,
     fields=FIELDS,
     choice=CHOICES,
-    num_tokens=st.integers(1, 150),
+    num_tokens=st.integers(9, 150),
     num_at_once=st.sampled_from([1, 2, 7, 1000]),
 )
 def test_what_is_said_does_not_depend_on_how_it_is_asked(
-    server: LiveServer,
-    http: httpx.Client,
-    token_ids: list[int],
-    fields: Any,
-    choice: Any,
-    num_tokens: int,
-    num_at_once: int,
+    asking: Asking, token_ids: list[int], fields: Any, choice: Any, num_tokens: int, num_at_once: int
 ) -> None:
-    server.engine.reply = lambda asked, index: token_ids
-    server.engine.tokens_per_step = num_at_once
+    http = asking(token_ids, num_at_once)
     asked = {"model": "tiny", **fields, "request_id": "r"}
     said, reason = chat(http, in_chat := asked | of_chat(choice, num_tokens))
     assert streamed_chat(http, in_chat) == (said, reason)

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,9 +34,9 @@ ASKED: Any = {"model": "tiny", "messages": [USER]}
 BEGUN, NONE = ({"chat_template_kwargs": {"mode": mode}} for mode in ("begun", "none"))
 
 
-def make_thinking_tokenizer() -> Any:
+def make_thinking_tokenizer(marks: tuple[str, ...] = ("<think>", "</think>"), *, special: bool = False) -> Any:
     tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ("<think>", "</think>")])
+    tokenizer.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
     return tokenizer
 
 
@@ -64,6 +66,18 @@ def http(server: LiveServer) -> Iterator[httpx.Client]:
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
         yield client
+
+
+@contextmanager
+def thinking_server(
+    data_dir: Path, tokenizer: Any, parser: ReasoningFormat = ReasoningFormat.QWEN3
+) -> Iterator[tuple[LiveServer, openai.OpenAI]]:
+    engine = FakeEngine(model=make_model(tokenizer, chat_template=TEMPLATE))
+    with (
+        live_server(engine, make_settings(data_dir, reasoning_parser=parser)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client,
+    ):
+        yield server, client
 
 
 @pytest.fixture(params=[1, 3, 1000])
@@ -249,6 +263,43 @@ class TestGrammars:
             message = message_of(client, tools=[ADD], tool_choice=choice, **BEGUN)
             assert (message.reasoning_content, message.content) == ("Hm.", None)
             assert [call.function.arguments for call in message.tool_calls] == ['{"a": 1}']
+
+
+class TestMarks:
+    @pytest.mark.parametrize("special", [False, True])
+    def test_they_are_seen_where_they_are_special_tokens(self, tmp_path: Path, special: bool) -> None:
+        tokenizer = make_thinking_tokenizer(special=special)
+        with thinking_server(tmp_path, tokenizer) as (server, client):
+            token_ids = tokenizer.encode("<think>Hm.</think>4", add_special_tokens=False).ids
+            server.engine.reply = lambda asked, index: [*token_ids, 1]
+            message = message_of(client)
+            assert (message.reasoning_content, message.content) == ("Hm.", "4")
+
+    @pytest.mark.parametrize("marks", [("<think>",), ("</think>",), ()])
+    def test_where_they_are_no_tokens_a_grammar_holds_all(self, tmp_path: Path, marks: tuple[str, ...]) -> None:
+        tokenizer = make_thinking_tokenizer(marks)
+        with thinking_server(tmp_path, tokenizer) as (server, client):
+            token_ids = tokenizer.encode("<think>Hm.</think>4", add_special_tokens=False).ids
+            server.engine.reply = lambda asked, index: [*token_ids, 1]
+            assert message_of(client).reasoning_content == "Hm."
+            message = message_of(client, response_format={"type": "json_object"})
+            assert message.content == "<think>Hm.</think>4"
+            assert "reasoning_content" not in message.to_dict()
+            grammar = server.engine.requests[-1].sampling.grammar
+            assert grammar is not None
+            assert grammar.reasoning is None
+
+    def test_an_opening_may_be_wanting_where_an_answer_begins(self, tmp_path: Path) -> None:
+        with thinking_server(tmp_path, TOKENIZER, ReasoningFormat.DEEPSEEK_R1) as (server, client):
+            token_ids = TOKENIZER.encode("Hm.</think>4", add_special_tokens=False).ids
+            server.engine.reply = lambda asked, index: [*token_ids, 1]
+            message = message_of(client)
+            assert (message.reasoning_content, message.content) == ("Hm.", "4")
+            assert message_of(client, **NONE).content == "Hm.</think>4", "the prompt has ended the reasoning"
+            messages: Any = [USER, {"role": "assistant", "content": "It is "}]
+            fields: Any = {"continue_final_message": True, "add_generation_prompt": False}
+            choice = client.chat.completions.create(model="tiny", messages=messages, extra_body=fields).choices[0]
+            assert choice.message.content == "Hm.</think>4", "the answer has begun already"
 
 
 class TestResponses:

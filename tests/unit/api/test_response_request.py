@@ -12,6 +12,7 @@ from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import GrammarKind
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import Limits, ServingSettings
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import make_model
@@ -84,6 +85,14 @@ def test_logprobs_are_asked_for_with_include() -> None:
     assert check(include=LOGPROBS, top_logprobs=4).sampling.params.logprobs == 4
     assert check(include=LOGPROBS, tools=[ADD], tool_choice="none").sampling.params.logprobs == 0
     assert check(include=["reasoning.encrypted_content"], top_logprobs=0).sampling.params.logprobs is None
+
+
+def test_logprobs_are_refused_where_reasoning_is_told_apart() -> None:
+    settings = msgspec.structs.replace(SETTINGS, reasoning_parser=ReasoningFormat.QWEN3)
+    checked_response(request(include=["reasoning.encrypted_content"]), CHECKER, settings)
+    with pytest.raises(ServingError, match="--reasoning-parser") as caught:
+        checked_response(request(include=LOGPROBS), CHECKER, settings)
+    assert caught.value.param == "include"
 
 
 def test_what_asks_for_nothing_is_taken() -> None:
