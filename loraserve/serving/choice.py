@@ -108,7 +108,7 @@ class ChoiceAssembler:
         for position, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
             if self._reasoning is not None:
-                self._reasoning.take_token(token_id)
+                self._reasoning.take_token(token_id, self._num_chars)
             delta.token_ids.append(token_id)
             delta.text_offsets.append(self._num_chars)
             if output.logprobs is not None:

@@ -1,5 +1,6 @@
 """Tells what a model thinks, which it writes first and between marks, from what it says then."""
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
@@ -57,7 +58,17 @@ class ReasoningSplitter:
     Nothing is lost but the marks, and the white space around reasoning.
     """
 
-    __slots__ = ("_blank", "_held", "_may_close", "_num_tokens", "_start", "_state", "_was_found", "_was_shown")
+    __slots__ = (
+        "_blank",
+        "_held",
+        "_may_close",
+        "_num_chars",
+        "_start",
+        "_state",
+        "_token_starts",
+        "_was_found",
+        "_was_shown",
+    )
 
     def __init__(self, start: ReasoningStart) -> None:
         self._start = start
@@ -70,27 +81,32 @@ class ReasoningSplitter:
         """White space that means something only if more of the same part follows; models may write it without end."""
         self._held = ""
         """Behind it: what may be the beginning of a mark."""
-        self._num_tokens = 0
+        self._num_chars = 0
+        """That were fed."""
+        self._token_starts: list[int] = []
+        """Of the reasoning and its marks, as far as is known: text may be fed long after its tokens."""
 
-    def take_token(self, token_id: int) -> None:
-        """To be called before its text is fed."""
+    def take_token(self, token_id: int, start: int) -> None:
+        """To be called before its text is fed. start: how many characters come before that."""
         held_behind = self._start.held_behind
         if held_behind is not None:
-            if not self._num_tokens and held_behind.opening_id not in (None, token_id):
+            if not self._token_starts and held_behind.opening_id not in (None, token_id):
                 self._state = _State.CONTENT
             self._may_close = self._may_close or token_id == held_behind.closing_id
-        self._num_tokens += self._state is not _State.CONTENT
+        if self._state is not _State.CONTENT:
+            self._token_starts.append(start)
 
     @property
     def num_tokens(self) -> int:
         """Of the reasoning and its marks."""
-        return self._num_tokens if self._was_found else 0
+        return len(self._token_starts) if self._was_found else 0
 
     def feed(self, text: str) -> tuple[str, str]:
         """Reasoning and content that became certain."""
         if self._state is _State.CONTENT and self._was_shown:
             return "", text
         self._held += text
+        self._num_chars += len(text)
         if self._state is _State.BEFORE:
             self._seek_opening()
         reasoning = self._read_reasoning() if self._state is _State.REASONING else ""
@@ -124,7 +140,7 @@ class ReasoningSplitter:
         shown = self._shown(self._take_blank() + reasoning) if reasoning else ""
         self._blank.append(text[len(reasoning) :])
         if found:
-            self._blank.clear()
+            del self._token_starts[bisect_left(self._token_starts, self._num_chars - len(rest)) :]
             self._state, self._was_shown = _State.CONTENT, False
         return shown
 

@@ -160,6 +160,15 @@ class TestChats:
                 assert usage.completion_tokens_details
                 assert usage.completion_tokens_details.reasoning_tokens == expected
 
+    def test_text_that_a_stop_string_holds_back_counts_where_it_belongs(
+        self, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
+        answer("abc</think>4 + 4")
+        expected = len(TOKENIZER.encode("abc</think>", add_special_tokens=False).ids)
+        for stop in ("</think>4 + 5", "4 + 4 is", "+ 4"):
+            usage = http.post("/v1/chat/completions", json={**ASKED, **BEGUN, "stop": stop}).json()["usage"]
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == expected
+
     def test_tools_are_called_behind_it(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer(f"<think>I could {CALL}.</think>\n{CALL}")
         message = message_of(client, tools=[ADD])

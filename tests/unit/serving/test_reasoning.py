@@ -70,18 +70,23 @@ def test_all_is_let_out_as_soon_as_it_is_certain() -> None:
 )
 def test_the_tokens_of_reasoning_are_counted(has_begun: bool, tokens: list[str], num_tokens: int) -> None:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, has_begun))
-    for token in tokens:
-        splitter.take_token(0)
+    late = ReasoningSplitter(ReasoningStart(QWEN3, has_begun))
+    for index, token in enumerate(tokens):
+        for each in (splitter, late):
+            each.take_token(0, len("".join(tokens[:index])))
         splitter.feed(token)
-    splitter.finish()
-    assert splitter.num_tokens == num_tokens
+    late.feed("".join(tokens))
+    for each in (splitter, late):
+        each.finish()
+        assert each.num_tokens == num_tokens
 
 
 def split_by_tokens(reasoning: GrammarReasoning, *tokens: tuple[int, str]) -> tuple[str, str, int]:
     splitter = ReasoningSplitter(ReasoningStart(QWEN3, reasoning.opening_id is None, reasoning))
-    parts: list[tuple[str, str]] = []
+    parts, num_chars = list[tuple[str, str]](), 0
     for token_id, text in tokens:
-        splitter.take_token(token_id)
+        splitter.take_token(token_id, num_chars)
+        num_chars += len(text)
         parts.append(splitter.feed(text))
     parts.append(splitter.finish())
     return "".join(each for each, _ in parts), "".join(each for _, each in parts), splitter.num_tokens
