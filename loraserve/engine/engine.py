@@ -18,7 +18,7 @@ from loraserve.engine.endings import Endings
 from loraserve.engine.engine_stats import EngineCounts, engine_stats
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
-from loraserve.engine.grammar import GrammarMatcher
+from loraserve.engine.grammar import OutputMatcher
 from loraserve.engine.kv_blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
@@ -78,7 +78,7 @@ class Engine:
         self._in_flight: StepInFlight | None = None
         """Queued by the last `step` behind the one it collected. Between steps all that runs is in it."""
         self._states: dict[str, RequestState] = {}
-        self._compiling: dict[RequestState, Future[GrammarMatcher]] = {}
+        self._compiling: dict[RequestState, Future[OutputMatcher]] = {}
         """Requests that are scheduled as soon as their grammar is there."""
         self._users = AdapterUsers(parts.adapters)
         self._counts = EngineCounts()
@@ -297,7 +297,7 @@ class Engine:
         return output
 
     def _follow_grammar(
-        self, sequence: Sequence, matcher: GrammarMatcher, finish_reason: FinishReason | None, output: SequenceOutput
+        self, sequence: Sequence, matcher: OutputMatcher, finish_reason: FinishReason | None, output: SequenceOutput
     ) -> tuple[FinishReason | None, int | None]:
         """Append what can only come next, unless log-probabilities are asked for; the ending as `Endings.reason`."""
         stop_token_id = None

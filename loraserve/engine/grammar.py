@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,44 @@ class GrammarUse:
     spent_s: float = 0.0
 
 
+class OutputMatcher(Protocol):
+    """How far a sequence's output has come in what it is held to, within the time that it may take."""
+
+    use: GrammarUse
+
+    def copy(self) -> "OutputMatcher":
+        """Of one without output."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """Why the output cannot go on, in one line; "" = it can."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing follows. Where the output may go on or end, EOS is one of the tokens that can come next."""
+        ...
+
+    def take(self, token_id: int) -> bool:
+        """The output's next token. False: there is an `error`, also from the last mask, which then allows EOS alone."""
+        ...
+
+    def forced_tokens(self) -> list[int]:
+        """What follows whatever the model says, in the tokens that the tokenizer makes of it."""
+        ...
+
+    def mask(self) -> NDArray[np.uint8]:
+        """A bit for each token, the least significant first: 1 = it may come next. Not to be written to."""
+        ...
+
+    def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """Of what may come after each drafted token, for as many as may come themselves; none if it takes too long."""
+        ...
+
+
 class GrammarMatcher:
-    """How far a sequence's output has come in its grammar, within the time that it may take."""
+    """Of an output that a grammar holds from its first token. See `OutputMatcher`."""
 
     def __init__(self, matcher: "LLMatcher", num_mask_words: int, use: "GrammarUse") -> None:
         self._matcher = matcher
@@ -37,21 +73,17 @@ class GrammarMatcher:
         self.use = use
 
     def copy(self) -> "GrammarMatcher":
-        """Of one without output."""
         return GrammarMatcher(self._matcher.deep_copy(), self._num_mask_words, self.use)
 
     @property
     def error(self) -> str:
-        """Why the output cannot go on, in one line; "" = it can."""
         return first_line(self._matcher.get_error()) or (TOO_SLOW if self._is_too_slow else "")
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing follows. Where the output may go on or end, EOS is one of the tokens that can come next."""
         return self._matcher.is_stopped() and not self._matcher.is_error() and not self._is_too_slow
 
     def take(self, token_id: int) -> bool:
-        """The output's next token. False: there is an `error`, also from the last mask, which then allows EOS alone."""
         began_s = time.thread_time()
         is_taken = self._matcher.consume_token(token_id) and not self._matcher.is_error()
         self._count(began_s)
@@ -59,14 +91,12 @@ class GrammarMatcher:
         return is_taken and not self._is_too_slow
 
     def forced_tokens(self) -> list[int]:
-        """What follows whatever the model says, in the tokens that the tokenizer makes of it."""
         began_s = time.thread_time()
         forced = self._matcher.compute_ff_tokens()
         self._count(began_s)
         return forced
 
     def mask(self) -> NDArray[np.uint8]:
-        """A bit for each token, the least significant first: 1 = it may come next."""
         began_s = time.thread_time()
         mask = self._mask_of(self._matcher)
         self._count(began_s)
@@ -77,7 +107,6 @@ class GrammarMatcher:
         return [self.mask(), *self.masks_after(draft)] if self._may_look_ahead else []
 
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Of what may come after each drafted token, for as many as may come themselves; none if it takes too long."""
         if not self._may_look_ahead:
             return []
         began_s = time.thread_time()

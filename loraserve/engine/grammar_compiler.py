@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.grammar import GrammarMatcher, GrammarUse, first_line
+from loraserve.engine.grammar import GrammarMatcher, GrammarUse, OutputMatcher, first_line
 from loraserve.engine.grammar_reasoning import ReasoningMatcher
 from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
 
@@ -55,13 +55,13 @@ class Grammars:
             self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
         finally:
             threading.stack_size(default)
-        self._compiled: OrderedDict[tuple[str, Grammar], Future[GrammarMatcher]] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, Grammar], Future[OutputMatcher]] = OrderedDict()
         """By tenant, so that none uses up another's states. Oldest use first."""
-        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[GrammarMatcher]]]] = OrderedDict()
+        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[OutputMatcher]]]] = OrderedDict()
         """By tenant, in the order of their turns."""
         self._waiting_lock = threading.Lock()
 
-    def compile(self, grammar: Grammar, tenant: str = "") -> "Future[GrammarMatcher]":
+    def compile(self, grammar: Grammar, tenant: str = "") -> "Future[OutputMatcher]":
         """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`.
 
         Whoever wants it no more may cancel it, if nobody else got it.
@@ -88,12 +88,12 @@ class Grammars:
                 del self._compiled[key]
                 total_s -= each_s
 
-    def wait(self, compiling: Iterable[Future[GrammarMatcher]]) -> None:
+    def wait(self, compiling: Iterable[Future[OutputMatcher]]) -> None:
         """Up to a few milliseconds, for the first of them."""
         wait(compiling, WAIT_S, FIRST_COMPLETED)
 
-    def _queue(self, grammar: Grammar, tenant: str) -> "Future[GrammarMatcher]":
-        compiled: Future[GrammarMatcher] = Future()
+    def _queue(self, grammar: Grammar, tenant: str) -> "Future[OutputMatcher]":
+        compiled: Future[OutputMatcher] = Future()
         with self._waiting_lock:
             self._waiting.setdefault(tenant, deque()).append((grammar, compiled))
         self._thread.submit(self._compile_next)
@@ -112,7 +112,7 @@ class Grammars:
         except BaseException as error:
             compiled.set_exception(error)
 
-    def _compile(self, grammar: Grammar) -> GrammarMatcher:
+    def _compile(self, grammar: Grammar) -> OutputMatcher:
         from llguidance import LLMatcher
 
         tokenizer = self._tokenizer.result()
@@ -132,7 +132,7 @@ class Grammars:
 
 
 def _mask_without(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.uint8]:
-    """As of `GrammarMatcher`: of all other tokens."""
+    """As of `OutputMatcher`: of all other tokens."""
     allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
     allowed[:vocab_size] = 1
     allowed[[token_id for token_id in token_ids if token_id < vocab_size]] = 0
@@ -156,7 +156,7 @@ def grammar_refused(reason: str) -> EngineRequestError:
     return EngineRequestError(first_line(reason), EngineErrorCode.GRAMMAR)
 
 
-def _spent_s(compiled: "Future[GrammarMatcher]") -> float:
+def _spent_s(compiled: "Future[OutputMatcher]") -> float:
     """0 as long as it is not known, or there is nothing to be kept."""
     is_kept = compiled.done() and not compiled.cancelled() and compiled.exception() is None
     return compiled.result().use.spent_s if is_kept else 0.0

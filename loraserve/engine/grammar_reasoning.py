@@ -9,8 +9,8 @@ from loraserve.engine.grammar import GrammarMatcher
 from loraserve.engine.request import GrammarReasoning
 
 
-class ReasoningMatcher(GrammarMatcher):
-    """Nothing holds the reasoning but that it has to end before the output does."""
+class ReasoningMatcher:
+    """Nothing holds the reasoning but that it has to end before the output does. See `OutputMatcher`."""
 
     def __init__(self, answer: GrammarMatcher, reasoning: GrammarReasoning, free_mask: NDArray[np.uint8]) -> None:
         """free_mask: of all tokens but those that end outputs."""
@@ -22,21 +22,17 @@ class ReasoningMatcher(GrammarMatcher):
         self.use = answer.use
 
     def copy(self) -> "ReasoningMatcher":
-        """See `GrammarMatcher.copy`."""
         return ReasoningMatcher(self._answer.copy(), self._reasoning, self._free_mask)
 
     @property
     def error(self) -> str:
-        """See `GrammarMatcher.error`."""
         return self._answer.error
 
     @property
     def is_complete(self) -> bool:
-        """See `GrammarMatcher.is_complete`."""
         return not self._is_reasoning and self._answer.is_complete
 
     def take(self, token_id: int) -> bool:
-        """See `GrammarMatcher.take`."""
         if self._is_reasoning:
             self._is_reasoning = token_id != self._reasoning.closing_id
             return True
@@ -46,11 +42,9 @@ class ReasoningMatcher(GrammarMatcher):
         return opens or self._answer.take(token_id)
 
     def forced_tokens(self) -> list[int]:
-        """See `GrammarMatcher.forced_tokens`."""
         return [] if self._is_reasoning or self._may_open else self._answer.forced_tokens()
 
     def mask(self) -> NDArray[np.uint8]:
-        """See `GrammarMatcher.mask`."""
         if self._is_reasoning:
             return self._free_mask
         mask = self._answer.mask()
@@ -60,7 +54,6 @@ class ReasoningMatcher(GrammarMatcher):
         return mask
 
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """See `GrammarMatcher.masks_after`."""
         masks: list[NDArray[np.uint8]] = []
         is_reasoning = self._is_reasoning or (self._may_open and bool(draft) and draft[0] == self._reasoning.opening_id)
         for position, token_id in enumerate(draft if is_reasoning else ()):

@@ -22,7 +22,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 def mask_logits(logits: Tensor, masks: Sequence[tuple[int, NDArray[np.uint8]]], vocab_size: int) -> None:
     """Set what may not come next to -inf, in place. Waits for no device.
 
-    logits: [R, at least vocab_size]; only the rows that `masks` names are written to. A mask as of `GrammarMatcher`.
+    logits: [R, at least vocab_size]; only the rows that `masks` names are written to. A mask as of `OutputMatcher`.
     """
     rows, of_rows = [logits[row, :vocab_size] for row, _ in masks], [mask for _, mask in masks]
     if logits.device.type == "cpu":

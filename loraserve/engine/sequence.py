@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from loraserve.engine.draft import Draft
-from loraserve.engine.grammar import GrammarMatcher
+from loraserve.engine.grammar import OutputMatcher
 from loraserve.engine.kv_blocks import BlockHash
 from loraserve.engine.request import EngineRequest, TokenLogprob
 from loraserve.engine.sampling_row import SamplingRow
@@ -68,7 +68,7 @@ class Sequence:
     is_first_output_sent: bool = False
     admitted: int = 0
     """Order of admission; the newest is preempted first."""
-    matcher: GrammarMatcher | None = None
+    matcher: OutputMatcher | None = None
     """Of the output, where the request has a grammar."""
     sampling_row: SamplingRow | None = None
     """Kept here between steps."""
