@@ -56,6 +56,7 @@ class ProcessForks:
         """command: calls `fork_server.serve` for children that read a line of JSON and write their process id."""
         self.environment = dict(environment)
         self.directory = os.getcwd()
+        self._on_hangup = signal.getsignal(signal.SIGHUP)
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -63,8 +64,10 @@ class ProcessForks:
             )
 
     def can_start_in(self, environment: Mapping[str, str]) -> bool:
-        """Its children have the environment and the working directory that it was started with, and no other."""
-        return dict(environment) == self.environment and os.getcwd() == self.directory
+        """Its children have the environment, the working directory and the way with hang-ups that it was started with,
+        and no other: `nohup` has them ignored."""
+        is_same_place = dict(environment) == self.environment and os.getcwd() == self.directory
+        return is_same_place and signal.getsignal(signal.SIGHUP) == self._on_hangup
 
     def start(self, arguments: Sequence[str]) -> ForkedProcess:
         (job, their_job), (life, their_life) = socket.socketpair(), socket.socketpair()
