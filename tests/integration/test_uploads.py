@@ -22,6 +22,7 @@ from loraserve.control.versions import Published
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.errors import IncompleteBlobError
 from loraserve.store.upload_session import CHUNK_BYTES, UploadFile, UploadSession, UploadState
+from tests.support.fork_servers import fork_server_of
 from tests.support.uploads import ALICE, BOB, MemoryPublisher, UploadBench, announced, body
 from tests.unit.adapters.folders import config_of, lora_tensors, safetensors_bytes, tiny_layout
 from tests.zoo.artifacts import CONFIG, WEIGHTS, files
@@ -174,8 +175,14 @@ def test_an_incomplete_upload_cannot_be_committed(bench: UploadBench) -> None:
 
 
 def test_aborting_removes_what_was_sent(bench: UploadBench) -> None:
+    """While it is ingested, which does not end before."""
+    bench.command = fork_server_of("import time; time.sleep(600)")
+
     async def run() -> None:
-        session = await opened(bench, files())
+        session = await bench.service.open(ALICE, "sql", announced(files()))
+        for name, data in files().items():
+            # Straight into the store: the service would have it judged by that process.
+            bench.store.append(session.id, name, 0, data)
         await bench.service.commit(ALICE, "request", session.id)
         aborted = await bench.service.abort(ALICE, session.id)
         assert aborted.state is UploadState.ABORTED
