@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 RETRY_S = 1.0
+CANCEL_AGAIN_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +31,16 @@ class Background:
         self.run(name, repeat)
 
     async def stop(self) -> None:
-        for task in self._tasks:
+        await cancelled(self._tasks)
+
+
+async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Until all have ended. They are cancelled again as long as they go on: a library may catch one by mistake."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 async def _persist(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -21,6 +21,7 @@ from loraserve.control.admission import Admission, AdmissionSettings
 from loraserve.control.admitted import Admitted
 from loraserve.control.aliases import AliasService
 from loraserve.control.authenticator import Authenticator
+from loraserve.control.background import cancelled
 from loraserve.control.catalog import Catalog
 from loraserve.control.content_loader import ContentLoader
 from loraserve.control.declarations import Declarations
@@ -314,18 +315,16 @@ async def running_node(
             tasks = [asyncio.create_task(node.catalog.run()), asyncio.create_task(node.revocation.run())]
         yield node
     finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(tasks)
         await node.residency.close()
         await node.admission.close()
         await node.declarations.close()
         await node.catalog.close()
         await node.live.close()
         node.usage_log.close()
-        for result in results:
-            if isinstance(result, Exception):
-                raise result
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
 
 
 @contextlib.asynccontextmanager

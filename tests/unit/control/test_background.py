@@ -1,0 +1,33 @@
+import asyncio
+
+import pytest
+
+from loraserve.control import background
+from loraserve.control.background import Background
+
+
+def test_what_catches_one_cancellation_ends_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CANCEL_AGAIN_S", 0.01)
+    caught: list[str] = []
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            caught.append("once")
+        await asyncio.sleep(600)
+
+    async def run() -> None:
+        work = Background()
+        work.run("stubborn", stubborn)
+        work.run("usual", lambda: asyncio.sleep(600))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await work.stop()
+
+    asyncio.run(run())
+    assert caught == ["once"]
+
+
+def test_nothing_runs_on_after_nothing_began() -> None:
+    asyncio.run(Background().stop())
