@@ -471,6 +471,7 @@ class TestRefusals:
             ("modalities", ["text", "audio"]),
             ("audio", {"voice": "x"}),
             ("reasoning_effort", "high"),
+            ("include_reasoning", False),
             ("web_search_options", {}),
             ("guided_decoding_backend", "xgrammar"),
             ("use_beam_search", True),

@@ -3503,7 +3503,7 @@ export interface components {
              */
             reasoning_effort: string | null;
             /**
-             * @description False: reasoning is generated and counted, and left out of the answer.
+             * @description False: reasoning is generated and counted, and left out of the answer; needs a server with --reasoning-parser.
              * @default true
              */
             include_reasoning: boolean;

@@ -99,6 +99,8 @@ async def _chat(
 def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
+    if not asked.include_reasoning and context.runtime.settings.reasoning_parser is None:
+        raise unsupported("include_reasoning", "is false, which needs a server started with --reasoning-parser.")
     checked = context.sampling.check(
         asked,
         max_tokens=_max_tokens(asked),

@@ -70,7 +70,7 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     reasoning_effort: str | None = None
     """Where the model's chat template knows it; "none" where it knows `enable_thinking`, or nothing of reasoning."""
     include_reasoning: bool = True
-    """False: reasoning is generated and counted, and left out of the answer."""
+    """False: reasoning is generated and counted, and left out of the answer; needs a server with --reasoning-parser."""
     prediction: Prediction | None = None
     """What the answer will be, more or less, such as the file that is to be edited. The answer is the same without it;
     where they agree it comes sooner."""
