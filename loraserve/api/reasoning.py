@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from loraserve.api.ranges import unsupported
 from loraserve.engine.request import GrammarReasoning
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.conversation import Conversation
@@ -17,11 +18,18 @@ MAX_TAIL = 32
 def with_reasoning(
     runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
 ) -> tuple[Prompt, TextOptions]:
-    """A grammar holds what follows the reasoning. Where its marks are no tokens of the model, it holds all of it."""
+    """A grammar holds what follows the reasoning. Where its marks are no tokens of the model, it holds all of it.
+
+    Raises `ServingError` where none is wanted and there will be some.
+    """
     if runtime.settings.reasoning_parser is None:
         return prompt, text
     marks, token_text = MARKS[runtime.settings.reasoning_parser], runtime.tokenizer.token_text
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
+    if start.has_begun and conversation.effort is not None and conversation.effort.is_none:
+        raise unsupported(
+            conversation.effort.param, "is 'none', but this model's answers begin with reasoning all the same."
+        )
     opening_id, closing_id = _try_token_id(runtime, marks.opening), _try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
     if grammar is not None:

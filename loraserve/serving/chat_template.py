@@ -30,7 +30,6 @@ OF_TRANSFORMERS = frozenset(
     }
 )
 """Arguments of `apply_chat_template` that are no variables of templates."""
-NO_EFFORT = "none"
 REMEDY = "Start the server with a --chat-template that does."
 
 
@@ -90,7 +89,7 @@ class ChatTemplate:
             return {}
         if "reasoning_effort" in self._variables_used:
             return {"reasoning_effort": effort.value}
-        if effort.value != NO_EFFORT:
+        if not effort.is_none:
             message = f"'{effort.param}' is {effort.value!r}; the model's chat template knows no effort. Leave it out."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)
         return {"enable_thinking": False} if "enable_thinking" in self._variables_used else {}

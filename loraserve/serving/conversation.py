@@ -72,6 +72,10 @@ class ReasoningEffort:
     """The field that asks for it."""
     value: str
 
+    @property
+    def is_none(self) -> bool:
+        return self.value == "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:

@@ -208,6 +208,7 @@ def test_efforts(http: httpx.Client) -> None:
     for path, name, value, body in (
         ("/v1/chat/completions", "reasoning_effort", "enormous", {**ASKED, "reasoning_effort": "enormous"}),
         ("/v1/chat/completions", "reasoning_effort", "high", {**ASKED, "reasoning_effort": "high"}),
+        ("/v1/chat/completions", "reasoning_effort", "none", {**ASKED, **BEGUN, "reasoning_effort": "none"}),
         ("/v1/responses", "reasoning.effort", "high", {"model": "tiny", "input": "x", "reasoning": {"effort": "high"}}),
     ):
         refused = http.post(path, json=body)
