@@ -196,6 +196,22 @@ def test_what_is_being_typed_outlasts_that_the_log_is_renewed(
     expect(field).to_have_value("upper")
 
 
+def test_what_was_typed_and_taken_back_hides_no_filter_that_is_set_otherwise(new_console: NewConsole, tenant: Tenant):
+    admin_secret = tenant.key("admin")
+    with client(str(tenant.http.base_url), admin_secret) as http:
+        assert http.post("/v1/keys", json={"role": "infer", "name": "x"}).status_code == 201
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/requests/audit")
+    field = page.get_by_label("Who", exact=True)
+    field.press_sequentially("x")
+    field.press("Backspace")
+    actor = admin_secret.removeprefix("ls-").split("_", 1)[0]
+    page.get_by_role("button", name=actor).first.click()
+    expect(page).to_have_url(f"{console.url}/ui/#/requests/audit?actor={actor}")
+    expect(field).to_have_value(actor)
+
+
 def test_a_refusal_is_in_the_audit(new_console: NewConsole, tenant: Tenant):
     viewer = tenant.key("viewer")
     with client(str(tenant.http.base_url), viewer) as http:

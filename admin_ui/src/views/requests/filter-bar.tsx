@@ -54,6 +54,7 @@ function FilterField({ name, label }: { name: string; label: string }) {
         value={typed.value ?? place.value.query.get(name) ?? ""}
         onInput={(event) => (typed.value = event.currentTarget.value)}
         onChange={(event) => ask(event.currentTarget.value)}
+        onBlur={() => (typed.value = null)}
       />
     </label>
   );
