@@ -57,17 +57,15 @@ def measure(job: CertificateJob) -> Certificate:
     import peft
     import torch
 
-    from loraserve.models.self_check import TOLERANCE
-
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     _check_memory(job)
     prompt, tokens, ours, dtype = _our_logprobs(job)
     gc.collect()
-    theirs = _peft_logits(job, [*prompt, *tokens[:-1]], len(tokens), dtype)[:, : ours.shape[1]]
+    theirs, tolerance = _peft_logits(job, [*prompt, *tokens[:-1]], len(tokens), dtype)
+    theirs = theirs[:, : ours.shape[1]]
     difference = float((ours - torch.log_softmax(theirs, dim=-1)).abs().max())
     relative = difference / float(theirs.abs().max())
-    tolerance = TOLERANCE[dtype]
     return Certificate(
         status=CertificateStatus.AGREES if relative <= tolerance else CertificateStatus.DIFFERS,
         largest_difference=difference,
@@ -146,11 +144,13 @@ def _our_logprobs(job: CertificateJob) -> "tuple[list[int], list[int], Tensor, A
     return prompt, tokens, torch.stack(rows), loader.DTYPES[description.dtype]
 
 
-def _peft_logits(job: CertificateJob, tokens: Sequence[int], num_rows: int, dtype: Any) -> "Tensor":
-    """[num_rows, columns] float32: what PEFT's model answers at the last positions."""
+def _peft_logits(job: CertificateJob, tokens: Sequence[int], num_rows: int, dtype: Any) -> "tuple[Tensor, float]":
+    """What PEFT's model answers at the last positions, [num_rows, columns] float32, and `logits_tolerance` of it."""
     import torch
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
+
+    from loraserve.models.rounding import logits_tolerance
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
@@ -163,8 +163,13 @@ def _peft_logits(job: CertificateJob, tokens: Sequence[int], num_rows: int, dtyp
     result = set_peft_model_state_dict(peft_model, weights)
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")
-    logits = peft_model.eval()(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits
-    return logits[0, -num_rows:].float()
+    peft_model.eval()
+
+    def compute() -> "Tensor":
+        return peft_model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0, -num_rows:].float()
+
+    logits = compute()
+    return logits, logits_tolerance(model, logits, compute)
 
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":

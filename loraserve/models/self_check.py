@@ -17,13 +17,11 @@ from loraserve.models.attention import AttentionLayer, attach_layer
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
+from loraserve.models.rounding import logits_tolerance
 from loraserve.models.structure import AttentionSpec, use_paged_attention
 
 BLOCK_SIZE = 16
 MAX_PROBE_TOKENS = 96
-# Largest difference allowed, as a share of the largest |logit|. Models that are wrong differ by 0.1 and more; float32
-# rounding by 1e-6, bfloat16 rounding over 32 layers by about 0.02.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +33,8 @@ class Probe:
     """Of their tokens."""
     logits: Tensor
     """[2, vocab]."""
+    tolerance: float
+    """The largest difference from them that is rounding, as a share of the largest |logit|."""
 
 
 def make_probe(model: PreTrainedModel, attention: Sequence[AttentionSpec], max_model_len: int) -> Probe:
@@ -52,15 +52,20 @@ def make_probe(model: PreTrainedModel, attention: Sequence[AttentionSpec], max_m
     ]
     first, last = range(len(tokens[0])), range(max_model_len - len(tokens[1]), max_model_len)
     model.set_attn_implementation("eager")
+
+    def own_logits() -> Tensor:
+        return torch.stack([_own_logits(model, tokens[0], None), _own_logits(model, tokens[1], last)])
+
     try:
-        logits = [_own_logits(model, tokens[0], None), _own_logits(model, tokens[1], last)]
+        logits = own_logits()
+        tolerance = logits_tolerance(model, logits, own_logits)
     except DEVICE_ERRORS:
         raise
     except Exception as error:
         raise ModelRefusedError(
             f"{type(model).__name__} cannot be served: its forward pass fails at positions up to {last[-1]} ({error})"
         ) from error
-    return Probe((tokens[0], tokens[1]), (first, last), torch.stack(logits))
+    return Probe((tokens[0], tokens[1]), (first, last), logits, tolerance)
 
 
 @torch.inference_mode()
@@ -138,19 +143,18 @@ def require_equal(
         raise ModelRefusedError(
             f"{name} cannot be served: its forward pass fails on packed batches ({error})"
         ) from error
-    tolerance = TOLERANCE[model.dtype]
-    if not difference <= tolerance:
+    if not difference <= probe.tolerance:
         raise ModelRefusedError(
             f"{name} cannot be served: in packed, chunked batches its logits differ from its own by {difference:.2g} "
-            f"of the largest logit (at most {tolerance:g} is rounding). Models that keep masks or state outside "
-            "transformers' attention interface are not supported."
+            f"of the largest logit (at most {probe.tolerance:.2g} is rounding). Models that keep masks or state "
+            "outside transformers' attention interface are not supported."
         )
 
 
 def is_equal(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: ForwardContext, probe: Probe) -> bool:
     """Whether the paged model, as it stands now, gives the model's own logits."""
     try:
-        return check(model, attention, context, probe) <= TOLERANCE[model.dtype]
+        return check(model, attention, context, probe) <= probe.tolerance
     except DEVICE_ERRORS:
         raise
     except (TypeError, ValueError, RuntimeError, AttributeError, AssertionError):

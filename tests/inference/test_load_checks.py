@@ -9,11 +9,14 @@ from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, 
 from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel
 
+from loraserve.models import rounding, self_check
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
 from loraserve.models.fused_attention import FusedAttention
 from loraserve.models.fused_layer import FusedDecoderLayer
+from loraserve.models.loader import dummy_model
 from loraserve.models.self_check import TransformersForward
 from tests.support.tiny_models import tiny_model
 
@@ -34,6 +37,20 @@ def prepared(spoil: Callable[[Tensor], Tensor] = lambda rows: rows) -> CausalMod
     model = CausalModel(tiny_model("llama"), LayerBackend(spoil))
     model.prepare(128, 260, lambda *_: None)
     return model
+
+
+def restless() -> PreTrainedModel:
+    """In bfloat16, with weights by which each layer makes much of rounding."""
+    config = LlamaConfig(
+        vocab_size=260,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=16,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.2,
+    )
+    return dummy_model(config, torch.bfloat16, seed=0)
 
 
 def fail(error: Exception) -> Callable[[Tensor], Tensor]:
@@ -57,6 +74,27 @@ def test_nothing_is_noted_where_layers_are_fused_and_called_directly() -> None:
 def test_layers_that_give_other_logits_are_put_back_and_noted(spoil: Callable[[Tensor], Tensor]) -> None:
     model = prepared(spoil)
     assert not has_fused_layers(model)
+    assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
+
+
+def test_a_model_whose_logits_rounding_moves_far_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    differences = []
+    check = self_check.check
+
+    def noted(*arguments) -> float:
+        differences.append(check(*arguments))
+        return differences[-1]
+
+    monkeypatch.setattr(self_check, "check", noted)
+    model = CausalModel(restless(), LayerBackend(lambda rows: rows))
+    model.prepare(128, 260, lambda *_: None)
+    assert max(differences) > rounding.TOLERANCE[torch.bfloat16], "else the model shows nothing"
+    assert model.notes == []
+
+
+def test_layers_that_are_wrong_are_noticed_where_rounding_moves_logits_far() -> None:
+    model = CausalModel(restless(), LayerBackend(lambda rows: rows.roll(1, dims=1)))
+    model.prepare(128, 260, lambda *_: None)
     assert [note.partition(":")[0] for note in model.notes] == ["fused layers"]
 
 
