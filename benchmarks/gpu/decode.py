@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
@@ -20,6 +20,8 @@ LONG_GAP_US = 5.0
 host's."""
 WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 """What the host calls to wait for the GPU."""
+NUM_KERNELS = 16
+"""Of a profile, that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests
     figures = {Figure.PROFILED_STEP: seconds * 1e3 / work.profiled_steps}
     if any(event.is_on_gpu for event in events):
         figures |= per_step(events, seconds, work.profiled_steps)
+        print_kernels(events, work.profiled_steps)
     return [Record(arm, figure, *about, value) for figure, value in figures.items()]
 
 
@@ -126,6 +129,17 @@ class TraceEvent:
     start: float
     end: float
     is_on_gpu: bool
+
+
+def print_kernels(events: Sequence[TraceEvent], num_steps: int) -> None:
+    """Those that take most of a step's time on the GPU."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.is_on_gpu:
+            times[event.name].append(event.end - event.start)
+    for name in sorted(times, key=lambda name: -sum(times[name]))[:NUM_KERNELS]:
+        each = times[name]
+        print(f"{sum(each) / num_steps:9.1f} us a step, {len(each) / num_steps:6.1f} calls  {name[:90]}", flush=True)
 
 
 def per_step(events: Sequence[TraceEvent], seconds: float, num_steps: int) -> dict[Figure, float]:
