@@ -21,7 +21,7 @@ from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.rotary_kv_write import make_rotary_inputs
 from loraserve_kernels.sampling import pack_draws
 from loraserve_kernels.triton_backend import TritonBackend
-from loraserve_kernels.triton_ops import paged_prefill
+from loraserve_kernels.triton_ops import launch, paged_prefill
 from loraserve_kernels.triton_ops.logit_edits import count_tokens
 from loraserve_kernels.triton_ops.paged_attention import paged_attention
 from loraserve_kernels.triton_ops.sampling import sample
@@ -57,13 +57,21 @@ def compile_launches(call: Callable[[], object]) -> None:
     def compile_and_print(self, *args, grid, warmup, **kwargs) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
         needs = {"kernel": self.fn.__name__, "shared_bytes": kernel.metadata.shared, **resources(kernel.asm["cubin"])}
-        print(json.dumps({**needs, "has_wgmma": "wgmma.mma_async" in kernel.asm["ptx"]}), flush=True)
+        ptx = kernel.asm["ptx"]
+        print(json.dumps({**needs, "has_wgmma": "wgmma.mma_async" in ptx, "waits_first": waits_first(ptx)}), flush=True)
 
     JITFunction.run = compile_and_print
     try:
         call()
     finally:
         JITFunction.run = launch
+
+
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel that may start early touches memory only once it has waited for the one in front."""
+    wait = ptx.find("griddepcontrol.wait")
+    touch = re.search(r"(ld|st|atom|red)\.(volatile\.)?global|cp\.async", ptx)
+    return wait >= 0 and (touch is None or wait < touch.start())
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -172,6 +180,7 @@ def main() -> None:
     capability = int(sys.argv[1])
     driver.set_active(AbsentGpuDriver(capability))
     paged_prefill.shared_bytes = lambda _: SHARED_BYTES[capability]
+    launch.may_depend = lambda _: (capability // 10, capability % 10) >= launch.FIRST_WITH_DEPENDENT_LAUNCH
     for name in sys.argv[2:]:
         compile_launches(CASES[name]())
 

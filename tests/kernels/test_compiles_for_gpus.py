@@ -32,7 +32,9 @@ def compiled(cache: Path, *cases: str, capability: int = 90) -> list[dict]:
     command = [sys.executable, "-W", "error", "-W", OF_TRITON, program, str(capability), *cases]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    kernels = [json.loads(line) for line in run.stdout.splitlines()]
+    assert {kernel["waits_first"] for kernel in kernels} == {capability >= 90}, "else the one in front may still write"
+    return kernels
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.triton_ops.kv_float8 import kept
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
 """Elements of K per program, and as many of V: the 8 heads of 128 of a Llama-3-8B row take half of it."""
@@ -30,7 +31,9 @@ def _kv_write_kernel(
     v_head_stride,
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     if slot < 0:
@@ -53,7 +56,9 @@ def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         return
     columns = power_of_2(head_dim)
     heads = min(power_of_2(num_heads), max(1, _TILE // columns))
-    _kv_write_kernel[(num_rows, ceil_div(num_heads, heads))](
+    launch(
+        _kv_write_kernel,
+        (num_rows, ceil_div(num_heads, heads)),
         k,
         v,
         k_cache,

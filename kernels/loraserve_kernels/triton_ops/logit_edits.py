@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.logit_edits import IN_PROMPT, IS_ALLOWED, IS_BANNED, LogitEdits
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.logit_rows import columns_if
 
 _BLOCK = 2048
@@ -43,7 +44,9 @@ def _edit_all_kernel(
     vocab_size,
     row_stride,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     if tl.load(is_edited_ptr + row) == 0:
         return
@@ -76,7 +79,9 @@ def _edit_listed_kernel(
     vocab_size,
     row_stride,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     blank_end = columns_if(is_blank_ptr + row, vocab_size)
     count_row = tl.load(count_row_ptr + row).to(tl.int64)
@@ -98,7 +103,10 @@ def _edit_listed_kernel(
 
 
 @triton.jit
-def _count_tokens_kernel(count_row_ptr, token_ids_ptr, is_finite_ptr, token_counts_ptr, vocab_size):
+def _count_tokens_kernel(
+    count_row_ptr, token_ids_ptr, is_finite_ptr, token_counts_ptr, vocab_size, IS_DEPENDENT: tl.constexpr
+):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0)
     count_row = tl.load(count_row_ptr + row).to(tl.int64)
     if (count_row >= 0) & (tl.load(is_finite_ptr + row) != 0):
@@ -110,7 +118,9 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
     """float32 [R, V]; rows without edits are left undefined."""
     num_rows = logits.shape[0]
     edited = torch.empty((num_rows, vocab_size), dtype=torch.float32, device=logits.device)
-    _edit_all_kernel[(num_rows, ceil_div(vocab_size, _BLOCK))](
+    launch(
+        _edit_all_kernel,
+        (num_rows, ceil_div(vocab_size, _BLOCK)),
         logits,
         edited,
         edits.is_edited,
@@ -126,7 +136,9 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
         num_warps=4,
         enable_fp_fusion=False,  # a penalised logit is the CPU's, bit for bit
     )
-    _edit_listed_kernel[(num_rows,)](
+    launch(
+        _edit_listed_kernel,
+        (num_rows,),
         logits,
         edited,
         edits.is_blank,
@@ -151,7 +163,9 @@ def edit_logits(logits: Tensor, vocab_size: int, edits: LogitEdits) -> Tensor:
 def count_tokens(edits: LogitEdits, token_ids: Tensor, is_finite: Tensor) -> None:
     """As `count_tokens_reference`."""
     if token_ids.shape[0]:
-        _count_tokens_kernel[(token_ids.shape[0],)](
+        launch(
+            _count_tokens_kernel,
+            (token_ids.shape[0],),
             edits.count_row,
             token_ids,
             is_finite.view(torch.uint8),

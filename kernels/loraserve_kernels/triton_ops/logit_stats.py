@@ -10,6 +10,7 @@ from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.sampling import LANE_LENGTH, LEAST_TEMPERATURE, DrawParams
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.logit_rows import columns_if, load_logits
 
 _LANES = 128
@@ -34,7 +35,9 @@ def _stats_kernel(
     IN_LANES: tl.constexpr,
     LENGTH: tl.constexpr,
     LANES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     if ONLY_EDITED:
@@ -79,7 +82,9 @@ def _lane_mass_kernel(
     HAS_EDITS: tl.constexpr,
     LENGTH: tl.constexpr,
     LANES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     peak = tl.load(peak_ptr + row)
@@ -113,7 +118,9 @@ def logit_stats(
     num_parts = ceil_div(vocab_size, PART)
     best_value = torch.empty((num_rows, num_parts), dtype=torch.float32, device=logits.device)
     best_id = torch.empty((num_rows, num_parts), dtype=torch.int32, device=logits.device)
-    _stats_kernel[(num_rows, num_parts)](
+    launch(
+        _stats_kernel,
+        (num_rows, num_parts),
         logits,
         best_id if only_edited is None else only_edited,
         best_value,
@@ -141,7 +148,9 @@ def lane_masses(
     """
     num_rows, num_lanes = logits.shape[0], ceil_div(vocab_size, LANE_LENGTH)
     lane_mass = torch.empty((num_rows, num_lanes), dtype=torch.float32, device=logits.device)
-    _lane_mass_kernel[(num_rows, ceil_div(num_lanes, _LANES))](
+    launch(
+        _lane_mass_kernel,
+        (num_rows, ceil_div(num_lanes, _LANES)),
         logits,
         edited,
         peaks if is_edited is None else is_edited,

@@ -12,6 +12,7 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPLITS
 
 DECODE_PROGRAMS = 1056
@@ -112,7 +113,9 @@ def _lora_expand_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     # The member whose columns these are; the blocks of one come after those of the other.
     block = tl.program_id(0)
     member = 0
@@ -183,7 +186,9 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
     block_n = 256 if is_decode else 64
     column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
     tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
-    _lora_expand_kernel[column_blocks, tile_programs](
+    launch(
+        _lora_expand_kernel,
+        (column_blocks, tile_programs),
         y,
         hidden,
         table.arena,

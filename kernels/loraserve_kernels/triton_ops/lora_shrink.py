@@ -15,6 +15,7 @@ from torch import Tensor
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 TARGET_PROGRAMS = 528
 """Four for each of the 132 multiprocessors of an H100 or H200; a decode batch is split to have as many."""
@@ -65,7 +66,9 @@ def _lora_shrink_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     tile_ptr = tiles_ptr + tl.program_id(0) * 3
     adapter_slot = tl.load(tile_ptr).to(tl.int64)
     if adapter_slot < 0:
@@ -115,7 +118,9 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
     block_k = (256 if is_decode else 128) // x.element_size()
     hidden = torch.empty(splits, num_rows, num_members * MAX_LORA_RANK, dtype=torch.float32, device=x.device)
     rank_programs = min(max(TARGET_PROGRAMS // (num_tiles * splits), 1), MAX_RANK_PROGRAMS)
-    _lora_shrink_kernel[num_tiles, splits, rank_programs](
+    launch(
+        _lora_shrink_kernel,
+        (num_tiles, splits, rank_programs),
         hidden,
         x,
         table.arena,

@@ -20,6 +20,7 @@ from loraserve_kernels.triton_ops.attention_tile import (
     query_tile,
     sinks_or,
 )
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 MAX_QUERIES = 64
 """Query vectors of a tile: what one of Hopper's warp groups multiplies. More take several tiles; each reads K and V."""
@@ -78,12 +79,14 @@ def _paged_decode_kernel(
     QUERIES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Program (split, kv head, query tile). Query vector i is head i % GROUP of the tile's row i // GROUP.
 
     A whole context's output goes to out. A part's goes to partial, normalised, and the base-2 logarithm of its total
     weight to partial_log: -inf where a row sees none of its keys.
     """
+    wait_for_inputs(IS_DEPENDENT)
     split, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(splits + split * 4).to(tl.int64)
     if sequence < 0:
@@ -171,8 +174,10 @@ def _merge_kernel(
     BLOCK_DIM: tl.constexpr,
     PARTS: tl.constexpr,
     ROW_PROGRAMS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Program (split, head, first row of the tile): a tile's first part sums all its parts, in their order."""
+    wait_for_inputs(IS_DEPENDENT)
     split, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(splits + split * 4).to(tl.int64)
     first_row = tl.load(splits + split * 4 + 1)
@@ -236,7 +241,9 @@ def paged_decode(
     # Sizes that follow from shapes alone: nothing here may depend on how many of the splits are used.
     partial = torch.empty(num_splits, max_rows, num_heads, head_dim, dtype=torch.float32, device=q.device)
     partial_log = torch.empty(num_splits, max_rows, num_heads, dtype=torch.float32, device=q.device)
-    _paged_decode_kernel[(num_splits, num_kv_heads, ceil_div(max_rows * group, queries))](
+    launch(
+        _paged_decode_kernel,
+        (num_splits, num_kv_heads, ceil_div(max_rows * group, queries)),
         out,
         partial,
         partial_log,
@@ -274,7 +281,9 @@ def paged_decode(
         enable_fp_fusion=True,
     )
     row_programs = min(max_rows, MERGE_ROW_PROGRAMS)
-    _merge_kernel[(num_splits, num_heads, row_programs)](
+    launch(
+        _merge_kernel,
+        (num_splits, num_heads, row_programs),
         out,
         partial,
         partial_log,

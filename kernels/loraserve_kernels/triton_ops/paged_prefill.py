@@ -20,6 +20,7 @@ from loraserve_kernels.triton_ops.attention_tile import (
     query_tile,
     sinks_or,
 )
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 MAX_QUERIES = 128
 """Query vectors of a tile: 64 for each of two of Hopper's warp groups. With half as many, K and V would come from
@@ -61,8 +62,10 @@ def _paged_prefill_kernel(
     QUERIES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Program (tile, query tile of it, kv head). Query vector i of a tile is head i % GROUP of its row i // GROUP."""
+    wait_for_inputs(IS_DEPENDENT)
     tile, kv_head = tl.program_id(0), tl.program_id(2)
     sequence = tl.load(tiles + tile * 3).to(tl.int64)
     if sequence < 0:
@@ -170,7 +173,9 @@ def paged_prefill(
     group, block_dim = num_heads // num_kv_heads, padded(head_dim)
     most_queries = min(PREFILL_ROWS, q.shape[0]) * group
     queries = query_tile(most_queries, max_queries(block_dim, q.device), q.dtype)
-    _paged_prefill_kernel[(num_tiles, ceil_div(most_queries, queries), num_kv_heads)](
+    launch(
+        _paged_prefill_kernel,
+        (num_tiles, ceil_div(most_queries, queries), num_kv_heads),
         out,
         q,
         k_cache,

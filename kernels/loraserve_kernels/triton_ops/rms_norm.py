@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div, power_of_2
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
 """Elements per program where rows are shorter: heads of 128 go 16 at a time."""
@@ -33,7 +34,9 @@ def _rms_norm_kernel(
     HAS_RESIDUAL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     mask = (rows < num_rows) & (columns < size)
@@ -77,7 +80,9 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, total: Tensor | 
     num_rows = x.numel() // size
     columns = power_of_2(size)
     rows = max(1, _TILE // columns)
-    _rms_norm_kernel[(ceil_div(num_rows, rows),)](
+    launch(
+        _rms_norm_kernel,
+        (ceil_div(num_rows, rows),),
         heads,
         residual_heads,
         weight,

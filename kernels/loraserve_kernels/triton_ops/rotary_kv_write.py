@@ -9,6 +9,7 @@ from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.triton_ops.kv_float8 import kept
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _TILE = 2048
 """Elements per program: 16 heads of 128, so that a row of Llama-3-8B is two programs for Q and one for K and V."""
@@ -54,7 +55,9 @@ def _rotary_kv_write_kernel(
     HEADS: tl.constexpr,
     COLUMNS: tl.constexpr,
     HALF: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_ptr + row)
     if slot < 0:
@@ -102,7 +105,9 @@ def rotary_kv_write(
         return
     columns = power_of_2(head_dim)
     heads = min(power_of_2(max(num_heads, num_kv_heads)), max(1, _TILE // columns))
-    _rotary_kv_write_kernel[(num_rows, ceil_div(num_heads, heads) + ceil_div(num_kv_heads, heads))](
+    launch(
+        _rotary_kv_write_kernel,
+        (num_rows, ceil_div(num_heads, heads) + ceil_div(num_kv_heads, heads)),
         q,
         k,
         v,

@@ -18,6 +18,7 @@ from torch import Tensor
 from loraserve_kernels.launch_sizes import ceil_div, power_of_2
 from loraserve_kernels.logit_edits import IS_ALLOWED, LogitEdits
 from loraserve_kernels.sampling import LANE_LENGTH, LEAST_TEMPERATURE, DrawParams
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.logit_edits import edit_logits
 from loraserve_kernels.triton_ops.logit_stats import lane_masses, logit_stats
 from loraserve_kernels.triton_ops.token_choice import MAX_CANDIDATES, MIN_LANES, choose_kernel
@@ -80,8 +81,10 @@ def _combine_kernel(
     HAS_DRAWS: tl.constexpr,
     PARTS: tl.constexpr,
     LISTED: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Greedy tokens and which rows are finite; peaks of rows to draw from, inf for those that are not."""
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     peak, token_id = _best_of_parts(raw_value_ptr, raw_id_ptr, row, num_parts, PARTS)
     is_finite = (peak > -float("inf")) & (peak < float("inf"))
@@ -127,7 +130,9 @@ def sample(
         edited = edit_logits(logits, vocab_size, edits)
         edited_value, edited_id = logit_stats(edited, vocab_size, lane_max, edits.is_edited)
     num_parts = raw_value.shape[1]
-    _combine_kernel[(num_rows,)](
+    launch(
+        _combine_kernel,
+        (num_rows,),
         logits,
         raw_value,
         raw_id,
@@ -169,7 +174,9 @@ def _draw(
     num_rows, num_lanes = lane_max.shape
     is_edited = None if edits is None else edits.is_edited
     lane_mass = lane_masses(logits, edited, is_edited, vocab_size, peaks, draws)
-    choose_kernel[(num_rows,)](
+    launch(
+        choose_kernel,
+        (num_rows,),
         logits,
         edited,
         peaks if is_edited is None else is_edited,

@@ -9,13 +9,17 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.launch_sizes import ceil_div
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 
 _BLOCK = 1024
 """Columns per program: 14 programs a row of 14336, so that one row still spreads over the GPU."""
 
 
 @triton.jit
-def _silu_mul_kernel(gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, BLOCK: tl.constexpr):
+def _silu_mul_kernel(
+    gate_ptr, up_ptr, out_ptr, size, gate_stride, up_stride, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr
+):
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
@@ -33,5 +37,5 @@ def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     if out.numel():
         grid = (num_rows, ceil_div(size, _BLOCK))
         strides = (gate.stride(0), up.stride(0))
-        _silu_mul_kernel[grid](gate, up, out, size, *strides, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
+        launch(_silu_mul_kernel, grid, gate, up, out, size, *strides, BLOCK=_BLOCK, num_warps=4, enable_fp_fusion=True)
     return out

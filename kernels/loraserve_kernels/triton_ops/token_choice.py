@@ -12,6 +12,7 @@ searched for over the whole row: see `token_search`.
 import triton
 import triton.language as tl
 
+from loraserve_kernels.triton_ops.launch import wait_for_inputs
 from loraserve_kernels.triton_ops.logit_rows import columns_if, load_logits, logit_of_key, next_float64, order_key
 from loraserve_kernels.triton_ops.token_search import choose_by_search
 
@@ -56,8 +57,10 @@ def choose_kernel(
     KEY_SHIFT: tl.constexpr,
     LENGTH: tl.constexpr,
     LANES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """KEY_SHIFT: low bits of an unedited row's `order_key` that say nothing. LANES: a power of two >= num_lanes."""
+    wait_for_inputs(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
     peak = tl.load(peak_ptr + row)
