@@ -32,7 +32,7 @@ def wait_for_inputs(IS_DEPENDENT: tl.constexpr):
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: object, **options: object) -> None:
-    """kernel: a `triton.jit` that has `IS_DEPENDENT` and begins with `wait_for_inputs`. options: constants, and Triton's own."""
+    """kernel: has `IS_DEPENDENT` and begins with `wait_for_inputs`. options: constants, and Triton's own."""
     if may_depend(first.device):
         kernel[grid](first, *arguments, **options, IS_DEPENDENT=True, launch_pdl=True)
     else:
