@@ -10,8 +10,9 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch
 from loraserve_kernels.step_batch import Segments
 
-LORA_TILE_ROWS = 16
-"""The fewest rows a tensor core multiplies: most segments of a decode batch have one to a few rows."""
+LORA_TILE_ROWS = 4
+"""Most segments of a decode batch have one to a few rows. Where all share an adapter, more and lower tiles keep more of
+a GPU at work, and read its matrices from L2."""
 
 PREFILL_TILE_ROWS = 64
 """With more rows the adapter's matrices are read once for as many; 64 are what Hopper's wgmma multiplies."""
@@ -20,12 +21,9 @@ DECODE_MAX_ROWS = 512
 """Up to here tiles have `LORA_TILE_ROWS`, above `PREFILL_TILE_ROWS`.
 
 NOTE: no decode step that is a graph has more rows. A graph has a tile for each row, since each may have its own
-adapter, and nearly all are unused where few adapters share the rows: only `lora_expand`'s kernel for low tiles gives a
-bounded number of programs all tiles there are. The other would start 215,000 for 320 rows of a Llama-3-8B's layer, and
-multiply 64 rows where each adapter has one.
-
-A prompt of 512 rows reads B 32 times from L2 instead of 8. Counted, not measured: of gate|up at rank 16 that is 22 MB
-beside 116 of y and hidden.
+adapter, and nearly all are unused where few adapters share the rows: only `lora_expand_rows` gives a bounded number of
+programs all tiles there are. The other kernel would start 215,000 for 320 rows of a Llama-3-8B's layer, and multiply 64
+rows where each adapter has one.
 """
 
 

@@ -98,7 +98,7 @@ def test_only_a_batch_with_an_adapter_launches_triton_kernels(triton_device, mon
     run(TritonBackend(), make_lora_inputs([4], [BASE], [(8,)], 32, (16,), device=triton_device))
     assert launched == []
     run(TritonBackend(), make_lora_inputs([3, 1], [BASE, 0], [(8,)], 32, (16,), device=triton_device))
-    assert launched == ["_lora_shrink_kernel", "_lora_expand_kernel"]
+    assert launched == ["_lora_shrink_kernel", "_lora_expand_rows_kernel"]
 
 
 def test_a_rows_bits_do_not_depend_on_its_batch(any_library):

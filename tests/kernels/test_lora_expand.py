@@ -94,11 +94,11 @@ def test_any_popularity_of_adapters(triton_device, assert_close, popularity):
 
 
 def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch):
-    from loraserve_kernels.triton_ops import lora_expand
+    from loraserve_kernels.triton_ops import lora_expand_rows
 
-    monkeypatch.setattr(lora_expand, "DECODE_PROGRAMS", 9)
+    monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 9)
     # Three blocks of columns for 7 tiles: 3 programs each, for 3, 2 and 2 tiles; the last tile is unused.
-    rows, slots = [1, 17, 2, 1, 1, 1], [0, 1, 2, 3, 4, BASE]
+    rows, slots = [1, 5, 2, 1, 1, 1], [0, 1, 2, 3, 4, BASE]
     lora = make_lora_inputs(rows, slots, [(2, 9)] * 5, 8, (300, 20), device=triton_device)
     inputs = make_inputs(lora, 1)
     assert inputs.tiles[:, 0].tolist() == [0, 1, 1, 2, 3, 4, BASE]
@@ -106,10 +106,10 @@ def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch)
 
 
 def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, monkeypatch):
-    """A graph has a tile for each row: with 512 rows of one adapter, 480 of 512 are unused."""
-    from loraserve_kernels.triton_ops import lora_expand
+    """A graph has a tile for each row: with 512 rows of one adapter, 384 of 512 are unused."""
+    from loraserve_kernels.triton_ops import lora_expand_rows
 
-    monkeypatch.setattr(lora_expand, "DECODE_PROGRAMS", 1)
+    monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 1)
     inputs = make_inputs(make_lora_inputs([3, 2, 4], [0, 1, 2], [(2,)] * 3, 8, (20,), device=triton_device), 1)
     inputs.tiles[1] = torch.tensor([-1, 0, 0])
     before = inputs.lora.y.clone()
@@ -120,14 +120,14 @@ def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, mo
 
 @pytest.mark.parametrize("num_rows", [1, 64, 257, 320, 512])
 def test_a_graphs_launch_starts_few_programs_however_many_tiles_it_has_room_for(triton_device, monkeypatch, num_rows):
-    from loraserve_kernels.triton_ops import lora_expand
+    from loraserve_kernels.triton_ops import lora_expand_rows
 
     launched = []
-    kernel_type = type(lora_expand._lora_expand_kernel)
+    kernel_type = type(lora_expand_rows._lora_expand_rows_kernel)
     monkeypatch.setattr(kernel_type, "run", lambda self, *_, grid, **__: launched.append(math.prod(grid)))
     make_inputs(make_lora_inputs([1] * num_rows, [0] * num_rows, [(1,)] * 2, 8, (28672,), device=triton_device)).run()
     assert launched
-    assert max(launched) <= lora_expand.DECODE_PROGRAMS
+    assert max(launched) <= lora_expand_rows.PROGRAMS
 
 
 def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, assert_close):

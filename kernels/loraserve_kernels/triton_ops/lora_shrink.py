@@ -31,6 +31,9 @@ y."""
 MIN_SPLIT_FEATURES = 256
 """Two blocks of bfloat16: with fewer, starting a program costs more than its loads."""
 
+TENSOR_CORE_ROWS = 16
+"""The fewest that one multiplies."""
+
 MAX_RANK_PROGRAMS = 16
 """Programs that share the ranks of one tile; all but the first few end at once where ranks are small."""
 
@@ -139,7 +142,7 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         NUM_MEMBERS=num_members,
         MEMBER_COLUMNS=MAX_LORA_RANK,
         OFFSET_ALIGNMENT=table.offset_alignment,
-        BLOCK_M=tile_rows(num_rows),
+        BLOCK_M=max(tile_rows(num_rows), TENSOR_CORE_ROWS),
         BLOCK_R=32 if is_decode else 64,
         BLOCK_K=block_k,
         num_warps=4,

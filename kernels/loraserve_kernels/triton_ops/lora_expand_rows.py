@@ -1,0 +1,158 @@
+"""`lora_expand` for tiles of few rows, as decode batches have them: as fast as B can be read.
+
+A tensor core multiplies 16 rows at least: with one to four, its tiles are mostly nothing, and the registers they take
+are room for loads under way. Here a program is one warp that goes through the rows, each thread with all ranks of eight
+columns of B, which come from L1 for all rows but the first, and adds up in place, in float32.
+"""
+
+# Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.launch_sizes import ceil_div
+from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
+from loraserve_kernels.triton_ops.lora_columns import member_of_block
+from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS
+
+PROGRAMS = 2112
+"""Sixteen for each of the 132 multiprocessors of an H100 or H200, as many as there is room for, each being a warp. A
+decode batch has as many tiles as rows where each row has its own adapter and few where all share one, but one grid for
+both: a program takes one tile after the other, up to the first that is unused.
+"""
+
+BLOCK_BYTES = 512
+"""Of a rank's columns in a program: 16 for each thread, as much as it can load at once."""
+MAX_REGISTERS = 65536 // (16 * 32)
+"""Of a thread, so that sixteen programs have room on a multiprocessor."""
+BLOCK_R = 16
+
+
+@triton.jit
+def _summed_planes(
+    hidden_ptr, num_planes, plane_stride, first, lora_rank, MAX_PLANES: tl.constexpr, BLOCK_R: tl.constexpr
+):
+    """float32 [BLOCK_R]: ranks from `first` on of the row that hidden_ptr is the start of; zeros beyond lora_rank."""
+    plane = tl.arange(0, MAX_PLANES)
+    rank = first + tl.arange(0, BLOCK_R)
+    planes_ptr = hidden_ptr + plane[:, None].to(tl.int64) * plane_stride + rank[None, :]
+    mask = (plane < num_planes)[:, None] & (rank < lora_rank)[None, :]
+    return tl.sum(tl.load(planes_ptr, mask=mask, other=0.0), axis=0)
+
+
+@triton.jit
+def _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_R: tl.constexpr):
+    """[BLOCK_R, BLOCK_N] ranks from `first` on; zeros beyond lora_rank."""
+    rank = first + tl.arange(0, BLOCK_R)
+    b_ptr = b_columns_ptr[None, :] + rank[:, None].to(tl.int64) * out_features
+    return tl.load(b_ptr, mask=(rank < lora_rank)[:, None] & is_column[None, :], other=0.0)
+
+
+# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+@triton.jit(do_not_specialize=["num_planes", "num_tiles", "num_table_members", "member_start"])
+def _lora_expand_rows_kernel(
+    y_ptr,  # [num_rows, sum(OUT_FEATURES)]
+    hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
+    arena_ptr,
+    tiles_ptr,  # int32 [num_tiles, 3]
+    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
+    offset_bias_ptr,
+    lora_rank_ptr,
+    scaling_ptr,
+    y_stride,
+    num_planes,
+    plane_stride,
+    hidden_stride,
+    num_tiles,
+    num_table_members,
+    member_start,
+    OUT_FEATURES: tl.constexpr,
+    MEMBER_COLUMNS: tl.constexpr,
+    MAX_PLANES: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
+    OFFSET_ALIGNMENT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    wait_for_inputs(IS_DEPENDENT)
+    block = tl.program_id(0)
+    member, out_features, member_column, member_block = member_of_block(block, OUT_FEATURES, BLOCK_N)
+    column = (block - member_block) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = column < out_features
+    y_columns_ptr = y_ptr + member_column + column
+    hidden_ptr += member * MEMBER_COLUMNS
+
+    # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
+    tile = tl.program_id(1)
+    adapter_slot = tl.load(tiles_ptr + tile * 3)
+    while adapter_slot >= 0:
+        tile_ptr = tiles_ptr + tile * 3
+        tile += tl.num_programs(1)
+        next_slot = tl.load(tiles_ptr + tile * 3, mask=tile < num_tiles, other=-1)
+        index = adapter_slot.to(tl.int64) * num_table_members + member_start + member
+        lora_rank = tl.load(lora_rank_ptr + index)
+        offset_bias = tl.full((), -1, tl.int64)
+        if HAS_BIASES:
+            offset_bias = tl.load(offset_bias_ptr + index)
+        if (lora_rank > 0) | (offset_bias >= 0):
+            scaling = tl.load(scaling_ptr + index)
+            b_columns_ptr = arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT) + column
+            row = tl.load(tile_ptr + 1).to(tl.int64)
+            end_row = tl.load(tile_ptr + 2)
+            while row < end_row:
+                y_row_ptr = y_columns_ptr + row * y_stride
+                hidden_row_ptr = hidden_ptr + row * hidden_stride
+                y = tl.load(y_row_ptr, mask=is_column)
+                total = tl.zeros((BLOCK_N,), tl.float32)
+                for first in range(0, lora_rank, BLOCK_R):
+                    b = _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_R)
+                    hidden = _summed_planes(
+                        hidden_row_ptr, num_planes, plane_stride, first, lora_rank, MAX_PLANES, BLOCK_R
+                    )
+                    total += tl.sum(hidden[:, None] * b.to(tl.float32), axis=0)
+                if offset_bias >= 0:
+                    total += tl.load(arena_ptr + offset_bias + column, mask=is_column, other=0.0).to(tl.float32)
+                tl.store(y_row_ptr, (y.to(tl.float32) + total * scaling).to(y.dtype), mask=is_column)
+                row += 1
+        adapter_slot = next_slot
+
+
+def lora_expand_rows(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
+    """See `lora_expand`."""
+    assert hidden.shape[0] <= MAX_SPLITS, f"{hidden.shape[0]} planes, of which {MAX_SPLITS} are added"
+    num_tiles = tiles.shape[0]
+    block_n = BLOCK_BYTES // table.arena.element_size()
+    column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
+    launch(
+        _lora_expand_rows_kernel,
+        (column_blocks, min(num_tiles, max(PROGRAMS // column_blocks, 1))),
+        y,
+        hidden,
+        table.arena,
+        tiles,
+        table.offset_b,
+        table.offset_bias,
+        table.lora_rank,
+        table.scaling,
+        y.stride(0),
+        hidden.shape[0],
+        hidden.stride(0),
+        hidden.stride(1),
+        num_tiles,
+        table.lora_rank.stride(0),
+        group.member_start,
+        OUT_FEATURES=group.out_features,
+        MEMBER_COLUMNS=MAX_LORA_RANK,
+        MAX_PLANES=MAX_SPLITS,
+        HAS_BIASES=table.offset_bias.numel() > 0,
+        OFFSET_ALIGNMENT=table.offset_alignment,
+        BLOCK_N=block_n,
+        BLOCK_R=BLOCK_R,
+        num_warps=1,
+        maxnreg=MAX_REGISTERS,
+        enable_fp_fusion=True,
+    )
