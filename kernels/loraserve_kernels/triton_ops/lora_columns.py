@@ -1,5 +1,8 @@
 """Which member of a group a block of its columns belongs to."""
 
+# Kernels are another language, of whose constants a type checker of Python knows nothing.
+# pyright: reportArgumentType=false
+
 import triton
 import triton.language as tl
 
