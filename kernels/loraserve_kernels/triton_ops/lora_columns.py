@@ -1,7 +1,7 @@
 """Which member of a group a block of its columns belongs to."""
 
-# Kernels are another language, of whose constants a type checker of Python knows nothing.
-# pyright: reportArgumentType=false
+# Kernels are another language, of whose constants and loops a type checker of Python knows nothing.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
