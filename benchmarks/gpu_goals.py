@@ -131,7 +131,7 @@ def _host_time(work: Work, size: int, gate: float, stretch: float) -> Goal:
     def measure(results: Results) -> float:
         return results.decode(Arm.LORA, Figure.HOST, size, count)
 
-    where = f"B {size}, D {count}, profiled"
+    where = f"B {size}, D {count}"
     return Goal("host time of a step", where, gate, stretch, measure, smaller_is_better=True, unit=" ms")
 
 

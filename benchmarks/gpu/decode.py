@@ -3,7 +3,8 @@
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 
@@ -18,8 +19,6 @@ from loraserve.engine.request import EngineRequest
 LONG_GAP_US = 5.0
 """From a graph's node to the next the GPU needs less (1.5 to 2.5 µs for all of a small node): what is longer is the
 host's."""
-WAITS = ("cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize")
-"""What the host calls to wait for the GPU."""
 NUM_KERNELS = 16
 """Of a profile, that are shown."""
 
@@ -90,17 +89,16 @@ def _requests(side: Side, work: Work, batch_size: int, num_output: int) -> list[
 
 
 def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests: Sequence[str]) -> list[Record]:
-    """T5, of pure decode steps. Profiling slows the host: without, it needs less time, and the GPU waits less."""
+    """T5, of pure decode steps. Profiling slows the host: without, the GPU waits less."""
     num_prompt_steps = -(-2 * batch_size * work.num_tokens // work.max_num_batched_tokens)  # others decode beside them
-    num_output = num_prompt_steps + work.warm_tokens + work.profiled_steps
+    num_output = num_prompt_steps + work.warm_tokens + 2 * work.profiled_steps
     for request in make_requests(engine, share(digests, batch_size), work.num_tokens, num_output):
         engine.add_request(request)
     next(step_times(engine, batch_size))
+    host = host_ms(engine, batch_size, work.profiled_steps)
     with torch.profiler.profile(activities=[_activity()]) as profiler:
         started = time.perf_counter()
-        for _ in range(work.profiled_steps):
-            num_outputs = len(checked(engine.step()))
-            assert num_outputs == batch_size, f"{num_outputs} tokens in a step of {batch_size} sequences"
+        _take_steps(engine, batch_size, work.profiled_steps)
         seconds = time.perf_counter() - started
     list(step_times(engine, batch_size))
     events = [
@@ -108,15 +106,48 @@ def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests
         for event in profiler.events() or []
     ]
     about = (batch_size, len(digests), work.num_tokens, num_output)
-    figures = {Figure.PROFILED_STEP: seconds * 1e3 / work.profiled_steps}
+    figures = {Figure.HOST: host, Figure.PROFILED_STEP: seconds * 1e3 / work.profiled_steps}
     if any(event.is_on_gpu for event in events):
-        figures |= per_step(events, seconds, work.profiled_steps)
+        figures |= per_step(events, work.profiled_steps)
         print_kernels(events, work.profiled_steps)
     return [Record(arm, figure, *about, value) for figure, value in figures.items()]
 
 
+def host_ms(engine: Engine, batch_size: int, num_steps: int) -> float:
+    """Of a step, in which the host does not wait for the GPU. A profiler would make it far longer."""
+    with _noted_waits() as waits:
+        started = time.perf_counter()
+        _take_steps(engine, batch_size, num_steps)
+        seconds = time.perf_counter() - started
+    return (seconds - sum(waits)) * 1e3 / num_steps
+
+
+def _take_steps(engine: Engine, batch_size: int, num_steps: int) -> None:
+    for _ in range(num_steps):
+        num_outputs = len(checked(engine.step()))
+        assert num_outputs == batch_size, f"{num_outputs} tokens in a step of {batch_size} sequences"
+
+
+@contextmanager
+def _noted_waits() -> Iterator[list[float]]:
+    """Seconds of each wait for an event of the GPU within the block: the engine has no others."""
+    waits: list[float] = []
+    synchronize = torch.cuda.Event.synchronize
+
+    def noted(self: torch.cuda.Event) -> None:
+        started = time.perf_counter()
+        synchronize(self)
+        waits.append(time.perf_counter() - started)
+
+    torch.cuda.Event.synchronize = noted
+    try:
+        yield waits
+    finally:
+        torch.cuda.Event.synchronize = synchronize
+
+
 def _activity() -> torch.profiler.ProfilerActivity:
-    """With the GPU's work come the host's calls that start it and wait for it."""
+    """With the GPU's work come the host's calls that start it."""
     activities = torch.profiler.ProfilerActivity
     return activities.CUDA if activities.CUDA in torch.profiler.supported_activities() else activities.CPU
 
@@ -142,16 +173,11 @@ def print_kernels(events: Sequence[TraceEvent], num_steps: int) -> None:
         print(f"{sum(each) / num_steps:9.1f} us a step, {len(each) / num_steps:6.1f} calls  {name[:90]}", flush=True)
 
 
-def per_step(events: Sequence[TraceEvent], seconds: float, num_steps: int) -> dict[Figure, float]:
-    """seconds: of all steps together. Two at least.
-
-    No median of the waits where no name tells the steps apart.
-    """
+def per_step(events: Sequence[TraceEvent], num_steps: int) -> dict[Figure, float]:
+    """Of two steps at least. No median of the waits where no name tells the steps apart."""
     on_gpu = [event for event in events if event.is_on_gpu]
     intervals = [(event.start, event.end) for event in on_gpu]
-    waited_us = sum(event.end - event.start for event in events if not event.is_on_gpu and event.name in WAITS)
     return {
-        Figure.HOST: (seconds * 1e3 - waited_us / 1e3) / num_steps,
         Figure.GPU_BUSY: sum(end - start for start, end in intervals) / 1e3 / num_steps,
         Figure.GPU_WAITS: waits_us(intervals) / 1e3 / (num_steps - 1),
         Figure.UPLOADS: sum("HtoD" in event.name for event in on_gpu) / num_steps,
