@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from loraserve_kernels.triton_ops.compiled_launch import launch_compiled
+
 FIRST_WITH_DEPENDENT_LAUNCH = (9, 0)
 """Compute capability: Hopper's."""
 
@@ -33,10 +35,11 @@ def wait_for_inputs(IS_DEPENDENT: tl.constexpr):
 
 def launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *arguments: object, **options: object) -> None:
     """kernel: has `IS_DEPENDENT` and begins with `wait_for_inputs`. options: constants, and Triton's own."""
-    if may_depend(first.device):
-        kernel[grid](first, *arguments, **options, IS_DEPENDENT=True, launch_pdl=True)
-    else:
-        kernel[grid](first, *arguments, **options, IS_DEPENDENT=False)
+    is_dependent = may_depend(first.device)
+    options["IS_DEPENDENT"] = is_dependent
+    if is_dependent:
+        options["launch_pdl"] = True
+    launch_compiled(kernel, grid, (first, *arguments), options)
 
 
 @cache
