@@ -93,7 +93,7 @@ class Workload:
         group, rows = self.group, self.segment_rows
         start = np.cumsum([0, *rows]).astype(np.int32)
         slots = np.arange(self.num_adapters, dtype=np.int32)
-        tiles = np.empty((self.num_tiles, 3), np.int32)
+        tiles = np.empty((self.num_tiles, 6), np.int32)
         fill_tiles(tiles, start, slots, self.num_rows)
         segments = Segments(*(_on_gpu(array) for array in (start, slots)), has_adapter=True, tiles=_on_gpu(tiles))
         x = torch.randn(self.num_rows, group.in_features, device="cuda", dtype=DTYPE)

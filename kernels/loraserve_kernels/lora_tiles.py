@@ -10,9 +10,11 @@ from torch import Tensor
 from loraserve_kernels.checks import mismatch
 from loraserve_kernels.step_batch import Segments
 
-LORA_TILE_ROWS = 4
-"""Most segments of a decode batch have one to a few rows. Where all share an adapter, more and lower tiles keep more of
-a GPU at work, and read its matrices from L2."""
+LORA_TILE_ROWS = 16
+"""Of `lora_shrink`: the fewest that a tensor core multiplies. Most segments of a decode batch have one to a few."""
+
+EXPAND_TILE_ROWS = 4
+"""Of `lora_expand`, beside it: it does without tensor cores, and lower tiles keep more of a GPU at work."""
 
 PREFILL_TILE_ROWS = 64
 """With more rows the adapter's matrices are read once for as many; 64 are what Hopper's wgmma multiplies."""
@@ -28,8 +30,13 @@ rows where each adapter has one.
 
 
 def tile_rows(num_rows: int) -> int:
-    """The most rows of a tile, for a batch of num_rows."""
+    """The most rows of a tile of `lora_shrink`, for a batch of num_rows."""
     return LORA_TILE_ROWS if num_rows <= DECODE_MAX_ROWS else PREFILL_TILE_ROWS
+
+
+def expand_tile_rows(num_rows: int) -> int:
+    """The same of `lora_expand`'s tiles; no more."""
+    return EXPAND_TILE_ROWS if num_rows <= DECODE_MAX_ROWS else PREFILL_TILE_ROWS
 
 
 def tile_capacity(num_rows: int, max_segments: int) -> int:
@@ -38,19 +45,23 @@ def tile_capacity(num_rows: int, max_segments: int) -> int:
     Each segment has a tile for its first row, and each tile more takes as many rows as a tile has.
     """
     num_segments = min(max_segments, num_rows)
-    return num_segments + (num_rows - num_segments) // tile_rows(num_rows)
+    return num_segments + (num_rows - num_segments) // expand_tile_rows(num_rows)
 
 
 def fill_tiles(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, num_rows: int) -> None:
     """Write `Segments.tiles` for the segments given as in `Segments`; what is left over gets slot -1.
 
-    tiles: int32 [num_tiles, 3]. num_rows: of the tensors the kernels will get, which for a padded batch is more than
+    tiles: int32 [num_tiles, 6]. num_rows: of the tensors the kernels will get, which for a padded batch is more than
     the segments have. Raises `ValueError` when there are too few tiles or too many rows.
     """
     # NOTE: the kernels take the tiles' height from their own number of rows. Another num_rows here would lose rows.
     if int(start[-1]) > num_rows:
         raise mismatch("num_rows", num_rows, f"at least the segments' {int(start[-1])}")
-    rows = tile_rows(num_rows)
+    _fill(tiles[:, :3], start, adapter_slot, tile_rows(num_rows))
+    _fill(tiles[:, 3:], start, adapter_slot, expand_tile_rows(num_rows))
+
+
+def _fill(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, rows: int) -> None:
     first, end = start[:-1], start[1:]
     counts = np.where(adapter_slot >= 0, -(-(end - first) // rows), 0)
     total = int(counts.sum())
@@ -76,15 +87,15 @@ def tiles_of(segments: Segments, num_rows: int) -> Tensor:
         raise RuntimeError(
             "segments.tiles is None, expected a work list (see fill_tiles) while a CUDA graph is captured"
         )
-    tiles = np.empty((tile_capacity(num_rows, segments.adapter_slot.shape[0]), 3), np.int32)
+    tiles = np.empty((tile_capacity(num_rows, segments.adapter_slot.shape[0]), 6), np.int32)
     fill_tiles(tiles, segments.start.cpu().numpy(), segments.adapter_slot.cpu().numpy(), num_rows)
     return torch.from_numpy(tiles).to(device)
 
 
 def check_tiles(tiles: Tensor, x: Tensor) -> None:
-    """Raise `ValueError` unless tiles are dense int32 [num_tiles, 3] on x's device."""
-    if tiles.dim() != 2 or tiles.shape[1] != 3:
-        raise mismatch("segments.tiles", list(tiles.shape), "[num_tiles, 3]")
+    """Raise `ValueError` unless tiles are dense int32 [num_tiles, 6] on x's device."""
+    if tiles.dim() != 2 or tiles.shape[1] != 6:
+        raise mismatch("segments.tiles", list(tiles.shape), "[num_tiles, 6]")
     if tiles.dtype != torch.int32 or not tiles.is_contiguous():
         raise mismatch("segments.tiles", tiles.dtype, "dense int32")
     if tiles.device != x.device:

@@ -32,7 +32,7 @@ class WorkLists:
         num_tiles = max(
             tile_capacity(num_rows, max_num_seqs) for num_rows in (max_num_rows, min(max_num_rows, DECODE_MAX_ROWS))
         )
-        shapes = ((num_decode, 4), (num_append, 4), (num_prefill, 3), (num_tiles, 3), (num_tiles, 3))
+        shapes = ((num_decode, 4), (num_append, 4), (num_prefill, 3), (num_tiles, 6), (num_tiles, 6))
         self.specs = [BufferSpec(shape, np.int32) for shape in shapes]
 
     def use(self, buffers: Sequence[Buffer]) -> None:

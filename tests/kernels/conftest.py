@@ -195,6 +195,16 @@ def _backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
+def launches(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]]:
+    """Names and grids of the kernels that would be launched; none is."""
+    from loraserve_kernels.triton_ops import launch
+
+    found: list[tuple[str, tuple[int, ...]]] = []
+    monkeypatch.setattr(launch, "launch_compiled", lambda kernel, grid, *_: found.append((kernel.fn.__name__, grid)))
+    return found
+
+
+@pytest.fixture
 def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """From a call to one that repeats its launches with what is then in its tensors.
 

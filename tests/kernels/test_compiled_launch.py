@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 OPS = {
     "_lora_shrink_kernel",
     "_lora_expand_kernel",
+    "_lora_expand_rows_kernel",
     "_paged_decode_kernel",
     "_merge_kernel",
     "_paged_prefill_kernel",

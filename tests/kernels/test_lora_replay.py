@@ -24,7 +24,7 @@ def num_rows() -> int:
 def step(triton_device: str, num_rows: int) -> LoraInputs:
     """Of the largest batch: rows for five adapters, and a work list that a runner made."""
     inputs = make_lora_inputs([num_rows], [0], RANKS, 300, (70, 40), device=triton_device)
-    tiles = torch.empty((tile_capacity(num_rows, num_rows), 3), dtype=torch.int32, device=triton_device)
+    tiles = torch.empty((tile_capacity(num_rows, num_rows), 6), dtype=torch.int32, device=triton_device)
     inputs.segments = dataclasses.replace(inputs.segments, tiles=tiles)
     return inputs
 

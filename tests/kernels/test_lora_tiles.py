@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loraserve_kernels.lora_tiles import (
     DECODE_MAX_ROWS,
+    EXPAND_TILE_ROWS,
     LORA_TILE_ROWS,
     PREFILL_TILE_ROWS,
     check_tiles,
+    expand_tile_rows,
     fill_tiles,
     tile_capacity,
     tile_rows,
@@ -22,7 +24,7 @@ BASE = -1
 
 def make_tiles(rows: list[int], slots: list[int], *, num_rows: int | None = None, num_tiles: int | None = None):
     num_rows = sum(rows) if num_rows is None else num_rows
-    tiles = np.full((tile_capacity(num_rows, len(rows)) if num_tiles is None else num_tiles, 3), 99, np.int32)
+    tiles = np.full((tile_capacity(num_rows, len(rows)) if num_tiles is None else num_tiles, 6), 99, np.int32)
     fill_tiles(tiles, np.cumsum([0, *rows]).astype(np.int32), np.array(slots, np.int32), num_rows)
     return tiles
 
@@ -36,14 +38,15 @@ def test_tiles_hold_every_adapters_rows_once_and_no_others(segments, num_padding
     num_rows = sum(rows) + num_padding_rows
     tiles = make_tiles(rows, slots, num_rows=num_rows)
     expected = [slot for n, slot in segments for _ in range(n)] + [BASE] * num_padding_rows
-    found = [BASE] * num_rows
-    num_used = int((tiles[:, 0] >= 0).sum())
-    for slot, first, end in tiles[:num_used].tolist():
-        assert 0 < end - first <= tile_rows(num_rows)
-        assert found[first:end] == [BASE] * (end - first)
-        found[first:end] = [slot] * (end - first)
-    assert found == expected
-    assert (tiles[num_used:] == (-1, 0, 0)).all()
+    for each, most in ((tiles[:, :3], tile_rows(num_rows)), (tiles[:, 3:], expand_tile_rows(num_rows))):
+        found = [BASE] * num_rows
+        num_used = int((each[:, 0] >= 0).sum())
+        for slot, first, end in each[:num_used].tolist():
+            assert 0 < end - first <= most
+            assert found[first:end] == [BASE] * (end - first)
+            found[first:end] = [slot] * (end - first)
+        assert found == expected
+        assert (each[num_used:] == (-1, 0, 0)).all()
 
 
 def test_the_capacity_is_what_the_worst_segments_need():
@@ -51,16 +54,17 @@ def test_the_capacity_is_what_the_worst_segments_need():
         for max_segments in (1, 2, 7, num_rows):
             lone_rows = min(max_segments, num_rows) - 1
             rows = [1] * lone_rows + [num_rows - lone_rows]
-            used = int((make_tiles(rows, list(range(len(rows))))[:, 0] >= 0).sum())
+            used = int((make_tiles(rows, list(range(len(rows))))[:, 3] >= 0).sum())
             capacity = tile_capacity(num_rows, max_segments)
-            assert used <= capacity <= used + (num_rows > tile_rows(num_rows))
+            assert used <= capacity <= used + (num_rows > expand_tile_rows(num_rows))
 
 
 def test_a_large_batch_has_higher_tiles():
-    assert tile_rows(DECODE_MAX_ROWS) == LORA_TILE_ROWS
-    assert tile_rows(DECODE_MAX_ROWS + 1) == PREFILL_TILE_ROWS
-    assert make_tiles([600], [5]).tolist()[:2] == [[5, 0, 64], [5, 64, 128]]
-    assert make_tiles([10], [5]).tolist() == [[5, 0, 4], [5, 4, 8], [5, 8, 10]]
+    assert (tile_rows(DECODE_MAX_ROWS), expand_tile_rows(DECODE_MAX_ROWS)) == (LORA_TILE_ROWS, EXPAND_TILE_ROWS)
+    assert {each(DECODE_MAX_ROWS + 1) for each in (tile_rows, expand_tile_rows)} == {PREFILL_TILE_ROWS}
+    assert make_tiles([600], [5]).tolist()[:2] == [[5, 0, 64] * 2, [5, 64, 128] * 2]
+    assert make_tiles([17], [5])[:, :3].tolist() == [[5, 0, 16], [5, 16, 17], *[[BASE, 0, 0]] * 3]
+    assert make_tiles([10], [5])[:, 3:].tolist() == [[5, 0, 4], [5, 4, 8], [5, 8, 10]]
 
 
 def test_refuses_too_few_tiles_and_too_few_rows():
@@ -73,8 +77,8 @@ def test_refuses_too_few_tiles_and_too_few_rows():
 def test_tiles_are_built_where_a_runner_made_none():
     start, slots = torch.tensor([0, 2, 8], dtype=torch.int32), torch.tensor([BASE, 4], dtype=torch.int32)
     built = tiles_of(Segments(start, slots, has_adapter=True), 8)
-    assert built.tolist() == [[4, 2, 6], [4, 6, 8], [-1, 0, 0]]
-    made = torch.zeros((1, 3), dtype=torch.int32)
+    assert built.tolist() == [[4, 2, 8, 4, 2, 6], [-1, 0, 0, 4, 6, 8], [-1, 0, 0] * 2]
+    made = torch.zeros((1, 6), dtype=torch.int32)
     assert tiles_of(Segments(start, slots, has_adapter=True, tiles=made), 20) is made
 
 
@@ -88,10 +92,10 @@ def test_building_them_is_refused_while_a_graph_is_captured(monkeypatch):
 @pytest.mark.parametrize(
     ("tiles", "message"),
     [
-        (torch.zeros((4, 2), dtype=torch.int32), r"num_tiles, 3"),
-        (torch.zeros((4, 3), dtype=torch.int64), "dense int32"),
-        (torch.zeros((3, 4), dtype=torch.int32).T, "dense int32"),
-        (torch.zeros((4, 3), dtype=torch.int32, device="meta"), "device"),
+        (torch.zeros((4, 3), dtype=torch.int32), r"num_tiles, 6"),
+        (torch.zeros((4, 6), dtype=torch.int64), "dense int32"),
+        (torch.zeros((6, 4), dtype=torch.int32).T, "dense int32"),
+        (torch.zeros((4, 6), dtype=torch.int32, device="meta"), "device"),
     ],
 )
 def test_refuses_tiles_the_kernels_cannot_read(tiles, message):

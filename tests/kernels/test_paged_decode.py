@@ -168,17 +168,14 @@ def test_writes_its_own_rows_only(triton_device):
     assert (out[20] != 7.0).all()
 
 
-def test_few_programs_merge_the_rows_of_a_tile(attend, triton_device, monkeypatch):
+def test_few_programs_merge_the_rows_of_a_tile(attend, triton_device, launches):
     from loraserve_kernels.triton_ops import paged_decode
 
-    launched = []
-    kernel_type = type(paged_decode._merge_kernel)
-    monkeypatch.setattr(kernel_type, "run", lambda self, *_, grid, **__: launched.append((self.fn.__name__, grid)))
     inputs = make_attention_inputs([500, 300], [1, 16], 2, 1, 16, device=triton_device)
     use_work(inputs, 5, 3)
     attend(inputs, scaling=0.3)
     work = inputs.batch.attention
-    assert [grid for name, grid in launched if name == "_merge_kernel"] == [
+    assert [grid for name, grid in launches if name == "_merge_kernel"] == [
         (len(work.decode_splits), 2, 1),
         (len(work.append_splits), 2, paged_decode.MERGE_ROW_PROGRAMS),
     ]

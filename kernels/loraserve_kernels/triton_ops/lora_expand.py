@@ -93,7 +93,7 @@ def _lora_expand_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
     hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
     arena_ptr,
-    tiles_ptr,  # int32 [num_tiles, 3]
+    tiles_ptr,  # int32 [num_tiles, 6]; the first half is `lora_shrink`'s
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
     offset_bias_ptr,
     lora_rank_ptr,
@@ -115,7 +115,7 @@ def _lora_expand_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
-    tile_ptr = tiles_ptr + tl.program_id(1) * 3
+    tile_ptr = tiles_ptr + tl.program_id(1) * 6 + 3
     adapter_slot = tl.load(tile_ptr)
     if adapter_slot < 0:
         return

@@ -1,8 +1,8 @@
 """`lora_expand` for tiles of few rows, as decode batches have them: as fast as B can be read.
 
 A tensor core multiplies 16 rows at least: with one to four, its tiles are mostly nothing, and the registers they take
-are room for loads under way. Here a program is one warp that goes through the rows, each thread with all ranks of eight
-columns of B, which come from L1 for all rows but the first, and adds up in place, in float32.
+are room for loads under way. Here a program is one warp. It holds a block of B for up to `EXPAND_TILE_ROWS` rows, and
+adds up in float32.
 """
 
 # Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
@@ -14,33 +14,43 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
+from loraserve_kernels.lora_tiles import EXPAND_TILE_ROWS
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_columns import member_of_block
 from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS
 
-PROGRAMS = 2112
-"""Sixteen for each of the 132 multiprocessors of an H100 or H200, as many as there is room for, each being a warp. A
-decode batch has as many tiles as rows where each row has its own adapter and few where all share one, but one grid for
-both: a program takes one tile after the other, up to the first that is unused.
+PROGRAMS = 4224
+"""32 for each of the 132 multiprocessors of an H100 or H200, each a warp. A decode batch has as many tiles as rows if
+each row has its own adapter and few if all share one, but one grid for both: a program takes one tile after the
+other, up to the first that is unused.
 """
 
-BLOCK_BYTES = 512
-"""Of a rank's columns in a program: 16 for each thread, as much as it can load at once."""
-MAX_REGISTERS = 65536 // (16 * 32)
-"""Of a thread, so that sixteen programs have room on a multiprocessor."""
+BLOCK_BYTES = 256
+"""Of a rank's columns in a program: half as much as its threads could load at once, so that registers suffice."""
+MAX_REGISTERS = 168
+"""Of a thread, so that twelve programs have room on a multiprocessor."""
 BLOCK_R = 16
 
 
 @triton.jit
-def _summed_planes(
-    hidden_ptr, num_planes, plane_stride, first, lora_rank, MAX_PLANES: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """float32 [BLOCK_R]: ranks from `first` on of the row that hidden_ptr is the start of; zeros beyond lora_rank."""
+def _product(planes, row, b, MAX_PLANES: tl.constexpr, BLOCK_R: tl.constexpr):
+    """float32 [BLOCK_N]: one row, summed over its planes, times b; zeros for a row beyond the tile."""
+    hidden_row_ptr, hidden_stride, num_rows, num_planes, plane_stride, first, lora_rank = planes
     plane = tl.arange(0, MAX_PLANES)
     rank = first + tl.arange(0, BLOCK_R)
-    planes_ptr = hidden_ptr + plane[:, None].to(tl.int64) * plane_stride + rank[None, :]
-    mask = (plane < num_planes)[:, None] & (rank < lora_rank)[None, :]
-    return tl.sum(tl.load(planes_ptr, mask=mask, other=0.0), axis=0)
+    planes_ptr = hidden_row_ptr + row * hidden_stride + plane[:, None].to(tl.int64) * plane_stride + rank[None, :]
+    is_plane = plane < tl.where(row < num_rows, num_planes, 0)
+    mask = is_plane[:, None] & (rank < lora_rank)[None, :]
+    hidden = tl.sum(tl.load(planes_ptr, mask=mask, other=0.0), axis=0)
+    return tl.sum(hidden[:, None] * b.to(tl.float32), axis=0)
+
+
+@triton.jit
+def _add_row(y_row_ptr, y_stride, row, num_rows, added, column, out_features):
+    mask = column < tl.where(row < num_rows, out_features, 0)
+    y_row_ptr += row * y_stride
+    y = tl.load(y_row_ptr, mask=mask)
+    tl.store(y_row_ptr, (y.to(tl.float32) + added).to(y.dtype), mask=mask)
 
 
 @triton.jit
@@ -57,7 +67,7 @@ def _lora_expand_rows_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
     hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
     arena_ptr,
-    tiles_ptr,  # int32 [num_tiles, 3]
+    tiles_ptr,  # int32 [num_tiles, 6]; the first half is `lora_shrink`'s
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
     offset_bias_ptr,
     lora_rank_ptr,
@@ -88,11 +98,11 @@ def _lora_expand_rows_kernel(
 
     # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
     tile = tl.program_id(1)
-    adapter_slot = tl.load(tiles_ptr + tile * 3)
+    adapter_slot = tl.load(tiles_ptr + tile * 6 + 3)
     while adapter_slot >= 0:
-        tile_ptr = tiles_ptr + tile * 3
+        tile_ptr = tiles_ptr + tile * 6 + 3
         tile += tl.num_programs(1)
-        next_slot = tl.load(tiles_ptr + tile * 3, mask=tile < num_tiles, other=-1)
+        next_slot = tl.load(tiles_ptr + tile * 6 + 3, mask=tile < num_tiles, other=-1)
         index = adapter_slot.to(tl.int64) * num_table_members + member_start + member
         lora_rank = tl.load(lora_rank_ptr + index)
         offset_bias = tl.full((), -1, tl.int64)
@@ -102,27 +112,32 @@ def _lora_expand_rows_kernel(
             scaling = tl.load(scaling_ptr + index)
             b_columns_ptr = arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT) + column
             row = tl.load(tile_ptr + 1).to(tl.int64)
-            end_row = tl.load(tile_ptr + 2)
-            while row < end_row:
-                y_row_ptr = y_columns_ptr + row * y_stride
-                hidden_row_ptr = hidden_ptr + row * hidden_stride
-                y = tl.load(y_row_ptr, mask=is_column)
-                total = tl.zeros((BLOCK_N,), tl.float32)
-                for first in range(0, lora_rank, BLOCK_R):
-                    b = _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_R)
-                    hidden = _summed_planes(
-                        hidden_row_ptr, num_planes, plane_stride, first, lora_rank, MAX_PLANES, BLOCK_R
-                    )
-                    total += tl.sum(hidden[:, None] * b.to(tl.float32), axis=0)
-                if offset_bias >= 0:
-                    total += tl.load(arena_ptr + offset_bias + column, mask=is_column, other=0.0).to(tl.float32)
-                tl.store(y_row_ptr, (y.to(tl.float32) + total * scaling).to(y.dtype), mask=is_column)
-                row += 1
+            num_rows = tl.load(tile_ptr + 2) - row
+            y_row_ptr = y_columns_ptr + row * y_stride
+            hidden_row_ptr = hidden_ptr + row * hidden_stride
+            bias = tl.zeros((BLOCK_N,), tl.float32)
+            if offset_bias >= 0:
+                bias += tl.load(arena_ptr + offset_bias + column, mask=is_column, other=0.0).to(tl.float32)
+            total0, total1, total2, total3 = bias, bias, bias, bias
+            for first in range(0, lora_rank, BLOCK_R):
+                b = _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_R)
+                planes = (hidden_row_ptr, hidden_stride, num_rows, num_planes, plane_stride, first, lora_rank)
+                total0 += _product(planes, 0, b, MAX_PLANES, BLOCK_R)
+                if num_rows > 1:
+                    total1 += _product(planes, 1, b, MAX_PLANES, BLOCK_R)
+                    total2 += _product(planes, 2, b, MAX_PLANES, BLOCK_R)
+                    total3 += _product(planes, 3, b, MAX_PLANES, BLOCK_R)
+            _add_row(y_row_ptr, y_stride, 0, num_rows, total0 * scaling, column, out_features)
+            if num_rows > 1:
+                _add_row(y_row_ptr, y_stride, 1, num_rows, total1 * scaling, column, out_features)
+                _add_row(y_row_ptr, y_stride, 2, num_rows, total2 * scaling, column, out_features)
+                _add_row(y_row_ptr, y_stride, 3, num_rows, total3 * scaling, column, out_features)
         adapter_slot = next_slot
 
 
 def lora_expand_rows(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
     """See `lora_expand`."""
+    assert EXPAND_TILE_ROWS == 4, "rows that the kernel is written out for"
     assert hidden.shape[0] <= MAX_SPLITS, f"{hidden.shape[0]} planes, of which {MAX_SPLITS} are added"
     num_tiles = tiles.shape[0]
     block_n = BLOCK_BYTES // table.arena.element_size()

@@ -31,9 +31,6 @@ y."""
 MIN_SPLIT_FEATURES = 256
 """Two blocks of bfloat16: with fewer, starting a program costs more than its loads."""
 
-TENSOR_CORE_ROWS = 16
-"""The fewest that one multiplies."""
-
 MAX_RANK_PROGRAMS = 16
 """Programs that share the ranks of one tile; all but the first few end at once where ranks are small."""
 
@@ -51,7 +48,7 @@ def _lora_shrink_kernel(
     hidden_ptr,  # float32 [splits, num_rows, hidden_stride]
     x_ptr,  # [num_rows, in_features]
     arena_ptr,
-    tiles_ptr,  # int32 [num_tiles, 3]
+    tiles_ptr,  # int32 [num_tiles, 6]; the second half is `lora_expand`'s
     offset_a_ptr,  # int64 [num_slots, num_groups]
     lora_rank_ptr,  # int32 [num_slots, num_table_members]
     x_stride,
@@ -72,7 +69,7 @@ def _lora_shrink_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
-    tile_ptr = tiles_ptr + tl.program_id(0) * 3
+    tile_ptr = tiles_ptr + tl.program_id(0) * 6
     adapter_slot = tl.load(tile_ptr).to(tl.int64)
     if adapter_slot < 0:
         return
@@ -142,7 +139,7 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         NUM_MEMBERS=num_members,
         MEMBER_COLUMNS=MAX_LORA_RANK,
         OFFSET_ALIGNMENT=table.offset_alignment,
-        BLOCK_M=max(tile_rows(num_rows), TENSOR_CORE_ROWS),
+        BLOCK_M=tile_rows(num_rows),
         BLOCK_R=32 if is_decode else 64,
         BLOCK_K=block_k,
         num_warps=4,

@@ -17,6 +17,6 @@ def test_every_workload_fits_its_list() -> None:
     assert {each.num_rows > DECODE_MAX_ROWS for each in workloads()} == {False, True}
     for each in workloads():
         start = np.cumsum([0, *each.segment_rows]).astype(np.int32)
-        tiles = np.empty((each.num_tiles, 3), np.int32)
+        tiles = np.empty((each.num_tiles, 6), np.int32)
         fill_tiles(tiles, start, np.arange(each.num_adapters, dtype=np.int32), each.num_rows)
-        assert tiles[:, 2].max() == each.num_rows
+        assert tiles[:, 2].max() == tiles[:, 5].max() == each.num_rows
