@@ -22,6 +22,13 @@ _NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
+def _not_nan(logits):
+    """float32, inf instead of NaN: one maximum tells that a row is not finite."""
+    logits = logits.to(tl.float32)
+    return tl.where(logits < float("inf"), logits, float("inf"))
+
+
+@triton.jit
 def _stats_kernel(
     logits_ptr,
     is_edited_ptr,
@@ -44,23 +51,22 @@ def _stats_kernel(
         is_edited = tl.load(is_edited_ptr + row) != 0
         if not is_edited:
             return
-    place = tl.arange(0, LENGTH)[:, None]
-    lane = part * LANES + tl.arange(0, LANES)
+    logits_ptr += row * row_stride
     if IN_LANES:
-        columns = place * num_lanes + lane[None, :]
+        lane = part * LANES + tl.arange(0, LANES)
+        columns = tl.arange(0, LENGTH)[:, None] * num_lanes + lane[None, :]
         mask = (lane < num_lanes)[None, :] & (columns < vocab_size)
-    else:
-        columns = part * (LENGTH * LANES) + place * LANES + tl.arange(0, LANES)[None, :]
-        mask = columns < vocab_size
-    logits = tl.load(logits_ptr + row * row_stride + columns, mask=mask, other=-float("inf")).to(tl.float32)
-    logits = tl.where(
-        logits < float("inf"), logits, float("inf")
-    )  # NaN too: one maximum tells that a row is not finite
-    maxima = tl.max(logits, axis=0)
-    if IN_LANES:
+        logits = _not_nan(tl.load(logits_ptr + columns, mask=mask, other=-float("inf")))
+        maxima = tl.max(logits, axis=0)
         tl.store(lane_max_ptr + row * num_lanes + lane, maxima, mask=lane < num_lanes)
-    best = tl.max(maxima, axis=0)
-    best_id = tl.min(tl.min(tl.where((logits == best) & mask, columns, _NO_TOKEN), axis=0), axis=0)
+        best = tl.max(maxima, axis=0)
+        best_id = tl.min(tl.min(tl.where((logits == best) & mask, columns, _NO_TOKEN), axis=0), axis=0)
+    else:
+        columns = part * (LENGTH * LANES) + tl.arange(0, LENGTH * LANES)
+        mask = columns < vocab_size
+        logits = _not_nan(tl.load(logits_ptr + columns, mask=mask, other=-float("inf")))
+        best = tl.max(logits, axis=0)
+        best_id = tl.min(tl.where((logits == best) & mask, columns, _NO_TOKEN), axis=0)
     tl.store(best_value_ptr + row * tl.num_programs(1) + part, best)
     tl.store(best_id_ptr + row * tl.num_programs(1) + part, best_id)
 
