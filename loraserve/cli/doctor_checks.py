@@ -111,7 +111,7 @@ def kernels() -> Check:
 
 
 def gpu_kernels() -> Check:
-    """A warning at most: without `--device cuda` a server starts all the same."""
+    """A warning at most: with `--device cpu` a server starts all the same."""
     try:
         import torch
         from loraserve_kernels.choose_backend import choose_backend
@@ -120,7 +120,7 @@ def gpu_kernels() -> Check:
             return Check("GPU kernels", Status.OK, "no NVIDIA GPU is usable")
         backend, reason = choose_backend("cuda")
     except Exception as error:
-        return Check("GPU kernels", Status.WARN, str(error), "needed for --device cuda")
+        return Check("GPU kernels", Status.WARN, str(error), "or choose --device cpu")
     return Check("GPU kernels", Status.OK if backend.name == "triton" else Status.WARN, reason)
 
 

@@ -244,7 +244,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     panel="Engine",
     type=DeviceType(),
     default=_defaults.device,
-    help="auto, cpu, cuda or cuda:<number>. auto = cpu: GPUs are untested.",
+    help="auto, cpu, cuda or cuda:<number>. auto = cuda where there is a GPU of compute capability 8.0 or newer.",
 )
 @_option(
     "--backend", panel="Engine", type=click.Choice(["auto", "cpu", "triton", "reference"]), default=_defaults.backend

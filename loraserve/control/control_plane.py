@@ -3,7 +3,7 @@
 import asyncio
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
@@ -249,7 +249,8 @@ def _certifier(declared: Declared, engine: EngineClient, ingest: Ingest, certifi
         declared.blobs,
         packed_path=ingest.packed_path,
         base_fingerprint=lambda: engine.model.layout.fingerprint,
-        engine=certified_engine,
+        # Where it runs, not what was asked for: `auto` may have been a GPU, and its adapters are not measured on a CPU.
+        engine=replace(certified_engine, device=engine.model.device),
     )
 
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
+from loraserve_kernels.choose_backend import TRITON_CAPABILITY
 from torch import Tensor
 
 
@@ -139,9 +141,11 @@ class CudaAccelerator:
 
 
 def choose_device(requested: str, num_gpus: int) -> torch.device:
-    """auto = the CPU: no GPU has run this yet, so one is used only when asked for. Raises `ValueError` for a person."""
+    """auto = the first GPU if our kernels run on it, else the CPU. Raises `ValueError` for a person."""
     kind, _, number = requested.partition(":")
-    if requested in ("auto", "cpu"):
+    if requested == "auto":
+        return torch.device("cuda", 0) if _has_served_gpu(num_gpus) else torch.device("cpu")
+    if requested == "cpu":
         return torch.device("cpu")
     if kind != "cuda" or not (requested == "cuda" or number.isdecimal()):
         raise ValueError(f"--device {requested} is not supported: choose auto, cpu, cuda or cuda:<number>")
@@ -157,6 +161,12 @@ def choose_device(requested: str, num_gpus: int) -> torch.device:
     if index >= num_gpus:
         raise ValueError(f"--device {requested} does not exist: there are {num_gpus} GPUs, from cuda:0 on")
     return torch.device("cuda", index)
+
+
+def _has_served_gpu(num_gpus: int) -> bool:
+    if num_gpus == 0 or torch.version.hip or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(0) >= TRITON_CAPABILITY
 
 
 def accelerator_of(device: torch.device) -> Accelerator | None:

@@ -178,7 +178,8 @@ def _backend(config: EngineConfig, device: torch.device) -> tuple[Backend, str]:
     try:
         return choose_backend(device, config.backend, cache_dir)
     except (CompilerUnavailable, ValueError) as error:
-        raise EngineStartError(f"--backend {config.backend} cannot run: {error}") from error
+        hint = "" if device.type == "cpu" else "; or choose --device cpu"
+        raise EngineStartError(f"--backend {config.backend} cannot run: {error}{hint}") from error
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -6,15 +6,28 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from loraserve.engine import accelerator
 from loraserve.engine.accelerator import accelerator_of, choose_device, upload_ids
 
 
 @pytest.mark.parametrize(
     ("requested", "num_gpus", "expected"),
-    [("auto", 0, "cpu"), ("auto", 2, "cpu"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda:0"), ("cuda:1", 2, "cuda:1")],
+    [("auto", 0, "cpu"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda:0"), ("cuda:1", 2, "cuda:1")],
 )
 def test_a_gpu_is_taken_when_asked_for(requested: str, num_gpus: int, expected: str) -> None:
     assert choose_device(requested, num_gpus) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("capability", "has_triton", "expected"),
+    [((9, 0), True, "cuda:0"), ((8, 0), True, "cuda:0"), ((7, 5), True, "cpu"), ((9, 0), False, "cpu")],
+)
+def test_auto_takes_a_gpu_that_the_kernels_run_on(
+    capability: tuple[int, int], has_triton: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(accelerator, "find_spec", lambda _: object() if has_triton else None)
+    assert choose_device("auto", 2) == torch.device(expected)
 
 
 @pytest.mark.parametrize(
