@@ -13,7 +13,7 @@ from loraserve_kernels.attention_work import (
     prefill_capacity,
     rows_of_lists,
 )
-from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, fill_tiles, tile_capacity
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, EXPAND_MAX_ROWS, fill_tiles, tile_capacity
 from torch import Tensor
 
 from loraserve.engine.step_buffers import Buffer, BufferSpec
@@ -29,9 +29,8 @@ class WorkLists:
         num_decode = decode_capacity(max_num_seqs, max_context, num_splits)
         num_append = append_capacity(max_num_rows, max_num_seqs, max_context, num_splits)
         num_prefill = prefill_capacity(max_num_rows, max_num_seqs)
-        num_tiles = max(
-            tile_capacity(num_rows, max_num_seqs) for num_rows in (max_num_rows, min(max_num_rows, DECODE_MAX_ROWS))
-        )
+        largest_of_a_kind = (EXPAND_MAX_ROWS, DECODE_MAX_ROWS, max_num_rows)
+        num_tiles = max(tile_capacity(min(num_rows, max_num_rows), max_num_seqs) for num_rows in largest_of_a_kind)
         shapes = ((num_decode, 4), (num_append, 4), (num_prefill, 3), (num_tiles, 6), (num_tiles, 6))
         self.specs = [BufferSpec(shape, np.int32) for shape in shapes]
 

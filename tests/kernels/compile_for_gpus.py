@@ -162,6 +162,7 @@ CASES = {
     "attention-float32": lambda: attend(8, 8, 64, torch.float32),
     "attention-256-float32": lambda: attend(8, 4, 256, torch.float32, num_rows=PROMPTS),
     "lora-decode": lambda: add_lora(64, torch.bfloat16),
+    "lora-decode-more-rows": lambda: add_lora(256, torch.bfloat16),
     "lora-lone-row": lambda: add_lora(2, torch.bfloat16),
     "lora-prefill": lambda: add_lora(1024, torch.bfloat16),
     "small-ops": lambda: small_ops,

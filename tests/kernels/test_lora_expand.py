@@ -74,6 +74,7 @@ def make_inputs(lora: LoraInputs, splits: int = 2) -> ExpandInputs:
         pytest.param([2, 1, 37, 4], [BASE, 0, 1, 2], [(33, 16), (16, 64), (8, 33)], (300, 70), id="mixed-ranks"),
         pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [(4,), (5,), (6,)], (48,), id="empty-segments"),
         pytest.param([3, 3], [0, 1], [(0, 9, 0), (0, 0, 0)], (24, 40, 8), id="absent-members"),
+        pytest.param([100, 1, 40], [0, BASE, 1], [(20, 7, 33), (70, 0, 1)], (150, 3, 9), id="more-rows"),
         pytest.param([515, 1, 5], [0, BASE, 1], [(20, 7, 33), (70, 0, 1)], (150, 3, 9), id="prefill"),
     ],
 )
@@ -93,20 +94,24 @@ def test_any_popularity_of_adapters(triton_device, assert_close, popularity):
     assert_close(inputs.run(), inputs.expected)
 
 
-def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch):
-    from loraserve_kernels.triton_ops import lora_expand_rows
+@pytest.mark.parametrize(
+    ("rows", "num_unused"), [([1, 5, 2, 1, 1, 1], 1), ([1, 17, 2, 1, 1, 110], 7)], ids=["few rows", "more rows"]
+)
+def test_a_program_takes_several_tiles(triton_device, assert_close, monkeypatch, rows, num_unused):
+    from loraserve_kernels.triton_ops import lora_expand, lora_expand_rows
 
-    monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 9)
-    # Three blocks of columns for 7 tiles: 3 programs each, for 3, 2 and 2 tiles; the last tile is unused.
-    rows, slots = [1, 5, 2, 1, 1, 1], [0, 1, 2, 3, 4, BASE]
+    # Three programs for a block of columns, which has float32's 64 columns or 256.
+    monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 3 * 6)
+    monkeypatch.setattr(lora_expand, "DECODE_PROGRAMS", 3 * 3)
+    slots = [0, 1, 2, 3, 4, BASE]
     lora = make_lora_inputs(rows, slots, [(2, 9)] * 5, 8, (300, 20), device=triton_device)
     inputs = make_inputs(lora, 1)
-    assert inputs.tiles[:, 3].tolist() == [0, 1, 1, 2, 3, 4, BASE]
+    assert inputs.tiles[:, 3].tolist() == [0, 1, 1, 2, 3, 4] + [BASE] * num_unused
     assert_close(inputs.run(), inputs.expected)
 
 
 def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, monkeypatch):
-    """A graph has a tile for each row: with 512 rows of one adapter, 384 of 512 are unused."""
+    """A graph has a tile for each row: with 512 rows of one adapter, 480 of 512 are unused."""
     from loraserve_kernels.triton_ops import lora_expand_rows
 
     monkeypatch.setattr(lora_expand_rows, "PROGRAMS", 1)
@@ -120,11 +125,11 @@ def test_a_program_ends_at_its_first_unused_tile(triton_device, assert_close, mo
 
 @pytest.mark.parametrize("num_rows", [1, 64, 257, 320, 512])
 def test_a_graphs_launch_starts_few_programs_however_many_tiles_it_has_room_for(triton_device, launches, num_rows):
-    from loraserve_kernels.triton_ops import lora_expand_rows
+    from loraserve_kernels.triton_ops import lora_expand, lora_expand_rows
 
     make_inputs(make_lora_inputs([1] * num_rows, [0] * num_rows, [(1,)] * 2, 8, (28672,), device=triton_device)).run()
-    ((_, grid),) = launches
-    assert math.prod(grid) <= lora_expand_rows.PROGRAMS
+    ((name, grid),) = launches
+    assert math.prod(grid) <= (lora_expand_rows.PROGRAMS if "rows" in name else lora_expand.DECODE_PROGRAMS)
 
 
 def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, assert_close):
@@ -134,7 +139,7 @@ def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, a
     assert_close(inputs.run(), inputs.expected)
 
 
-@pytest.mark.parametrize("num_rows", [3, 600], ids=["decode", "prefill"])
+@pytest.mark.parametrize("num_rows", [3, 140, 600], ids=["decode", "more rows", "prefill"])
 def test_rows_outside_the_tiles_keep_their_bits(triton_device, dtype, num_rows):
     lora = make_lora_inputs([2, num_rows, 2], [BASE, 0, BASE], [(5, 0)], 8, (20, 12), dtype, triton_device)
     storage = lora.y._base

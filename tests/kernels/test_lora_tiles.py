@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loraserve_kernels.lora_tiles import (
     DECODE_MAX_ROWS,
+    EXPAND_MAX_ROWS,
     EXPAND_TILE_ROWS,
     LORA_TILE_ROWS,
     PREFILL_TILE_ROWS,
@@ -50,7 +51,7 @@ def test_tiles_hold_every_adapters_rows_once_and_no_others(segments, num_padding
 
 
 def test_the_capacity_is_what_the_worst_segments_need():
-    for num_rows in (1, 4, 5, 17, 40, DECODE_MAX_ROWS + 1):
+    for num_rows in (1, 4, 5, 17, 40, EXPAND_MAX_ROWS + 1, DECODE_MAX_ROWS + 1):
         for max_segments in (1, 2, 7, num_rows):
             lone_rows = min(max_segments, num_rows) - 1
             rows = [1] * lone_rows + [num_rows - lone_rows]
@@ -60,7 +61,9 @@ def test_the_capacity_is_what_the_worst_segments_need():
 
 
 def test_a_large_batch_has_higher_tiles():
-    assert (tile_rows(DECODE_MAX_ROWS), expand_tile_rows(DECODE_MAX_ROWS)) == (LORA_TILE_ROWS, EXPAND_TILE_ROWS)
+    assert (tile_rows(EXPAND_MAX_ROWS), expand_tile_rows(EXPAND_MAX_ROWS)) == (LORA_TILE_ROWS, EXPAND_TILE_ROWS)
+    for num_rows in (EXPAND_MAX_ROWS + 1, DECODE_MAX_ROWS):
+        assert {each(num_rows) for each in (tile_rows, expand_tile_rows)} == {LORA_TILE_ROWS}
     assert {each(DECODE_MAX_ROWS + 1) for each in (tile_rows, expand_tile_rows)} == {PREFILL_TILE_ROWS}
     assert make_tiles([600], [5]).tolist()[:2] == [[5, 0, 64] * 2, [5, 64, 128] * 2]
     assert make_tiles([17], [5])[:, :3].tolist() == [[5, 0, 16], [5, 16, 17], *[[BASE, 0, 0]] * 3]

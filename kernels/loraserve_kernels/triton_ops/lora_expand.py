@@ -11,15 +11,14 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
-from loraserve_kernels.lora_tiles import PREFILL_TILE_ROWS, tile_rows
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, EXPAND_TILE_ROWS, expand_tile_rows
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_columns import member_of_block
 from loraserve_kernels.triton_ops.lora_expand_rows import lora_expand_rows
-from loraserve_kernels.triton_ops.lora_shrink import PREFILL_MAX_SPLITS
+from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPLITS
 
-BLOCK_N = 64
-"""Columns of a program. Compiled for sm_90 it takes 128 registers a thread, so four programs with 8 KiB of loads each
-are under way on a multiprocessor; 64 x 128 took 171 for 8 warps, so one."""
+DECODE_PROGRAMS = 1056
+"""Eight for each of the 132 multiprocessors of an H100 or H200; see `lora_expand_rows.PROGRAMS`."""
 
 
 @triton.jit
@@ -88,7 +87,7 @@ def _expand_tile(
 
 
 # Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
-@triton.jit(do_not_specialize=["num_planes", "num_table_members", "member_start"])
+@triton.jit(do_not_specialize=["num_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
     hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
@@ -102,6 +101,7 @@ def _lora_expand_kernel(
     num_planes,
     plane_stride,
     hidden_stride,
+    num_tiles,
     num_table_members,
     member_start,
     OUT_FEATURES: tl.constexpr,
@@ -115,39 +115,43 @@ def _lora_expand_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
-    tile_ptr = tiles_ptr + tl.program_id(1) * 6 + 3
-    adapter_slot = tl.load(tile_ptr)
-    if adapter_slot < 0:
-        return
     block = tl.program_id(0)
     member, out_features, member_column, member_block = member_of_block(block, OUT_FEATURES, BLOCK_N)
-    index = adapter_slot.to(tl.int64) * num_table_members + member_start + member
-    lora_rank = tl.load(lora_rank_ptr + index)
-    offset_bias = tl.full((), -1, tl.int64)
-    if HAS_BIASES:
-        offset_bias = tl.load(offset_bias_ptr + index)
-    if (lora_rank > 0) | (offset_bias >= 0):
-        _expand_tile(
-            y_ptr + member_column,
-            hidden_ptr + member * MEMBER_COLUMNS,
-            arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT),
-            arena_ptr + offset_bias,
-            offset_bias >= 0,
-            tl.load(tile_ptr + 1),
-            tl.load(tile_ptr + 2),
-            lora_rank,
-            (block - member_block) * BLOCK_N,
-            out_features,
-            tl.load(scaling_ptr + index),
-            y_stride,
-            num_planes,
-            plane_stride,
-            hidden_stride,
-            MAX_PLANES,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_R,
-        )
+    # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
+    tile = tl.program_id(1)
+    adapter_slot = tl.load(tiles_ptr + tile * 6 + 3)
+    while adapter_slot >= 0:
+        tile_ptr = tiles_ptr + tile * 6 + 3
+        tile += tl.num_programs(1)
+        next_slot = tl.load(tiles_ptr + tile * 6 + 3, mask=tile < num_tiles, other=-1)
+        index = adapter_slot.to(tl.int64) * num_table_members + member_start + member
+        lora_rank = tl.load(lora_rank_ptr + index)
+        offset_bias = tl.full((), -1, tl.int64)
+        if HAS_BIASES:
+            offset_bias = tl.load(offset_bias_ptr + index)
+        if (lora_rank > 0) | (offset_bias >= 0):
+            _expand_tile(
+                y_ptr + member_column,
+                hidden_ptr + member * MEMBER_COLUMNS,
+                arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT),
+                arena_ptr + offset_bias,
+                offset_bias >= 0,
+                tl.load(tile_ptr + 1),
+                tl.load(tile_ptr + 2),
+                lora_rank,
+                (block - member_block) * BLOCK_N,
+                out_features,
+                tl.load(scaling_ptr + index),
+                y_stride,
+                num_planes,
+                plane_stride,
+                hidden_stride,
+                MAX_PLANES,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_R,
+            )
+        adapter_slot = next_slot
 
 
 def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> None:
@@ -155,13 +159,23 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
 
     Rows in no tile and columns of absent members are neither read nor written. The sum is rounded once, to y's dtype.
     """
-    if tile_rows(y.shape[0]) != PREFILL_TILE_ROWS:
+    num_rows, num_tiles = y.shape[0], tiles.shape[0]
+    if expand_tile_rows(num_rows) == EXPAND_TILE_ROWS:
         lora_expand_rows(y, hidden, group, table, tiles)
         return
-    assert hidden.shape[0] <= PREFILL_MAX_SPLITS, f"{hidden.shape[0]} planes, of which {PREFILL_MAX_SPLITS} are added"
+    is_decode = num_rows <= DECODE_MAX_ROWS
+    # The number of planes differs between batches of the same rows: were it a constant, kernels would be compiled while
+    # serving.
+    max_planes = MAX_SPLITS if is_decode else PREFILL_MAX_SPLITS
+    assert hidden.shape[0] <= max_planes, f"{hidden.shape[0]} planes, of which {max_planes} are added"
+    # Compiled for sm_90, these take 156 and 128 registers a thread, so three and four programs with 8 KiB of loads each
+    # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one; 64 x 64 would take 142 if it might.
+    block_n = 256 if is_decode else 64
+    column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
+    tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
     launch(
         _lora_expand_kernel,
-        (sum(ceil_div(columns, BLOCK_N) for columns in group.out_features), tiles.shape[0]),
+        (column_blocks, tile_programs),
         y,
         hidden,
         table.arena,
@@ -174,18 +188,19 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         hidden.shape[0],
         hidden.stride(0),
         hidden.stride(1),
+        num_tiles,
         table.lora_rank.stride(0),
         group.member_start,
         OUT_FEATURES=group.out_features,
         MEMBER_COLUMNS=MAX_LORA_RANK,
-        MAX_PLANES=PREFILL_MAX_SPLITS,
+        MAX_PLANES=max_planes,
         HAS_BIASES=table.offset_bias.numel() > 0,
         OFFSET_ALIGNMENT=table.offset_alignment,
-        BLOCK_M=PREFILL_TILE_ROWS,
-        BLOCK_N=BLOCK_N,
+        BLOCK_M=expand_tile_rows(num_rows),
+        BLOCK_N=block_n,
         BLOCK_R=16,
         num_warps=4,
-        num_stages=1,
-        maxnreg=128,
+        num_stages=2 if is_decode else 1,
+        maxnreg=None if is_decode else 128,
         enable_fp_fusion=True,
     )
