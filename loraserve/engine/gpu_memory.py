@@ -21,7 +21,7 @@ from loraserve.models.causal_model import CausalModel
 
 EDIT_BYTES = 8
 """A logit of every sequence: how often it has the token, and the logit edited, in float32."""
-COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 256, 512, 513)
+COMPILED_ROWS = (1, 2, 16, 17, 32, 64, 128, 129, 256, 512, 513)
 """Of one sequence: on both sides of where the kernels' tiles change their size."""
 _WHAT_TAKES_MEMORY = "--kv-cache-memory-bytes, --adapter-memory-bytes or --max-num-batched-tokens"
 OUT_OF_MEMORY_ADVICE = (
