@@ -60,6 +60,7 @@ class CertificateJob(msgspec.Struct, frozen=True, kw_only=True):
     packed_path: str
     base_fingerprint: str
     engine: EngineConfig
+    """Its device is the one that serves, not `auto`."""
     memory_factor: float = MEMORY_FACTOR
 
 

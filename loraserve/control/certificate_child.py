@@ -85,7 +85,7 @@ def _check_memory(job: CertificateJob) -> None:
 
     from loraserve.models import loader
 
-    if job.engine.device not in ("auto", "cpu"):
+    if job.engine.device != "cpu":
         raise Skipped("it is measured on CPUs only")
     config = loader.load_config(job.engine.model, job.engine.revision)
     device = torch.device("cpu")

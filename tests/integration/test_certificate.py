@@ -5,14 +5,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import numpy as np
 import pytest
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
 
+from loraserve.control import control_plane
 from loraserve.control.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
+from loraserve.control.declared import Declared
+from loraserve.control.ingest import Ingest
 from loraserve.engine.config import EngineConfig
+from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
 from tests.support.tiny_adapters import save_adapters
@@ -31,7 +37,7 @@ class Published:
         model = save_tiny_model("llama", folder / "model")
         paths = save_adapters(model, folder / "adapters")
         self.engine = EngineConfig(
-            model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32"
+            model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32", device="cpu"
         )
         layout = make_engine(folder / "model").describe().layout
         self.bench = UploadBench(folder / "data", layout=layout)
@@ -138,11 +144,18 @@ def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
 
 
 def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Published) -> None:
-    with_gpu = "import torch; torch.cuda.is_available = lambda: True"
-    assert published.engine.device == "auto"
+    with_gpu = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1"
     assert run_child(published, with_gpu).status is CertificateStatus.AGREES
-    on_gpu = run_child(published, with_gpu, engine=replace(published.engine, device="cuda"))
+    on_gpu = run_child(published, with_gpu, engine=replace(published.engine, device="cuda:0"))
     assert on_gpu.reason == "it is measured on CPUs only"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_a_servers_own_device_is_what_auto_was(device: str) -> None:
+    serving = cast(EngineClient, SimpleNamespace(model=SimpleNamespace(device=device)))
+    declared, ingest = cast(Declared, SimpleNamespace(blobs=None)), cast(Ingest, SimpleNamespace(packed_path=None))
+    certifier = control_plane._certifier(declared, serving, ingest, EngineConfig(model="m", device="auto"))
+    assert certifier._engine.device == device
 
 
 def test_a_measurement_that_dies_or_hangs_is_skipped(published: Published) -> None:
