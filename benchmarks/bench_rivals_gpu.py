@@ -1,8 +1,8 @@
 """transformers `generate` and PEFT `generate(adapter_names=…)` on a GPU, with the shapes of `bench_engine_gpu.py`.
 
 Static batches of prompts of one length, so nothing is padded. A decode step is what each token after the first takes
-on average: outputs are short, as a step takes transformers 65 ms on an H200, and PEFT far longer, which computes one
-adapter after the other.
+on average. PEFT computes one adapter after the other, so its outputs are short, and so that there is time for it, the
+others are too.
 
 Run: PYTHONPATH=.:kernels:adapters python benchmarks/bench_rivals_gpu.py
 """

@@ -114,7 +114,7 @@ def profile_steps(engine: Engine, work: Work, arm: Arm, batch_size: int, digests
 
 
 def host_ms(engine: Engine, batch_size: int, num_steps: int) -> float:
-    """Of a step, in which the host does not wait for the GPU. A profiler would make it far longer."""
+    """Of a step, in which the host waits for no event of the GPU; without a profiler, which adds work of its own."""
     with _noted_waits() as waits:
         started = time.perf_counter()
         _take_steps(engine, batch_size, num_steps)
@@ -130,7 +130,7 @@ def _take_steps(engine: Engine, batch_size: int, num_steps: int) -> None:
 
 @contextmanager
 def _noted_waits() -> Iterator[list[float]]:
-    """Seconds of each wait for an event of the GPU within the block: the engine has no others."""
+    """Seconds of each wait for an event of the GPU within the block."""
     waits: list[float] = []
     synchronize = torch.cuda.Event.synchronize
 
