@@ -1,6 +1,7 @@
 """How kernels are launched: each may start while the one in front of it ends.
 
-Between two nodes of a CUDA graph a GPU idles for about a microsecond, and a decode step has 20 small kernels a layer.
+Between two nodes of a CUDA graph an H200 idles for half a microsecond or more, and a decode step of a Llama-3-8B with
+LoRA has 20 of them a layer.
 With NVIDIA's programmatic dependent launch the next kernel's programs are in place by then, and wait inside.
 """
 
