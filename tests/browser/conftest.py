@@ -115,4 +115,7 @@ def watched_console(browser: Browser, url: str, width: int, height: int, theme: 
         yield Console(page, url, watch)
         watch.check()
     finally:
+        # Requests that a route still answers end with the page.
+        for page in context.pages:
+            page.unroute_all(behavior="ignoreErrors")
         context.close()

@@ -39,7 +39,6 @@ def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Co
     expect(row.get_by_role("cell")).to_have_text([tenant.name, "uppercase", "1", "2", "300"])
     row.get_by_role("link", name="uppercase").click()
     expect(page).to_have_url(f"{console.url}/ui/#/requests?adapter=uppercase&state=running")
-    page.unroute_all(behavior="ignoreErrors")
 
 
 def test_the_number_of_what_runs_leads_to_its_request(browser: Browser, tmp_path: Path):
