@@ -1,7 +1,7 @@
 """Turns the scheduler's plan into a `StepBatch`: flat int tensors in buffers that are allocated once."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from loraserve_kernels.step_batch import Segments, StepBatch
@@ -21,9 +21,9 @@ class ScheduledSequence:
     num_sampled_rows: int
     """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs and drafts, 0 in the middle of a
     prompt."""
-    draft: list[int] = field(default_factory=list)
+    draft: Seq[int] = ()
     """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
-    draft_masks: list[NDArray[np.uint8]] = field(default_factory=list)
+    draft_masks: Seq[NDArray[np.uint8]] = ()
     """Of what may come after each of these, where the sequence has a grammar."""
     is_predicted: bool = False
     """Whether the request predicts the draft."""
@@ -103,18 +103,23 @@ class BatchBuilder:
         slots: list[int] = []
         context_lens: list[int] = []
         in_table: list[tuple[int, int]] = []
-        size = self._block_size
+        size, was_in_table, num_in_table = self._block_size, self._in_table, len(self._in_table)
         for i, item in enumerate(scheduled):
-            sequence = item.sequence
+            sequence, num_rows = item.sequence, item.num_rows
             start = sequence.num_computed_tokens
-            end = start + item.num_rows
-            in_table.append(self._fill_block_table(i, sequence, start, end))
+            end = start + num_rows
             context_lens.append(end)
-            if item.num_rows == 1:
-                token_ids.append(sequence.token_ids[start] if start < len(sequence.token_ids) else 0)
+            if num_rows == 1:
+                known, block = sequence.token_ids, sequence.blocks[start // size]
+                token_ids.append(known[start] if start < len(known) else 0)
                 positions.append(start)
-                slots.append(sequence.blocks[start // size] * size + start % size)
+                slots.append(block * size + start % size)
+                last = (sequence.admitted, block)
+                if i >= num_in_table or was_in_table[i] != last or sequence.admitted == 0:
+                    last = self._fill_block_table(i, sequence, start, end)
+                in_table.append(last)
             else:
+                in_table.append(self._fill_block_table(i, sequence, start, end))
                 token_ids += sequence.token_ids[start:end]
                 token_ids += item.draft
                 positions += range(start, end)
@@ -131,13 +136,10 @@ class BatchBuilder:
         # NOTE: from one batch to the next a running sequence's blocks before its first row to compute do not change.
         # They stay as filled, so that a step costs the same however long the context is.
         blocks, size = sequence.blocks, self._block_size
-        last = (sequence.admitted, blocks[(end - 1) // size])
         was_here = sequence.admitted > 0 and i < len(self._in_table) and self._in_table[i][0] == sequence.admitted
-        if was_here and end - start == 1 and self._in_table[i] == last:
-            return last
         first_block, num_blocks = start // size if was_here else 0, (end - 1) // size + 1
         self._block_table.array[i, first_block:num_blocks] = blocks[first_block:num_blocks]
-        return last
+        return sequence.admitted, blocks[num_blocks - 1]
 
     def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
         positions = np.arange(start, end)

@@ -21,7 +21,7 @@ class Endings:
                 return FinishReason.STOP, token_id
             if token_id in self._eos and not params.ignore_eos:
                 return FinishReason.STOP, None
-        if self._is_full(sequence, num_tokens):
+        if num_output_tokens >= params.max_tokens or num_tokens >= self._max_model_len:
             return FinishReason.LENGTH, None
         return None, None
 
@@ -32,8 +32,6 @@ class Endings:
 
     def ends_with_next(self, sequence: Sequence) -> bool:
         """Whether its next token is the last one, whatever it is."""
-        return self._is_full(sequence, len(sequence.token_ids) + 1)
-
-    def _is_full(self, sequence: Sequence, num_tokens: int) -> bool:
+        num_tokens = len(sequence.token_ids) + 1
         num_output_tokens = num_tokens - sequence.num_prompt_tokens
         return num_output_tokens >= sequence.request.sampling.max_tokens or num_tokens >= self._max_model_len

@@ -285,11 +285,10 @@ class Engine:
         output = SequenceOutput(sequence.request.request_id, sequence.index, [token_id])
         if sequence.matcher is not None and finish_reason is not FinishReason.STOP:
             finish_reason, stop_token_id = self._follow_grammar(sequence, sequence.matcher, finish_reason, output)
-        if finish_reason is not None:
-            self._finish(sequence)
         if logprob is not None:
             output.logprobs = [logprob]
         if finish_reason is not None:
+            self._finish(sequence)
             output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
         if not sequence.is_first_output_sent:
             sequence.is_first_output_sent = True

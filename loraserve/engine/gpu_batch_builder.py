@@ -11,6 +11,7 @@ from loraserve.engine.decode_graphs import graph_size
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.sampling_columns import DeviceSampling, SamplingColumns
 from loraserve.engine.sampling_row import SamplingRow
+from loraserve.engine.sequence import Sequence
 from loraserve.engine.step_buffers import BufferSpec
 from loraserve.engine.work_lists import WorkLists
 
@@ -37,6 +38,7 @@ class GpuBatchBuilder(BatchBuilder):
         lists = [*of_tokens, *of_sampling, *([] if work is None else work.specs)]
         super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists)
         self._chosen_rows, self._token_rows, *lists = self._lists
+        self._all_rows = np.arange(max_num_seqs)
         self._columns = SamplingColumns(lists[: len(of_sampling)])
         if work is not None:
             work.use(lists[len(of_sampling) :])
@@ -73,28 +75,62 @@ class GpuBatchBuilder(BatchBuilder):
         that is to wait for a step that was collected.
         """
         self._buffers.wait()
-        num_unknown = row = 0
+        unknown: list[int] = []
+        token_rows: list[int] = []
+        row = 0
         for item, chosen_row in zip(scheduled, chosen_rows, strict=True):
             if chosen_row is not None:
-                self._chosen_rows.array[num_unknown] = chosen_row
-                self._token_rows.array[num_unknown] = row
-                num_unknown += 1
+                unknown.append(chosen_row)
+                token_rows.append(row)
             row += item.num_rows
+        num_unknown = len(unknown)
+        self._chosen_rows.array[:num_unknown] = unknown
+        self._token_rows.array[:num_unknown] = token_rows
         batch = self.build(scheduled, sampled)
         if num_unknown:
             chosen, rows = self._chosen_rows.tensor[:num_unknown], self._token_rows.tensor[:num_unknown]
             tokens.copy_to(batch.token_ids, chosen, rows)
         return batch
 
+    def build_again(
+        self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, sampled: Seq[SamplingRow]
+    ) -> StepBatch:
+        """As `build_ahead`, of the last batch's sequences in their order, one row of each in both, whose tokens that
+        batch is choosing. Nearly all is the same, or one more."""
+        batch, num_seqs = self._batch, len(scheduled)
+        assert batch is not None
+        self._buffers.wait()
+        self.sampling = self._columns.fill(sampled)
+        for of_rows in (self._positions, self._slot_mapping, self._context_lens):
+            of_rows.array[:num_seqs] += 1
+        positions = self._positions.array[:num_seqs]
+        for row in np.flatnonzero(positions % self._block_size == 0).tolist():
+            self._enter_block(row, scheduled[row].sequence, int(positions[row]) // self._block_size)
+        self._chosen_rows.array[:num_seqs] = self._token_rows.array[:num_seqs] = self._all_rows[:num_seqs]
+        self._upload(batch, is_listed=False)
+        tokens.copy_to(batch.token_ids, self._chosen_rows.tensor[:num_seqs], self._token_rows.tensor[:num_seqs])
+        return batch
+
+    def _enter_block(self, row: int, sequence: Sequence, column: int) -> None:
+        """The row is the first one of that block of its sequence."""
+        block = sequence.blocks[column]
+        self._slot_mapping.array[row] = block * self._block_size
+        self._block_table.array[row, column] = block
+        self._in_table[row] = (sequence.admitted, block)
+
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """Also on the device."""
         previous = self._batch
         batch = super()._filled(scheduled)
-        self._num_steps += 1
-        if batch is previous and (self._num_steps >= REBALANCE_STEPS or self._admitted() != self._listed):
-            self._list_attention(batch)
-        self._buffers.upload(self._block_table.end_bytes(len(scheduled)))
+        self._upload(batch, is_listed=batch is not previous)
         return batch
+
+    def _upload(self, batch: StepBatch, *, is_listed: bool) -> None:
+        """is_listed: the attention's lists are those of the very batch."""
+        self._num_steps += 1
+        if not is_listed and (self._num_steps >= REBALANCE_STEPS or self._admitted() != self._listed):
+            self._list_attention(batch)
+        self._buffers.upload(self._block_table.end_bytes(len(batch.context_lens)))
 
     def graph_batch(self, num_rows: int, has_adapter: bool) -> StepBatch:
         """So many rows, all of them padding, to capture a graph with.

@@ -112,6 +112,8 @@ class SamplingRow:
     """Whatever the outputs are, the token is its largest logit, unless that is banned."""
     draws_freely: bool = field(init=False)
     """As well, but that the token is drawn from the logits as they are, unless some are banned."""
+    is_always_edited: bool = field(init=False)
+    """Its logits are, whatever the outputs are."""
     all_stop_token_ids: frozenset[int] = field(init=False)
     """EOS and the request's own; banned below min_tokens, EOS with `ignore_eos` too, as in vLLM."""
 
@@ -121,7 +123,8 @@ class SamplingRow:
         self.has_penalties = params.has_penalties
         self.needs_outputs = params.has_penalties or params.min_tokens > 0
         self.all_stop_token_ids = frozenset(self.eos_token_ids + params.stop_token_ids)
-        is_plain = not (params.has_penalties or params.grammar or params.allowed_token_ids or params.logit_bias)
+        self.is_always_edited = bool(params.allowed_token_ids or params.logit_bias or params.has_penalties)
+        is_plain = not (self.is_always_edited or params.grammar)
         self.takes_argmax = self.is_greedy and is_plain
         self.draws_freely = not self.is_greedy and is_plain
 
@@ -152,8 +155,7 @@ class SamplingRow:
 
     @property
     def has_edits(self) -> bool:
-        params = self.params
-        return bool(params.allowed_token_ids or params.logit_bias or self.is_below_min_tokens or self.has_penalties)
+        return self.is_always_edited or (self.needs_outputs and self.is_below_min_tokens)
 
 
 def rows_after(row: SamplingRow, draft: Sequence[int]) -> list[SamplingRow]:

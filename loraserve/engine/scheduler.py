@@ -15,6 +15,7 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.fair_queue import FairQueue
 from loraserve.engine.kv_blocks import BlockPool
+from loraserve.engine.request import EngineRequest
 from loraserve.engine.sequence import RequestState, Sequence, Status
 from loraserve.engine.sequence_blocks import SequenceBlocks
 
@@ -111,7 +112,7 @@ class Scheduler:
 
         None, and nothing is changed, where somebody may have to be preempted.
         """
-        going_on = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 0 or not ends(sequence)]
+        going_on = [each for each in self.running if each.num_uncomputed_tokens > 0 or not ends(each)]
         plan = StepPlan()
         if not self._try_schedule_rows(going_on, plan):
             if not self._has_blocks(going_on):
@@ -182,7 +183,9 @@ class Scheduler:
 
         False, and nothing is changed, where that takes more than new blocks, or more rows than a step has.
         """
-        if len(sequences) > self._max_num_batched_tokens or any(s.num_uncomputed_tokens > 1 for s in sequences):
+        if len(sequences) > self._max_num_batched_tokens:
+            return False
+        if any(len(each.token_ids) - each.num_computed_tokens > 1 for each in sequences):
             return False
         if not self._blocks.try_extend_all(sequences):
             return False
@@ -311,12 +314,12 @@ class Scheduler:
 
     def _charge_up_to(self, sequence: Sequence, end: int) -> None:
         if end > sequence.num_charged_tokens:
-            self._charge(sequence, end - sequence.num_charged_tokens)
+            self._charge(sequence.request, end - sequence.num_charged_tokens)
             sequence.num_charged_tokens = end
 
-    def _charge(self, sequence: Sequence, num_tokens: int) -> None:
+    def _charge(self, request: EngineRequest, num_tokens: int) -> None:
         """A tenant of twice the weight is served twice as much before others come first."""
-        self.waiting.charge(sequence.request.tenant, num_tokens / sequence.request.tenant_weight)
+        self.waiting.charge(request.tenant, num_tokens / request.tenant_weight)
 
     def _note_prefix_lookup(self, sequence: Sequence, num_cached: int) -> None:
         state = sequence.state
@@ -374,7 +377,7 @@ class Scheduler:
         was_resident = self._adapters.is_resident(digest)
         adapter_slot = self._adapters.try_acquire(digest, max_arriving_bytes)
         if adapter_slot is not None and not was_resident:
-            self._charge(sequence, COLD_LOAD_TOKENS)
+            self._charge(sequence.request, COLD_LOAD_TOKENS)
         return adapter_slot
 
     def _acquire_adapter(self, sequence: Sequence) -> int:

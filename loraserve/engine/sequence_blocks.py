@@ -47,13 +47,13 @@ class SequenceBlocks:
 
     def try_extend_all(self, sequences: Seq[Sequence]) -> bool:
         """`try_extend` each by one row, but False, and nothing is changed, also where a block is to be copied."""
-        size = self._block_size
+        size, is_shared = self._block_size, self._pool.is_shared
         without_block: list[Sequence] = []
         for sequence in sequences:
-            written = sequence.num_computed_tokens // size
-            if written == len(sequence.blocks):
+            written, held = sequence.num_computed_tokens // size, sequence.blocks
+            if written == len(held):
                 without_block.append(sequence)
-            elif self._pool.is_shared(sequence.blocks[written]):
+            elif is_shared(held[written]):
                 return False
         blocks = self._pool.try_allocate(len(without_block))
         if blocks is None:
@@ -76,7 +76,7 @@ class SequenceBlocks:
 
     def remember(self, sequence: Sequence) -> None:
         """From now on its full, computed blocks can be found; not the one that a token not known yet fills."""
-        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self._block_size
         if num_full <= sequence.num_remembered_blocks:
             return
         self._extend_hashes(sequence, num_full)

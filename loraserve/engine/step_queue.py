@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from loraserve.engine.accelerator import upload_ids
+from loraserve.engine.adapter_arrival import StepArrivals
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
 from loraserve.engine.device_sampler import QueuedTokens
@@ -60,11 +61,12 @@ class StepQueue:
         before: the last step queued, when it is not collected; its tokens must be chosen on a device. Neither is
         waited for, but where log-probabilities of prompts are asked for.
         """
+        if before is not None and _goes_on(before, plan):
+            return self._queue_again(plan, before)
         now = time.monotonic()
         if plan.block_copies:
             self._runner.copy_blocks(plan.block_copies)
-        slots = (item.sequence.adapter_slot for item in plan.scheduled)
-        arrivals = None if self._adapters is None else self._adapters.arrivals(slots)
+        arrivals = self._arrivals(plan)
         known_rows = self._rows_known_before(plan.scheduled)
         batch = self._build(plan.scheduled, before, [row for _, row in known_rows])
         batch.draws = self._sampler.draws_of(known_rows)
@@ -100,6 +102,26 @@ class StepQueue:
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
         return StepInFlight(plan.scheduled, sequences, items, sampled)
+
+    def _queue_again(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
+        """`queue` for a plan that `_goes_on`."""
+        assert isinstance(self._builder, GpuBatchBuilder)
+        assert isinstance(before.sampled, QueuedTokens)
+        assert not plan.block_copies, "who had a row in the last step has its last block alone"
+        sequences = before.sequences
+        rows = [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
+        batch = self._builder.build_again(plan.scheduled, before.sampled, rows)
+        output = self._runner.forward(batch, self._arrivals(plan))
+        for sequence in sequences:
+            sequence.num_computed_tokens += 1
+        queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
+        assert queued is not None
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued)
+
+    def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
+        if self._adapters is None:
+            return None
+        return self._adapters.arrivals(item.sequence.adapter_slot for item in plan.scheduled)
 
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
@@ -163,3 +185,14 @@ class StepQueue:
         num_top = sequence.request.sampling.prompt_logprobs or 0
         if targets:
             state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
+
+
+def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:
+    """Whether the plan is of `before`'s sequences in their order, one row of each in both: of the token that `before`
+    chooses."""
+    if not len(plan.scheduled) == len(before.scheduled) == len(before.sequences):
+        return False
+    return all(
+        item.sequence is last.sequence is sequence and item.num_rows == last.num_rows == 1
+        for item, last, sequence in zip(plan.scheduled, before.scheduled, before.sequences, strict=True)
+    )

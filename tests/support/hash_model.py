@@ -73,6 +73,8 @@ class HashRunner:
         """Tokens."""
         self.num_ahead = 0
         """Forwards of batches that were queued behind a step whose tokens were not collected."""
+        self.num_again = 0
+        """Of these, the ones of the same sequences as that step."""
         self.batch_adapters: list[set[str | None]] = []
         self.can_touch_ahead = False
         self.num_used_blocks = 0
@@ -206,6 +208,14 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
     ) -> StepBatch:
         self._runner.num_ahead += 1
         return super().build_ahead(scheduled, tokens, chosen_rows, sampled)
+
+    def build_again(
+        self, scheduled: Sequence[ScheduledSequence], tokens: QueuedTokens, sampled: Sequence[SamplingRow]
+    ) -> StepBatch:
+        self._runner.num_ahead += 1
+        self._runner.num_again += 1
+        self._runner.scheduled = list(scheduled)
+        return super().build_again(scheduled, tokens, sampled)
 
 
 class _SamplingBackend(ReferenceBackend):

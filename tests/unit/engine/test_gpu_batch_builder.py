@@ -240,6 +240,46 @@ def test_a_row_that_is_not_finite_goes_on_with_some_token(builder: GpuBatchBuild
     assert builder.build_ahead(scheduled, tokens, [0]).token_ids.tolist() == [0]
 
 
+def decodes(num_steps: int) -> list[ScheduledSequence]:
+    """Of so many steps later, with the same sequences; their last tokens are known to the device alone."""
+    scheduled = [item(num_computed + num_steps, 1, adapter_slot=slot) for num_computed, slot in DECODES]
+    for admitted, running in enumerate(scheduled, 1):
+        running.sequence.admitted = admitted
+        running.sequence.token_ids.pop()
+    return scheduled
+
+
+def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_them(builder: GpuBatchBuilder) -> None:
+    """Over the ends of blocks, and then of other sequences."""
+    captured = builder.graph_batch(4, has_adapter=True)
+    tokens = QueuedTokens(torch.tensor([7, 8, 9]), torch.zeros(3, dtype=torch.int64), HostEvent())
+    rows = [row(0)] * 3
+    batch = builder.build_ahead(decodes(0), tokens, [0, 1, 2])
+    for num_steps in range(1, 40):
+        scheduled = decodes(num_steps)
+        fresh = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, ())
+        expected = without_lists(fresh.build_ahead(scheduled, tokens, [0, 1, 2]))
+        assert builder.build_again(scheduled, tokens, rows) is batch
+        assert without_lists(batch) == expected
+        assert captured.token_ids.tolist() == [7, 8, 9, 0]
+        assert captured.slot_mapping[3] == -1
+        for place, running in enumerate(scheduled):
+            blocks = running.sequence.blocks
+            assert batch.block_table[place, : len(blocks)].tolist() == blocks
+    others = decodes(39)[1:]
+    expected = without_lists(fresh.build_ahead(others, tokens, [1, 2]))
+    assert without_lists(builder.build_ahead(others, tokens, [1, 2])) == expected
+
+
+def test_the_next_tokens_of_the_same_sequences_are_drawn_by_their_places(builder: GpuBatchBuilder) -> None:
+    tokens = QueuedTokens(torch.tensor([7]), torch.zeros(1, dtype=torch.int64), HostEvent())
+    builder.build_ahead(decodes(0)[:1], tokens, [0], [row(41, temperature=1.0)])
+    builder.build_again(decodes(1)[:1], tokens, [row(42, temperature=1.0)])
+    assert builder.sampling is not None
+    assert builder.sampling.draws is not None
+    assert builder.sampling.draws.position.tolist() == [42]
+
+
 def test_arrays_of_a_batch_ahead_too_are_written_only_after_the_last_copy(builder: GpuBatchBuilder) -> None:
     accelerator = builder._buffers._accelerator
     assert isinstance(accelerator, HostAccelerator)

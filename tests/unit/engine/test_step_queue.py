@@ -244,6 +244,7 @@ def test_no_kind_of_row_is_waited_for(engine: Engine, runner: HashRunner, params
         engine.add_request(request)
     assert run_to_idle(engine) == {(name, 0): answer(request) for name, request in asked.items()}
     assert runner.num_ahead == 12 - 1
+    assert runner.num_again == 12 - 2
 
 
 @pytest.mark.parametrize(
