@@ -1,6 +1,5 @@
 """Our engine in this process, as the benchmarks start it."""
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.malloc import with_huge_pages
+from loraserve.serving.garbage_collector import calm_garbage_collector
 
 
 def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int = 0) -> Engine:
@@ -32,8 +32,7 @@ def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int 
     engine = Engine(config, lambda *_: None)
     while engine.use_idle_time():
         pass
-    gc.collect()
-    gc.freeze()
+    calm_garbage_collector()
     return engine
 
 

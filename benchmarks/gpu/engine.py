@@ -20,6 +20,7 @@ from transformers import LlamaConfig
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams, SequenceOutput
+from loraserve.serving.garbage_collector import calm_garbage_collector
 
 BLOCK_TOKENS = 16
 """Of a block of the KV cache: a sequence's last one is filled in part."""
@@ -51,7 +52,9 @@ def start_engine(config: LlamaConfig, work: Work, folder: Path, device: str, *, 
         adapter_memory_bytes=arena_bytes(config, work) if enable_lora else None,
         adapter_host_memory_bytes=num_on_host * adapter if enable_lora and device != "cpu" else None,
     )
-    return Engine(settings, lambda *_: None)
+    engine = Engine(settings, lambda *_: None)
+    calm_garbage_collector()  # as in a server
+    return engine
 
 
 def _kv_cache_bytes(config: LlamaConfig, work: Work) -> int:

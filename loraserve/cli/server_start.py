@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import tempfile
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from loraserve.cli.start_error import StartError
 from loraserve.cli.startup_display import StartupDisplay
 from loraserve.cli.trace_start import opened_traces, usable
 from loraserve.models.model_place import why_absent
+from loraserve.serving.garbage_collector import calm_garbage_collector
 from loraserve.serving.local_engine import LocalEngine
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ async def _build(
         control.observer.watch(runtime)
         context = AppContext.of(runtime, control)
         http = HttpServer(create_app(context, on_inference_end))
-        _calm_garbage_collector()
+        calm_garbage_collector()
         await control.start()
         adapters = settings.adapters
         await publish_configured(
@@ -150,14 +150,3 @@ async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
 
 def _adapter_limits(max_lora_rank: int | None) -> Limits:
     return DEFAULT_LIMITS if max_lora_rank is None else replace(DEFAULT_LIMITS, max_lora_rank=max_lora_rank)
-
-
-def _calm_garbage_collector() -> None:
-    """Large bodies make hundreds of thousands of objects, which Python would walk again and again.
-
-    Decoding a body of 480 000 short lists held up the event loop for 250 ms before and 60 ms after; a message with
-    the logprobs of 100 000 prompt tokens 530 ms and 80 ms (two busy cores of an EPYC).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 10)

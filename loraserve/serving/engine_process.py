@@ -5,14 +5,13 @@ with `Shutdown`, when the socket closes, when its parent dies, or with exit code
 """
 
 import contextlib
-import gc
 import os
 import select
 import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,6 +20,7 @@ from loraserve.engine.cpu_budget import available_cpus
 from loraserve.engine.errors import EngineStartError
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.framing import FrameBuffer, encode_frame
+from loraserve.serving.garbage_collector import calm_garbage_collector, nothing_collected
 from loraserve.serving.messages import (
     EngineFailed,
     FromEngine,
@@ -112,23 +112,9 @@ def serve_model(channel: SocketChannel) -> int:
         channel.send(StartFailed(str(error)))
         return 1
     channel.send(Ready(engine.describe()))
-    # What exists now lives as long as the process: keep the garbage collector from walking it during steps.
-    gc.collect()
-    gc.freeze()
+    calm_garbage_collector()
     EngineLoop(engine, channel).run()
     return 0
-
-
-@contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
-    """For imports: of the 570,000 objects that torch and transformers make, 2 % are garbage, and looking for it again
-    and again took a quarter of the time. What the body made is never looked at again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _report_failure(channel: SocketChannel, error: Exception) -> int:
