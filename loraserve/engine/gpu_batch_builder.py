@@ -1,22 +1,29 @@
 """Batches for a GPU: copied there at once, with the kernels' work lists, and padded to the size of a captured graph."""
 
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.batch_builder import BatchBuilder, BatchShape, ScheduledSequence
-from loraserve.engine.decode_graphs import graph_size
 from loraserve.engine.device_sampler import QueuedTokens
 from loraserve.engine.sampling_columns import DeviceSampling, SamplingColumns
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.sequence import Sequence
 from loraserve.engine.step_buffers import BufferSpec
+from loraserve.engine.step_graphs import GraphSize, GraphSizes
 from loraserve.engine.work_lists import WorkLists
 
 REBALANCE_STEPS = 32
 """The attention's list is right for longer contexts too, only less and less balanced."""
+
+
+class BatchSize(NamedTuple):
+    num_rows: int
+    num_seqs: int
+    num_sampled: int
 
 
 class GpuBatchBuilder(BatchBuilder):
@@ -30,9 +37,9 @@ class GpuBatchBuilder(BatchBuilder):
         block_size: int,
         accelerator: Accelerator,
         work: WorkLists | None,
-        graph_sizes: Seq[int],
+        graph_sizes: GraphSizes,
     ) -> None:
-        """work: None for a backend that reads no lists. graph_sizes: ascending; empty = nothing is captured."""
+        """work: None for a backend that reads no lists."""
         of_tokens = [BufferSpec((max_num_seqs,), np.int64)] * 2
         of_sampling = SamplingColumns.specs(max_num_seqs)
         lists = [*of_tokens, *of_sampling, *([] if work is None else work.specs)]
@@ -44,8 +51,8 @@ class GpuBatchBuilder(BatchBuilder):
             work.use(lists[len(of_sampling) :])
         self._work = work
         self._graph_sizes = graph_sizes
-        self._num_padded = 0
-        """Rows beyond the last batch's that a graph computes."""
+        self._graph: GraphSize | None = None
+        """The last batch's."""
         self._num_steps = 0
         """Since the attention's lists were made."""
         self._listed: list[int] = []
@@ -132,14 +139,15 @@ class GpuBatchBuilder(BatchBuilder):
             self._list_attention(batch)
         self._buffers.upload(self._block_table.end_bytes(len(batch.context_lens)))
 
-    def graph_batch(self, num_rows: int, has_adapter: bool) -> StepBatch:
-        """So many rows, all of them padding, to capture a graph with.
+    def graph_batch(self, size: GraphSize, has_adapter: bool) -> StepBatch:
+        """A batch of that size, all of it padding, to capture a graph with.
 
-        Its tensors are those that later batches of one row a sequence have their values in.
+        Its tensors are those that later batches have their values in.
         """
         self._buffers.wait()
         self._batch = None
-        self._pad(0, num_rows)
+        self._pad(BatchSize(0, 0, 0), size)
+        num_rows, num_seqs = size.num_rows, size.num_seqs
         no_start = np.zeros(1, np.int32)
         segments = Segments(self._segment_start.tensor[:2], self._segment_slot.tensor[:1], has_adapter)
         sampled = Segments(self._sampled_start.tensor[:2], self._sampled_slot.tensor[:1], has_adapter)
@@ -147,34 +155,32 @@ class GpuBatchBuilder(BatchBuilder):
             token_ids=self._token_ids.tensor[:num_rows],
             positions=self._positions.tensor[:num_rows],
             slot_mapping=self._slot_mapping.tensor[:num_rows],
-            block_table=self._block_table.tensor[:num_rows],
-            context_lens=self._context_lens.tensor[:num_rows],
-            row_start=self._row_start.tensor[:num_rows],
-            num_rows=self._num_rows.tensor[:num_rows],
+            block_table=self._block_table.tensor[:num_seqs],
+            context_lens=self._context_lens.tensor[:num_seqs],
+            row_start=self._row_start.tensor[:num_seqs],
+            num_rows=self._num_rows.tensor[:num_seqs],
             segments=segments,
-            sampled_rows=self._sampled_rows.tensor[:num_rows],
+            sampled_rows=self._sampled_rows.tensor[:num_seqs],
             sampled_segments=sampled,
         )
         if self._work is not None:
             no_sequence = self._context_lens.array[:0]
-            batch.attention = self._work.attention(no_sequence, no_sequence, num_rows)
+            batch.attention = self._work.attention(no_sequence, no_sequence, size)
             no_segment = self._segment_slot.array[:0]
-            segments.tiles = self._work.lora(no_start, no_segment, num_rows, num_rows)
-            sampled.tiles = self._work.sampled_lora(no_start, no_segment, num_rows, num_rows)
+            segments.tiles = self._work.lora(no_start, no_segment, num_rows, num_seqs)
+            sampled.tiles = self._work.sampled_lora(no_start, no_segment, num_seqs, num_seqs)
         self._buffers.upload(self._block_table.end_bytes(0))
         return batch
 
     def _make_batch(self, shape: BatchShape) -> StepBatch:
         batch = super()._make_batch(shape)
-        num_seqs = len(shape.num_rows)
-        is_decode = all(num == 1 for num in shape.num_rows) and all(num == 1 for num in shape.num_sampled_rows)
-        size = graph_size(self._graph_sizes, num_seqs) if is_decode else None
-        self._num_padded = 0 if size is None else size - num_seqs
-        if size is not None:
-            self._pad(num_seqs, size)
+        size = BatchSize(len(batch.token_ids), len(batch.context_lens), len(batch.sampled_rows))
+        self._graph = self._graph_sizes.of(*size)
+        if self._graph is not None:
+            self._pad(size, self._graph)
         if self._work is not None:
             self._list_attention(batch)
-            self._list_lora(batch, size)
+            self._list_lora(batch)
         return batch
 
     def _list_attention(self, batch: StepBatch) -> None:
@@ -182,31 +188,39 @@ class GpuBatchBuilder(BatchBuilder):
             return
         num_seqs = len(batch.context_lens)
         context_lens, num_rows = self._context_lens.array[:num_seqs], self._num_rows.array[:num_seqs]
-        batch.attention = self._work.attention(context_lens, num_rows, self._num_padded)
+        batch.attention = self._work.attention(context_lens, num_rows, self._graph)
         self._num_steps, self._listed = 0, self._admitted()
 
     def _admitted(self) -> list[int]:
         return [admitted for admitted, _ in self._in_table]
 
-    def _list_lora(self, batch: StepBatch, size: int | None) -> None:
+    def _list_lora(self, batch: StepBatch) -> None:
         assert self._work is not None
         segments, sampled = batch.segments, batch.sampled_segments
-        if segments.has_adapter:
-            start, slot = _used(self._segment_start.array, self._segment_slot.array, segments)
-            segments.tiles = self._work.lora(start, slot, size or len(batch.token_ids), size or len(slot))
-        if sampled.has_adapter:
-            start, slot = _used(self._sampled_start.array, self._sampled_slot.array, sampled)
-            sampled.tiles = self._work.sampled_lora(start, slot, size or len(batch.sampled_rows), size or len(slot))
+        if not segments.has_adapter:
+            return
+        start, slot = _used(self._segment_start.array, self._segment_slot.array, segments)
+        sampled_start, sampled_slot = _used(self._sampled_start.array, self._sampled_slot.array, sampled)
+        if self._graph is None:
+            of_rows, of_sampled = (len(batch.token_ids), len(slot)), (len(batch.sampled_rows), len(sampled_slot))
+        else:
+            num_seqs = self._graph.num_seqs
+            of_rows, of_sampled = (self._graph.num_rows, num_seqs), (num_seqs, num_seqs)
+        segments.tiles = self._work.lora(start, slot, *of_rows)
+        # Also where none of these rows has an adapter: a graph reads the list.
+        sampled.tiles = self._work.sampled_lora(sampled_start, sampled_slot, *of_sampled)
 
-    def _pad(self, first: int, end: int) -> None:
+    def _pad(self, size: BatchSize, graph: GraphSize) -> None:
         """Rows that belong to no sequence: nothing is written for them, and what comes out is not read."""
-        self._token_ids.array[first:end] = 0
-        self._positions.array[first:end] = 0
-        self._slot_mapping.array[first:end] = -1
-        self._sampled_rows.array[first:end] = np.arange(first, end)
-        self._context_lens.array[first:end] = 0
-        self._row_start.array[first:end] = np.arange(first, end)
-        self._num_rows.array[first:end] = 0
+        rows = slice(size.num_rows, graph.num_rows)
+        self._token_ids.array[rows] = 0
+        self._positions.array[rows] = 0
+        self._slot_mapping.array[rows] = -1
+        self._sampled_rows.array[size.num_sampled : graph.num_seqs] = 0
+        sequences = slice(size.num_seqs, graph.num_seqs)
+        self._context_lens.array[sequences] = 0
+        self._row_start.array[sequences] = 0
+        self._num_rows.array[sequences] = 0
 
 
 def _used(start: np.ndarray, adapter_slot: np.ndarray, segments: Segments) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from loraserve.engine.accelerator import upload_ids
 from loraserve.engine.adapter_arrival import StepArrivals
-from loraserve.engine.decode_graphs import DecodeGraphs
 from loraserve.engine.kv_pages import KvPages
+from loraserve.engine.step_graphs import GraphSize, StepGraphs
 from loraserve.models.causal_model import CausalModel
 
 
@@ -33,7 +33,7 @@ class ModelRunner:
 
         self._model = model
         self._has_adapters = table is not None
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         k_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         v_caches = [cache(spec.num_kv_heads, spec.head_dim) for spec in model.kv_specs]
         self._caches = [indexable(tensor) for tensor in (*k_caches, *v_caches)]
@@ -53,11 +53,11 @@ class ModelRunner:
 
     def capture(
         self,
-        graphs: DecodeGraphs,
-        graph_batch: Callable[[int, bool], StepBatch],
+        graphs: StepGraphs,
+        graph_batch: Callable[[GraphSize, bool], StepBatch],
         progress: Callable[[int, int], None],
     ) -> None:
-        """From now on decode steps are replays of these graphs; see `DecodeGraphs.capture`."""
+        """From now on steps of their sizes are replays of these graphs; see `StepGraphs.capture`."""
         graphs.capture(lambda batch: self._model.forward(batch).logits, graph_batch, self._has_adapters, progress)
         self._graphs = graphs
 

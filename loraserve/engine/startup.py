@@ -18,7 +18,6 @@ from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.batch_builder import BatchBuilder
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
-from loraserve.engine.decode_graphs import CaptureError, DecodeGraphs, graph_sizes
 from loraserve.engine.drafter import FreeRows
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
@@ -29,6 +28,7 @@ from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.step_graphs import NO_GRAPHS, CaptureError, GraphSizes, StepGraphs
 from loraserve.engine.work_lists import WorkLists
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
@@ -255,14 +255,14 @@ def _builder(
     max_blocks = -(-plan.max_model_len // block_size)
     if accelerator is None:
         return BatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size)
-    lists, sizes = None, ()
+    lists, sizes = None, NO_GRAPHS
     if backend.name == "triton":  # the only one that reads lists, and that never waits for the GPU within a step
         num_splits = splits_for_device(accelerator.device, model.kv_specs[0].num_kv_heads)
         lists = WorkLists(max_num_rows, max_num_seqs, plan.max_model_len, num_splits)
-        sizes = () if config.enforce_eager else graph_sizes(min(max_num_rows, max_num_seqs))
+        sizes = NO_GRAPHS if config.enforce_eager else GraphSizes.up_to(max_num_rows, max_num_seqs)
     builder = GpuBatchBuilder(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, lists, sizes)
-    if sizes:
-        graphs = DecodeGraphs(accelerator, sizes)
+    if sizes is not NO_GRAPHS:
+        graphs = StepGraphs(accelerator, sizes)
         try:
             runner.capture(
                 graphs, builder.graph_batch, lambda done, total: progress("capturing CUDA graphs", done, total)

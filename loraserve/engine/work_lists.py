@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from loraserve_kernels.attention_work import (
+    FEW_ROWS,
     AttentionWork,
     append_capacity,
     decode_capacity,
@@ -17,6 +18,7 @@ from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, EXPAND_MAX_ROWS, fill_
 from torch import Tensor
 
 from loraserve.engine.step_buffers import Buffer, BufferSpec
+from loraserve.engine.step_graphs import GraphSize
 
 
 class WorkLists:
@@ -38,14 +40,23 @@ class WorkLists:
         """The buffers of the specs."""
         self._decode, self._append, self._prefill, self._tiles, self._sampled_tiles = buffers
 
-    def attention(self, context_lens: np.ndarray, num_rows: np.ndarray, num_padded: int) -> AttentionWork:
-        """Of sequences as in `StepBatch`; num_padded: as many more with one row may take their place in a graph."""
-        appended, prefilled = rows_of_lists(num_rows)
-        num_lone = len(num_rows) - len(appended) - len(prefilled)
+    def attention(self, context_lens: np.ndarray, num_rows: np.ndarray, graph: GraphSize | None) -> AttentionWork:
+        """Of sequences as in `StepBatch`; graph: whose place they take, as long as any of its steps may need."""
         max_context, num_splits = self._max_context, self._num_splits
-        num_decode = decode_capacity(num_lone + num_padded, max_context, num_splits)
-        num_append = append_capacity(int(appended.sum()), len(appended), max_context, num_splits)
-        num_prefill = prefill_capacity(int(prefilled.sum()), len(prefilled))
+        if graph is None:
+            appended, prefilled = rows_of_lists(num_rows)
+            num_lone = len(num_rows) - len(appended) - len(prefilled)
+            of_append = int(appended.sum()), len(appended)
+            of_prefill = int(prefilled.sum()), len(prefilled)
+        else:
+            num_lone, of_append, of_prefill = graph.num_seqs, (0, 0), (0, 0)
+            if not graph.is_decode:
+                of_append = graph.num_rows, graph.num_seqs
+            if graph.num_rows > FEW_ROWS and not graph.is_decode:
+                of_prefill = of_append
+        num_decode = decode_capacity(num_lone, max_context, num_splits)
+        num_append = append_capacity(*of_append, max_context, num_splits)
+        num_prefill = prefill_capacity(*of_prefill)
         fill_decode_splits(self._decode.array[:num_decode], context_lens, num_rows, num_splits)
         fill_append_splits(self._append.array[:num_append], context_lens, num_rows, num_splits)
         fill_prefill_tiles(self._prefill.array[:num_prefill], context_lens, num_rows)

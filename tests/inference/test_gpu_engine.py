@@ -8,7 +8,7 @@ import gc
 import pytest
 import torch
 
-from loraserve.engine import adapter_arrival
+from loraserve.engine import adapter_arrival, step_graphs
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
 from tests.support.engines import MIB, collect, greedy, run
@@ -39,11 +39,13 @@ def test_llama_is_computed_layer_by_layer_and_without_transformers_between(llama
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_replays_give_the_bits_of_eager_steps(llama: Oracle, dtype: str) -> None:
-    """Of as many rows as a graph has: libraries choose other kernels for other shapes.
+def test_replays_give_the_bits_of_eager_steps(llama: Oracle, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many rows as a graph has, be they all prompts': libraries choose other kernels for other shapes.
 
     The first turn brings the adapters, so that both engines compute the same batches then.
     """
+    num_rows = sum(len(prompt) for prompt in llama.prompts.values())
+    monkeypatch.setattr(step_graphs, "PROMPT_SIZES", (num_rows,))
     answers = []
     for enforce_eager in (False, True):
         engine, digests = engine_of(llama, dtype=dtype, enforce_eager=enforce_eager, enable_prefix_caching=False)

@@ -97,7 +97,7 @@ def steps(results: Results, arm: Arm) -> set[tuple[int, int, str]]:
 def test_the_engine_is_measured_and_its_file_gives_the_goals(gpu: HostAccelerator, tmp_path: Path) -> None:
     keep(measure(CONFIG, WORK, tmp_path / "model", "cuda", time.monotonic() + 600), tmp_path / "engine")
     outcomes = {"engine": Outcome("engine", 0, 1.0, "", json.loads((tmp_path / "engine").read_text()))}
-    assert gpu.num_recordings == 4 + 2, "graphs for 1 and 2 rows, with LoRA also for the base model alone"
+    assert gpu.num_recordings == 6 + 3, "graphs for 1, 2 and 16 rows, with LoRA also for the base model alone"
     assert gpu.num_replays > 0
     path = tmp_path / "results" / "gpu.json"
     gpu_suite.write_outcomes(path, "abc", outcomes)

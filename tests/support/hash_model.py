@@ -41,6 +41,7 @@ from loraserve.engine.request import (
     TokenLogprob,
 )
 from loraserve.engine.sampler import Sampler, SamplingRow
+from loraserve.engine.step_graphs import NO_GRAPHS
 from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_follow, hash_grammars
 
 LOGITS_SIZE = 32
@@ -192,7 +193,7 @@ class _RecordingGpuBuilder(GpuBatchBuilder):
         block_size: int,
         accelerator: Accelerator,
     ) -> None:
-        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, None, ())
+        super().__init__(max_num_rows, max_num_seqs, max_blocks, block_size, accelerator, None, NO_GRAPHS)
         self._runner = runner
 
     def build(self, scheduled: Sequence[ScheduledSequence], sampled: Sequence[SamplingRow] = ()) -> StepBatch:

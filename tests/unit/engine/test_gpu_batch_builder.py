@@ -14,13 +14,14 @@ from loraserve.engine.gpu_batch_builder import REBALANCE_STEPS, GpuBatchBuilder
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.engine.sampling_row import SamplingRow
 from loraserve.engine.sequence import RequestState, Sequence
+from loraserve.engine.step_graphs import NO_GRAPHS, GraphSize, GraphSizes
 from loraserve.engine.work_lists import WorkLists
 from tests.support.host_accelerator import HostAccelerator, HostEvent
 
 MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE = 600, 6, 80, 16
 MAX_CONTEXT = MAX_BLOCKS * BLOCK_SIZE
 NUM_SPLITS = 8
-SIZES = (1, 2, 4, 6)
+SIZES = GraphSizes((1, 2, 4, 6), (8, 300, 512), MAX_SEQS)
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_work_lists_are_those_that_ops_would_make(builder: GpuBatchBuilder, sche
 
 
 def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBuilder) -> None:
-    captured = builder.graph_batch(4, has_adapter=True)
+    captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     assert captured.attention is not None
     assert captured.segments.tiles is not None
     assert entries(captured.attention.decode_splits) == entries(captured.segments.tiles) == []
@@ -102,7 +103,7 @@ def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBu
     assert captured.positions.tolist() == [40, 17, 18, 0]
     assert captured.slot_mapping.tolist() == [7 * 16 + 8, 5 * 16 + 1, 5 * 16 + 2, -1]
     assert captured.context_lens.tolist() == [41, 18, 19, 0]
-    assert captured.row_start.tolist() == captured.sampled_rows.tolist() == [0, 1, 2, 3]
+    assert captured.row_start.tolist() == captured.sampled_rows.tolist() == [0, 1, 2, 0]
     assert captured.num_rows.tolist() == [1, 1, 1, 0]
     assert captured.segments.tiles.tolist() == [[0, 1, 2] * 2, [2, 2, 3] * 2, [-1, 0, 0] * 2, [-1, 0, 0] * 2]
     assert captured.sampled_segments.tiles is not None
@@ -113,8 +114,72 @@ def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBu
         assert getattr(captured.attention, name).data_ptr() == getattr(batch.attention, name).data_ptr()
 
 
+PROMPTS = [
+    [item(0, 5, adapter_slot=0)],
+    [item(40, 1), item(3, 6, 0, adapter_slot=2)],
+    [item(40, 1), item(0, 130), item(17, 1, adapter_slot=3), item(900, 100, adapter_slot=3)],
+    [item(0, 300, 0)],
+    [item(40, 1, adapter_slot=1), item(0, 9, adapter_slot=2), item(70, 400, 0, adapter_slot=4)],
+]
+"""Steps of graphs, of 8, 8, 300, 300 and 512 rows."""
+
+
+@pytest.mark.parametrize("scheduled", PROMPTS)
+def test_a_batch_with_a_prompt_fills_a_graphs_tensors_and_pads_them(
+    builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]
+) -> None:
+    expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(scheduled)
+    num_rows, num_seqs, num_sampled = (len(each) for each in (expected.token_ids, scheduled, expected.sampled_rows))
+    size = SIZES.of(num_rows, num_seqs, num_sampled)
+    assert size is not None
+    captured = builder.graph_batch(size, has_adapter=True)
+    builder.build(MIXED)  # leaves other values in the padding's place
+    batch = builder.build(scheduled)
+    assert without_lists(batch) == without_lists(expected)
+    num_padded = size.num_rows - num_rows
+    assert captured.token_ids.tolist() == [*expected.token_ids.tolist(), *[0] * num_padded]
+    assert captured.positions.tolist() == [*expected.positions.tolist(), *[0] * num_padded]
+    assert captured.slot_mapping.tolist() == [*expected.slot_mapping.tolist(), *[-1] * num_padded]
+    num_absent = size.num_seqs - num_seqs
+    for name in ("context_lens", "row_start", "num_rows"):
+        assert getattr(captured, name).tolist() == [*getattr(expected, name).tolist(), *[0] * num_absent]
+    not_sampled = [0] * (size.num_seqs - num_sampled)
+    assert captured.sampled_rows.tolist() == [*expected.sampled_rows.tolist(), *not_sampled]
+    for place, running in enumerate(scheduled):
+        blocks = running.sequence.blocks
+        assert captured.block_table[place, : len(blocks)].tolist() == blocks
+
+
+@pytest.mark.parametrize("scheduled", PROMPTS)
+def test_a_batch_with_a_prompt_has_its_lists_where_its_graph_reads_them(
+    builder: GpuBatchBuilder, scheduled: list[ScheduledSequence]
+) -> None:
+    plain = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(scheduled)
+    size = SIZES.of(len(plain.token_ids), len(scheduled), len(plain.sampled_rows))
+    assert size is not None
+    captured = builder.graph_batch(size, has_adapter=True)
+    batch = builder.build(scheduled)
+    made = make_attention_work(batch.context_lens, batch.num_rows, NUM_SPLITS)
+    for name in ("decode_splits", "append_splits", "prefill_tiles"):
+        found, expected, read = (getattr(each, name) for each in (batch.attention, made, captured.attention))
+        assert (found.data_ptr(), found.shape) == (read.data_ptr(), read.shape)
+        assert {tuple(entry[:2]) for entry in entries(found)} == {tuple(entry[:2]) for entry in entries(expected)}
+    if not batch.segments.has_adapter:
+        return  # its graph reads no adapters
+    for segments, of_graph, num_rows in (
+        (batch.segments, captured.segments, size.num_rows),
+        (batch.sampled_segments, captured.sampled_segments, size.num_seqs),
+    ):
+        assert segments.tiles is not None
+        assert of_graph.tiles is not None
+        assert (segments.tiles.data_ptr(), segments.tiles.shape) == (of_graph.tiles.data_ptr(), of_graph.tiles.shape)
+        bare = Segments(segments.start, segments.adapter_slot, has_adapter=True)
+        for columns in (slice(0, 3), slice(3, 6)):
+            assert entries(segments.tiles[:, columns]) == entries(tiles_of(bare, num_rows)[:, columns])
+
+
 def test_neighbours_of_one_adapter_leave_no_old_tile_behind(builder: GpuBatchBuilder) -> None:
-    captured = builder.graph_batch(4, has_adapter=True)
+    captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     builder.build([item(1, 1, adapter_slot=slot) for slot in range(4)])
     builder.build([item(1, 1, adapter_slot=5) for _ in range(3)])
     assert captured.segments.tiles is not None
@@ -136,7 +201,7 @@ def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilde
 
 
 def test_a_long_context_in_anothers_place_is_cut_into_parts_at_once(builder: GpuBatchBuilder) -> None:
-    captured = builder.graph_batch(2, has_adapter=False)
+    captured = builder.graph_batch(GraphSize(2, 2), has_adapter=False)
     scheduled = [item(100, 1), item(100, 1)]
     for admitted, running in enumerate(scheduled, 1):
         running.sequence.admitted = admitted
@@ -202,7 +267,7 @@ DECODES = [(40, -1), (16, 0), (18, 2)]
 
 
 def test_a_batch_of_tokens_that_only_the_device_knows_is_the_batch_of_these_tokens(builder: GpuBatchBuilder) -> None:
-    captured = builder.graph_batch(4, has_adapter=True)
+    captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     known = [item(num_computed, 1, adapter_slot=slot) for num_computed, slot in DECODES]
     expected = BatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE).build(known)
     unknown = [item(num_computed, 1, adapter_slot=slot) for num_computed, slot in DECODES]
@@ -251,13 +316,13 @@ def decodes(num_steps: int) -> list[ScheduledSequence]:
 
 def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_them(builder: GpuBatchBuilder) -> None:
     """Over the ends of blocks, and then of other sequences."""
-    captured = builder.graph_batch(4, has_adapter=True)
+    captured = builder.graph_batch(GraphSize(4, 4), has_adapter=True)
     tokens = QueuedTokens(torch.tensor([7, 8, 9]), torch.zeros(3, dtype=torch.int64), HostEvent())
     rows = [row(0)] * 3
     batch = builder.build_ahead(decodes(0), tokens, [0, 1, 2])
     for num_steps in range(1, 40):
         scheduled = decodes(num_steps)
-        fresh = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, ())
+        fresh = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, NO_GRAPHS)
         expected = without_lists(fresh.build_ahead(scheduled, tokens, [0, 1, 2]))
         assert builder.build_again(scheduled, tokens, rows) is batch
         assert without_lists(batch) == expected
@@ -293,7 +358,7 @@ def test_arrays_of_a_batch_ahead_too_are_written_only_after_the_last_copy(builde
 
 
 def test_without_lists_and_graphs_a_batch_is_only_copied() -> None:
-    builder = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, ())
+    builder = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, NO_GRAPHS)
     batch = builder.build([item(17, 1, adapter_slot=1)])
     assert batch.token_ids.tolist() == [17]
     assert batch.attention is None

@@ -1,4 +1,4 @@
-"""Decode steps as replays over the builder's padded tensors: the engine's tokens are those without graphs.
+"""Steps as replays over the builder's padded tensors: the engine's tokens are those without graphs.
 
 On a GPU they are CUDA graphs; on a CPU a replay makes the captured launches again, in Triton's interpreter.
 """
@@ -117,11 +117,11 @@ def test_replayed_steps_give_the_tokens_of_a_plain_engine(
     largest = max(path.stat().st_size for path in (folder / "packed").iterdir())
     graphs, digests = start(folder, adapter_memory_bytes=largest)  # adapters take turns in it
     if accelerator is not None:
-        assert accelerator.num_recordings == 2 * len((1, 2, 3))
+        assert accelerator.num_recordings == 2 * len((1, 2, 3, 16))
     assert_equal_answers(run_turns(graphs, digests), expected)
     assert graphs.stats().num_adapter_evictions > 0
     if accelerator is not None:
-        assert accelerator.num_replays > 0
+        assert accelerator.num_replays == graphs._counts.num_steps, "steps with prompts, too"
 
 
 def run_ahead(engine: Engine, requests: list[EngineRequest]) -> Answers:
