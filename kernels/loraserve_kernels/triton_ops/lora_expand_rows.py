@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import EXPAND_TILE_ROWS
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
-from loraserve_kernels.triton_ops.lora_columns import member_of_block
+from loraserve_kernels.triton_ops.lora_shared import expand_arguments, expand_constants, expand_tile, member_of_block
 from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS
 
 PROGRAMS = 4224
@@ -67,7 +67,7 @@ def _lora_expand_rows_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
     hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
     arena_ptr,
-    tiles_ptr,  # int32 [num_tiles, 6]; the first half is `lora_shrink`'s
+    tiles_ptr,  # int32 [num_tiles, 6]
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
     offset_bias_ptr,
     lora_rank_ptr,
@@ -98,11 +98,11 @@ def _lora_expand_rows_kernel(
 
     # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
     tile = tl.program_id(1)
-    adapter_slot = tl.load(tiles_ptr + tile * 6 + 3)
+    adapter_slot = tl.load(expand_tile(tiles_ptr, tile))
     while adapter_slot >= 0:
-        tile_ptr = tiles_ptr + tile * 6 + 3
+        tile_ptr = expand_tile(tiles_ptr, tile)
         tile += tl.num_programs(1)
-        next_slot = tl.load(tiles_ptr + tile * 6 + 3, mask=tile < num_tiles, other=-1)
+        next_slot = tl.load(expand_tile(tiles_ptr, tile), mask=tile < num_tiles, other=-1)
         index = adapter_slot.to(tl.int64) * num_table_members + member_start + member
         lora_rank = tl.load(lora_rank_ptr + index)
         offset_bias = tl.full((), -1, tl.int64)
@@ -146,25 +146,9 @@ def lora_expand_rows(y: Tensor, hidden: Tensor, group: LoraGroup, table: Adapter
         _lora_expand_rows_kernel,
         (column_blocks, min(num_tiles, max(PROGRAMS // column_blocks, 1))),
         y,
-        hidden,
-        table.arena,
-        tiles,
-        table.offset_b,
-        table.offset_bias,
-        table.lora_rank,
-        table.scaling,
-        y.stride(0),
-        hidden.shape[0],
-        hidden.stride(0),
-        hidden.stride(1),
-        num_tiles,
-        table.lora_rank.stride(0),
-        group.member_start,
-        OUT_FEATURES=group.out_features,
-        MEMBER_COLUMNS=MAX_LORA_RANK,
+        *expand_arguments(y, hidden, group, table, tiles),
+        **expand_constants(group, table),
         MAX_PLANES=MAX_SPLITS,
-        HAS_BIASES=table.offset_bias.numel() > 0,
-        OFFSET_ALIGNMENT=table.offset_alignment,
         BLOCK_N=block_n,
         BLOCK_R=BLOCK_R,
         num_warps=1,

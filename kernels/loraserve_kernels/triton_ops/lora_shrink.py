@@ -16,6 +16,7 @@ from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGro
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
+from loraserve_kernels.triton_ops.lora_shared import shrink_tile
 
 TARGET_PROGRAMS = 528
 """Four for each of the 132 multiprocessors of an H100 or H200; a decode batch is split to have as many."""
@@ -48,7 +49,7 @@ def _lora_shrink_kernel(
     hidden_ptr,  # float32 [splits, num_rows, hidden_stride]
     x_ptr,  # [num_rows, in_features]
     arena_ptr,
-    tiles_ptr,  # int32 [num_tiles, 6]; the second half is `lora_expand`'s
+    tiles_ptr,  # int32 [num_tiles, 6]
     offset_a_ptr,  # int64 [num_slots, num_groups]
     lora_rank_ptr,  # int32 [num_slots, num_table_members]
     x_stride,
@@ -69,7 +70,7 @@ def _lora_shrink_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
-    tile_ptr = tiles_ptr + tl.program_id(0) * 6
+    tile_ptr = shrink_tile(tiles_ptr, tl.program_id(0))
     adapter_slot = tl.load(tile_ptr).to(tl.int64)
     if adapter_slot < 0:
         return
