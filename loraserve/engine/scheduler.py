@@ -25,8 +25,8 @@ COLD_LOAD_TOKENS = 32
 """What loading a cold adapter adds to its tenant's counter, in tokens."""
 HIDDEN_COPY_BYTES = 1 << 20
 """What is copied to a GPU while it computes a row of a prompt: at 50 GB/s 21 µs, at 600 TFLOP/s a row of an 8B model
-takes 27, and a smaller model has smaller adapters. Estimated. A step that is a graph begins behind the copy, and is
-shorter by more than that: its launches."""
+takes 27, and a smaller model has smaller adapters. Estimated. NOTE: a step that is a graph begins behind the copy, so
+that it is a bound on what others wait for there, in place of the host's launches."""
 MAX_PROMPT_LOGPROB_ROWS = 256
 """Rows of one sequence in one step whose logits are kept for prompt logprobs: each costs a row of the vocabulary."""
 LONG_PROMPT_SHARE = 2
