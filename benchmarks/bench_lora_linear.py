@@ -1,5 +1,8 @@
 """µs of a linear alone, its LoRA alone, and both, on a GPU: what LoRA adds where it runs, right after the linear.
 
+*overlapped* is both with `lora_shrink`, which needs only the linear's input, on a second stream beside the linear: not
+what the engine does, but what it would gain by it.
+
 Run: PYTHONPATH=kernels python benchmarks/bench_lora_linear.py
 """
 
@@ -26,6 +29,28 @@ def make_call(workload: Workload, seed: int, *, has_linear: bool, has_lora: bool
     return call
 
 
+def make_overlapped(workload: Workload, seed: int) -> Call:
+    """Both; the linear and `lora_shrink` each on a stream."""
+    from loraserve_kernels.triton_ops.lora_expand import lora_expand
+    from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
+
+    inputs, side = workload.make(seed), torch.cuda.Stream()
+    tiles = inputs.segments.tiles
+    assert tiles is not None
+    weight = torch.randn(sum(inputs.group.out_features), inputs.group.in_features, device="cuda", dtype=DTYPE)
+
+    def call() -> None:
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            hidden = lora_shrink(inputs.x, inputs.group, inputs.table, tiles)
+        y = torch.nn.functional.linear(inputs.x, weight)
+        main.wait_stream(side)
+        lora_expand(y, hidden, inputs.group, inputs.table, tiles)
+
+    return call
+
+
 def cases() -> Iterator[Case]:
     for workload in workloads():
         lora_bytes = workload.shrink_bytes() + workload.expand_bytes()
@@ -43,6 +68,13 @@ def cases() -> Iterator[Case]:
                 has_linear * linear_bytes + has_lora * lora_bytes,
                 has_linear * linear_flops + has_lora * lora_flops,
             )
+        yield Case(
+            workload.name,
+            "overlapped",
+            lambda seed, w=workload: make_overlapped(w, seed),
+            linear_bytes + lora_bytes,
+            linear_flops + lora_flops,
+        )
 
 
 if __name__ == "__main__":
