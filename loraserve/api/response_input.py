@@ -48,12 +48,13 @@ def response_conversation(asked: ResponsesRequest, tools: Sequence[JsonObject], 
         raise invalid_value("input", "is empty.")
     check_at_most("input", len(items), limits.max_messages, "items")
     messages = [ChatMessage("system", asked.instructions)] if asked.instructions else []
-    for are_calls, numbered in groupby(enumerate(items), key=lambda numbered: numbered[1].type == CALL):
-        if are_calls:
+    for kind, numbered in groupby(enumerate(items), key=lambda numbered: numbered[1].type):
+        if kind == CALL:
             _add_calls(messages, numbered, limits)
-        else:
-            for index, item in numbered:
-                _add(messages, _message(f"input[{index}]", item))
+            continue
+        added = [_message(f"input[{index}]", item) for index, item in numbered]
+        for message in [_thoughts(added)] if kind == REASONING else added:
+            _add(messages, message)
     if not messages:
         raise invalid_value("input", "has no text.")
     messages = [replace(each, content="") if _is_reasoning(each) else each for each in messages]
@@ -75,6 +76,12 @@ def _message(param: str, item: InputItem) -> ChatMessage:
     return ChatMessage(item.role, _text(f"{param}.content", item.content))
 
 
+def _thoughts(messages: Sequence[ChatMessage]) -> ChatMessage:
+    """Of items of reasoning that follow each other; joined at once: one by one, 4000 of 450 characters took 0.2 s."""
+    texts = [each.reasoning for each in messages if each.reasoning]
+    return ChatMessage("assistant", None, reasoning=SPLIT_TEXT.join(texts))
+
+
 def _is_reasoning(message: ChatMessage) -> bool:
     """Of a turn of which nothing else was told yet."""
     return message.reasoning is not None and message.content is None and not message.tool_calls
@@ -85,8 +92,7 @@ def _add(messages: list[ChatMessage], message: ChatMessage) -> None:
     if message.reasoning == "":
         return  # Some clients leave out the text of reasoning, or had it from where nobody may read it.
     if messages and _is_reasoning(messages[-1]) and message.role == "assistant":
-        thoughts = [each.reasoning for each in (messages.pop(), message) if each.reasoning]
-        message = replace(message, reasoning=SPLIT_TEXT.join(thoughts))
+        message = replace(message, reasoning=messages.pop().reasoning)
     messages.append(message)
 
 
