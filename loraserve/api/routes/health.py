@@ -3,6 +3,7 @@
 import msgspec
 from litestar import HttpMethod, MediaType, Response, route
 from litestar.di import NamedDependency
+from litestar.openapi.datastructures import ResponseSpec
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.identity import server_version
@@ -13,19 +14,20 @@ from loraserve.control.snapshots import engine_state
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 """Load balancers probe with either."""
+NOT_SERVING = {503: ResponseSpec(None, description="No request would be served.", generate_examples=False)}
 
 
 class Version(msgspec.Struct, frozen=True):
     version: str
 
 
-@route("/health", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route("/health", http_method=METHODS, opt=PUBLIC, responses=NOT_SERVING, media_type=MediaType.TEXT, tags=["health"])
 async def health(context: NamedDependency[AppContext]) -> Response[bytes]:
     """200 unless the engine is dead."""
     return _answer(context.runtime.engine.error is None)
 
 
-@route("/ping", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route("/ping", http_method=METHODS, opt=PUBLIC, responses=NOT_SERVING, media_type=MediaType.TEXT, tags=["health"])
 async def ping(context: NamedDependency[AppContext]) -> Response[bytes]:
     """The same, by the name that SageMaker calls."""
     return _answer(context.runtime.engine.error is None)
@@ -37,7 +39,9 @@ async def health_live() -> Response[bytes]:
     return _answer(True)
 
 
-@route("/health/ready", http_method=METHODS, opt=PUBLIC, media_type=MediaType.TEXT, tags=["health"])
+@route(
+    "/health/ready", http_method=METHODS, opt=PUBLIC, responses=NOT_SERVING, media_type=MediaType.TEXT, tags=["health"]
+)
 async def health_ready(context: NamedDependency[AppContext]) -> Response[bytes]:
     """200 if requests sent now will be served: the engine proves it by progress, not by existing.
 

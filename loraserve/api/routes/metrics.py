@@ -5,12 +5,13 @@ from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.needs import SCRAPING
+from loraserve.api.openapi import ERROR_RESPONSES
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 """Litestar adds the charset."""
 
 
-@get("/metrics", opt=SCRAPING, tags=["health"], media_type="text/plain")
+@get("/metrics", opt=SCRAPING, responses=ERROR_RESPONSES, tags=["health"], media_type="text/plain")
 async def metrics(context: NamedDependency[AppContext]) -> Response[bytes]:
     """Prometheus text format."""
     return Response(context.runtime.metrics.render(), media_type=CONTENT_TYPE)

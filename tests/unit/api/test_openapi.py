@@ -45,6 +45,14 @@ def test_operations_say_what_key_they_need(operations: dict[str, dict[str, Any]]
     assert "`admin`, for all tenants" in operations["POST /v1/tenants"]["description"]
 
 
+def test_operations_say_how_they_refuse(operations: dict[str, dict[str, Any]]) -> None:
+    for name, operation in operations.items():
+        if operation.get("security"):
+            assert {"401", "403"} <= operation["responses"].keys(), name
+    for name in ("GET /health", "HEAD /ping", "GET /health/ready"):
+        assert operations[name]["responses"].keys() == {"200", "503"}
+
+
 def test_operations_say_which_headers_they_heed(operations: dict[str, dict[str, Any]]) -> None:
     def headers(operation: str) -> set[str]:
         found = operations[operation].get("parameters", [])
