@@ -38,6 +38,7 @@ async def decode_body(
         message = f"The request body is nested {depth} levels deep; the limit is {max_depth}."
         raise ServingError(ErrorCode.INVALID_JSON, message)
     try:
+        body.decode()  # The decoder passes over parts that are decoded later, or never.
         decoded = decoder.decode(body)
     except msgspec.ValidationError as error:
         if explain is not None:

@@ -610,7 +610,17 @@ class TestRefusals:
         assert len(server.engine.requests) == before
 
     @pytest.mark.parametrize(
-        "body", [b"", b"{", b"[]", b"null", b"\xff", b'{"metadata":' + b"[" * 100_000, b'{"prompt":"\\ud800x"}']
+        "body",
+        [
+            b"",
+            b"{",
+            b"[]",
+            b"null",
+            b"\xff",
+            b'{"metadata":' + b"[" * 100_000,
+            b'{"prompt":"\\ud800x"}',
+            b'{"model":"tiny","prompt":"x","metadata":{"x":"\xff"}}',
+        ],
     )
     def test_bodies_that_are_no_json_object(self, http: httpx.Client, body: bytes) -> None:
         response = http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
