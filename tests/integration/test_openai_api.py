@@ -658,7 +658,10 @@ class TestRefusals:
         assert (missing.status_code, error_of(missing)["code"]) == (404, "not_found")
         wrong = http.delete("/v1/completions")
         assert (wrong.status_code, error_of(wrong)["code"]) == (405, "method_not_allowed")
-        assert "POST" in wrong.headers["allow"]
+        listed = http.options("/v1/completions")
+        assert (listed.status_code, listed.content) == (204, b"")
+        for answer in (wrong, listed):
+            assert {*answer.headers["allow"].split(", ")} == {"POST", "OPTIONS"}
 
     def test_a_malformed_host(self, http: httpx.Client) -> None:
         response = http.get("/v1/models", headers={"host": "evil.example/localhost"})
