@@ -41,7 +41,7 @@ async def conversation_prompt(
     )
     token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
     check_not_empty(conversation.param, token_ids)
-    check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len, max_tokens_param)
+    check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
     predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []
     return Prompt(token_ids, prompt_sampling(checked, max_tokens), predicted_token_ids)

@@ -46,12 +46,12 @@ def check_not_empty(param: str, token_ids: list[int]) -> None:
         raise invalid_value(param, "has no tokens.")
 
 
-def check_prompt_logprobs(num_tokens: int, num_answered: int, top: int, limits: Limits) -> None:
+def check_prompt_logprobs(param: str, num_tokens: int, num_answered: int, top: int, limits: Limits) -> None:
     """What a short request can ask for has no other bound. num_answered: how often the prompts' are told."""
     count = num_tokens * num_answered * (top + 1)
     if count > limits.max_prompt_logprobs:
         raise invalid_value(
-            "logprobs",
+            param,
             f"would be {count} for the tokens of the prompts; the limit is {limits.max_prompt_logprobs}. "
             "Send fewer prompts at once, or ask for fewer choices or log-probabilities.",
         )

@@ -231,14 +231,22 @@ def prompt_sampling(checked: CheckedSampling, max_tokens: int) -> SamplingParams
     return replace(checked.params, max_tokens=max_tokens, seed=seed)
 
 
-def check_context(num_prompt_tokens: int, max_tokens: int, max_model_len: int, param: str = "max_tokens") -> None:
-    """Prompt and answer must fit the model. Raises `ServingError`. param: what the API calls the answer's limit."""
-    if num_prompt_tokens + max_tokens > max_model_len:
-        message = (
-            f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens} "
-            f"and up to {max_tokens} were asked for. Shorten the prompt or lower {param}."
-        )
-        raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+def check_context(
+    num_prompt_tokens: int, max_tokens: int | None, max_model_len: int, prompt_param: str, max_tokens_param: str
+) -> None:
+    """The prompt must fit the model, with its answer, or one token of it. Raises `ServingError`.
+
+    prompt_param, max_tokens_param: what the API calls the prompt and the answer's limit.
+    """
+    if num_prompt_tokens + (max_tokens or 1) <= max_model_len:
+        return
+    message = f"This model's maximum context length is {max_model_len} tokens, but the prompt has {num_prompt_tokens}"
+    if num_prompt_tokens >= max_model_len:
+        param, message = prompt_param, f"{message}, which leaves no room for an answer. Shorten the prompt."
+    else:
+        param = max_tokens_param
+        message = f"{message} and up to {max_tokens} were asked for. Shorten the prompt or lower {param}."
+    raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
 def _checked(param: str, value: float, low: float, high: float) -> float:

@@ -585,8 +585,9 @@ class TestRefusals:
             ({"prompt": "", "add_special_tokens": False}, "invalid_value", "prompt"),
             ({"prompt": ["x"] * 65}, "invalid_value", "prompt"),
             ({"prompt": [[5] * 400] * 64, "n": 8, "echo": True, "logprobs": 20}, "invalid_value", "logprobs"),
+            ({"prompt": [[5] * 400] * 64, "n": 8, "prompt_logprobs": 20}, "invalid_value", "prompt_logprobs"),
             ({"prompt": {"a": 1}}, "invalid_type", "prompt"),
-            ({"prompt": [5] * 600}, "context_length_exceeded", "max_tokens"),
+            ({"prompt": [5] * 600}, "context_length_exceeded", "prompt"),
             ({"model": None}, "missing_required_parameter", "model"),
             ({"model": ""}, "missing_required_parameter", "model"),
             ({"suffix": "x"}, "unsupported_parameter", "suffix"),
@@ -600,6 +601,29 @@ class TestRefusals:
         assert (response.status_code, error["code"], error["param"]) == (400, code, param)
         assert error["type"] == "invalid_request_error"
         assert len(server.engine.requests) == before
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"max_completion_tokens": 0}, "max_completion_tokens"),
+            ({"max_completion_tokens": 10**6}, "max_completion_tokens"),
+            ({"max_tokens": 0}, "max_tokens"),
+            ({"max_tokens": 10**6}, "max_tokens"),
+            ({"messages": [{"role": "user", "content": "x " * 600}]}, "messages"),
+        ],
+    )
+    def test_a_chats_limit_is_named_as_it_was_given(self, http: httpx.Client, fields: Any, param: str) -> None:
+        response = http.post("/v1/chat/completions", json={"model": "tiny", "messages": USER, **fields})
+        assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+    def test_how_many_log_probabilities_of_a_chats_prompt_there_may_be(self, tmp_path: Path) -> None:
+        served = make_settings(tmp_path, limits=Limits(max_prompt_logprobs=20))
+        asked: Any = {"model": "tiny", "messages": USER, "prompt_logprobs": 1}
+        with live_server(says(TEXT), served) as server:
+            url = f"{server.url}/v1/chat/completions"
+            assert httpx.post(url, json=asked).status_code == 200
+            long = httpx.post(url, json=asked | {"messages": [{"role": "user", "content": "x" * 10}]})
+        assert (long.status_code, error_of(long)["param"]) == (400, "prompt_logprobs")
 
     @pytest.mark.parametrize("model", ["nope", "tiny:nope", "nope:sql", "org/nope", ":", "tiny:", "SQL"])
     def test_an_unknown_model_never_means_the_base(self, http: httpx.Client, server: LiveServer, model: str) -> None:

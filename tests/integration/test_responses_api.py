@@ -203,11 +203,15 @@ class TestPrompts:
         assert server.engine.requests[-1].prompt_token_ids == tokens
 
     def test_what_does_not_fit_is_told_with_this_apis_names(self, http: httpx.Client) -> None:
-        response = http.post("/v1/responses", json={"model": "calls", "input": "x " * 600, "max_output_tokens": 5})
-        error = response.json()["error"]
-        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
-        assert error["param"] == "max_output_tokens"
-        assert "lower max_output_tokens" in error["message"]
+        for text, limit, param, remedy in (
+            ("x", 600, "max_output_tokens", "lower max_output_tokens"),
+            ("x " * 600, 5, "input", "Shorten the prompt."),
+        ):
+            response = http.post("/v1/responses", json={"model": "calls", "input": text, "max_output_tokens": limit})
+            error = response.json()["error"]
+            assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert error["param"] == param
+            assert remedy in error["message"]
         cut = {"truncate_prompt_tokens": -1, "input": "x " * 600, "max_output_tokens": 5}
         assert whole(http, model="calls", **cut)["usage"]["output_tokens"] == 5
 

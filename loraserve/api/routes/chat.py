@@ -1,5 +1,7 @@
 """POST /v1/chat/completions."""
 
+from typing import NamedTuple
+
 import msgspec
 from litestar import Request, Response, post
 from litestar.di import NamedDependency
@@ -16,6 +18,7 @@ from loraserve.api.identity import response_head
 from loraserve.api.needs import INFERENCE
 from loraserve.api.openapi import answered_with, json_body
 from loraserve.api.predictions import predicted_text
+from loraserve.api.prompts import check_prompt_logprobs
 from loraserve.api.ranges import unsupported
 from loraserve.api.reasoning import with_reasoning
 from loraserve.api.request_id import request_id_of
@@ -70,12 +73,16 @@ async def _chat(
         principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
     use = tool_use(asked, runtime.settings)
-    checked = _check(context, asked, use)
+    limit = _answer_limit(asked)
+    checked = _check(context, asked, use, limit.max_tokens)
     predicted = predicted_text(asked.prediction, runtime.engine.model)
     conversation = conversation_of(asked, asked.messages, use.tools, runtime.settings.limits, asked.reasoning_effort)
     demand = conversation_demand(context, checked, conversation, Route.CHAT, asked.stream)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
-        prompt = await conversation_prompt(context, asked, checked, conversation, "max_tokens", predicted)
+        prompt = await conversation_prompt(context, asked, checked, conversation, limit.param, predicted)
+        if asked.prompt_logprobs is not None:
+            num_tokens, limits = len(prompt.token_ids), runtime.settings.limits
+            check_prompt_logprobs("prompt_logprobs", num_tokens, 1, asked.prompt_logprobs, limits)
         prompt, text = with_reasoning(runtime, conversation, prompt, checked.text)
         generation = await call.start([prompt], text, checked.cache_salt)
         kind = "chat.completion.chunk" if asked.stream else "chat.completion"
@@ -96,14 +103,14 @@ async def _chat(
         return await respond(request, runtime, call, generation, writer, asked)
 
 
-def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> CheckedSampling:
+def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse, max_tokens: int | None) -> CheckedSampling:
     if asked.best_of is not None and asked.best_of != (asked.n or 1):
         raise unsupported("best_of", f"is {asked.best_of}; only the same as 'n' is supported.")
     if not asked.include_reasoning and context.runtime.settings.reasoning_parser is None:
         raise unsupported("include_reasoning", "is false, which needs a server started with --reasoning-parser.")
     checked = context.sampling.check(
         asked,
-        max_tokens=_max_tokens(asked),
+        max_tokens=max_tokens,
         logprobs=_logprobs(context, asked),
         prompt_logprobs=asked.prompt_logprobs,
         tool_schema=use.schema,
@@ -111,16 +118,21 @@ def _check(context: AppContext, asked: ChatCompletionRequest, use: ToolUse) -> C
     return with_calls_shown(checked, use)
 
 
-def _max_tokens(asked: ChatCompletionRequest) -> int | None:
-    given = {value for value in (asked.max_tokens, asked.max_completion_tokens) if value is not None}
-    if len(given) > 1:
+class AnswerLimit(NamedTuple):
+    param: str
+    """The field that it was given by."""
+    max_tokens: int | None
+
+
+def _answer_limit(asked: ChatCompletionRequest) -> AnswerLimit:
+    older, limit = asked.max_tokens, AnswerLimit("max_completion_tokens", asked.max_completion_tokens)
+    if limit.max_tokens is None:
+        limit = AnswerLimit("max_tokens", older)
+    elif older not in (None, limit.max_tokens):
         raise invalid_value("max_completion_tokens", "differs from 'max_tokens', its older name.")
-    if not given:
-        return None
-    max_tokens = given.pop()
-    if max_tokens < 1:
-        raise invalid_value("max_tokens", f"is {max_tokens}; it must be at least 1.")
-    return max_tokens
+    if limit.max_tokens is not None and limit.max_tokens < 1:
+        raise invalid_value(limit.param, f"is {limit.max_tokens}; it must be at least 1.")
+    return limit
 
 
 def _logprobs(context: AppContext, asked: ChatCompletionRequest) -> int | None:

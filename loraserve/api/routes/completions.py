@@ -130,14 +130,18 @@ async def _prompts(
         token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
         check_not_empty("prompt", token_ids)
         # For max_tokens=0 the engine generates one token, which is dropped.
-        check_context(len(token_ids), checked.max_tokens or 1, model.max_model_len)
+        check_context(len(token_ids), checked.max_tokens, model.max_model_len, "prompt", "max_tokens")
         room = model.max_model_len - len(token_ids)
         max_tokens = min(DEFAULT_MAX_TOKENS, room) if checked.max_tokens is None else max(1, checked.max_tokens)
         prompts.append(Prompt(token_ids, prompt_sampling(checked, max_tokens)))
     if checked.params.prompt_logprobs is not None:
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        num_answered = checked.params.n if asked.echo else 1
-        check_prompt_logprobs(num_tokens, num_answered, checked.params.prompt_logprobs, context.runtime.settings.limits)
+        param = "logprobs" if asked.prompt_logprobs is None else "prompt_logprobs"
+        are_echoed = bool(asked.echo) and asked.logprobs is not None
+        # Every choice has them, in its own `prompt_logprobs` and where its text begins with the prompt.
+        num_answered = checked.params.n * (are_echoed + (asked.prompt_logprobs is not None))
+        top, limits = checked.params.prompt_logprobs, context.runtime.settings.limits
+        check_prompt_logprobs(param, num_tokens, num_answered, top, limits)
     return prompts
 
 

@@ -150,7 +150,7 @@ async def _prompt(
         token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)
     token_ids = truncate(token_ids, parameters.truncate, max_model_len, checked.max_tokens)
     check_not_empty("inputs", token_ids)
-    check_context(len(token_ids), checked.max_tokens or 1, max_model_len)
+    check_context(len(token_ids), checked.max_tokens, max_model_len, "inputs", "max_new_tokens")
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(max_model_len - len(token_ids))
     return Prompt(token_ids, prompt_sampling(checked, max_tokens))
 

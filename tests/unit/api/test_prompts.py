@@ -46,6 +46,6 @@ def test_truncate_leaves_room_for_the_answer(max_tokens: int | None, kept: int) 
 @pytest.mark.parametrize(("num_tokens", "num_answered", "top"), [(101, 1, 0), (26, 2, 1), (5, 1, 20)])
 def test_log_probabilities_of_prompts_are_bounded(num_tokens: int, num_answered: int, top: int) -> None:
     limits = Limits(max_prompt_logprobs=100)
-    check_prompt_logprobs(num_tokens - 1, num_answered, top, limits)
+    check_prompt_logprobs("logprobs", num_tokens - 1, num_answered, top, limits)
     with pytest.raises(ServingError, match="the limit is 100"):
-        check_prompt_logprobs(num_tokens, num_answered, top, limits)
+        check_prompt_logprobs("logprobs", num_tokens, num_answered, top, limits)

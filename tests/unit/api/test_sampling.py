@@ -128,9 +128,22 @@ def test_seeds() -> None:
         assert prompt_sampling(checked, 5).seed != prompt_sampling(checked, 5).seed
 
 
-def test_context_length() -> None:
-    check_context(500, 12, 512)
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "param", "shown"),
+    [
+        (500, 13, "max_tokens", ("500", "13", "512", "lower max_tokens")),
+        (512, 13, "prompt", ("512", "no room")),
+        (512, None, "prompt", ("512", "no room")),
+        (600, 0, "prompt", ("600", "512", "no room")),
+    ],
+)
+def test_context_length(num_prompt_tokens: int, max_tokens: int | None, param: str, shown: tuple[str, ...]) -> None:
     with pytest.raises(ServingError) as caught:
-        check_context(500, 13, 512)
-    assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
-    assert all(number in caught.value.message for number in ("500", "13", "512"))
+        check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
+    assert all(text in caught.value.message for text in shown)
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(500, 12), (511, None), (511, 0)])
+def test_what_fits(num_prompt_tokens: int, max_tokens: int | None) -> None:
+    check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
