@@ -95,7 +95,7 @@ class ChatSession:
                 if response.status_code != 200:
                     response.read()
                 _raise_for_error(response)
-                yield from _pieces(response.iter_lines())
+                yield from _pieces(_lines(response.iter_bytes()))
         except httpx.HTTPError as error:
             raise ChatError(f"the connection broke: {error}") from error
 
@@ -117,6 +117,14 @@ def _turn(pieces: list[Piece]) -> dict[str, str]:
     )
     turn = {"role": "assistant", "content": content}
     return {**turn, "reasoning_content": reasoning} if reasoning else turn
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[str]:
+    """httpx's own end also at U+2028 and others that stand in JSON as they are."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from (line.decode().rstrip("\r") for line in lines)
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[Piece]:

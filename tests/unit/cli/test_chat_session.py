@@ -24,7 +24,7 @@ class Server:
         self.bodies.append(json.loads(request.content))
         if self._status != 200:
             return httpx.Response(self._status, json=self._events[0])
-        lines = [f"data: {json.dumps(event)}\n\n" for event in self._events]
+        lines = [f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in self._events]
         return httpx.Response(200, text="".join([*lines, ": ping\n\n", "data: [DONE]\n\n"]))
 
 
@@ -60,6 +60,11 @@ def test_answer_streams_and_joins_the_conversation() -> None:
             {"role": "user", "content": "again"},
         ],
     }
+
+
+def test_an_answer_may_have_line_ends_of_unicode() -> None:
+    text = "one\u2028two\u2029three\x85é🙂"
+    assert list(session(Server([piece(text)])).ask("hi")) == [Piece(text)]
 
 
 def test_what_was_thought_goes_back_with_its_answer() -> None:
