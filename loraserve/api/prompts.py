@@ -30,12 +30,18 @@ def prompt_bytes(prompt: str | list[int]) -> int:
     return len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
 
 
-def truncate(token_ids: list[int], limit: int | None, max_model_len: int, max_tokens: int | None) -> list[int]:
+def truncate(
+    token_ids: list[int],
+    limit: int | None,
+    max_model_len: int,
+    max_tokens: int | None,
+    param: str = "truncate_prompt_tokens",
+) -> list[int]:
     """The last `limit` tokens; -1 stands for as many as fit beside the answer, of one token at least."""
     if limit is None:
         return token_ids
     if limit != -1 and not 1 <= limit <= max_model_len:
-        raise invalid_value("truncate_prompt_tokens", f"is {limit}; it must be -1 or between 1 and {max_model_len}.")
+        raise invalid_value(param, f"is {limit}; it must be -1 or between 1 and {max_model_len}.")
     if limit == -1:
         limit = max(1, max_model_len - (max_tokens or 1))
     return token_ids[-limit:]

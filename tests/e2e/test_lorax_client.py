@@ -75,6 +75,8 @@ class TestRoutes:
             ({"response_format": {"type": "regex"}}, "response_format"),
             ({"schema": {}}, "schema"),
             ({"max_new_tokens": 0}, "max_new_tokens"),
+            ({"max_new_tokens": 10**6}, "lower max_new_tokens"),
+            ({"truncate": 0}, "parameters.truncate"),
             ({"adapter_id": ""}, "adapter_id"),
             ({"decoder_input_details": True, "details": False}, "decoder_input_details"),
         ],

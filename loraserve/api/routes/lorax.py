@@ -148,7 +148,7 @@ async def _prompt(
         )
     else:
         token_ids = await tokenizer.encode(asked.inputs, add_special_tokens=True)
-    token_ids = truncate(token_ids, parameters.truncate, max_model_len, checked.max_tokens)
+    token_ids = truncate(token_ids, parameters.truncate, max_model_len, checked.max_tokens, "parameters.truncate")
     check_not_empty("inputs", token_ids)
     check_context(len(token_ids), checked.max_tokens, max_model_len, "inputs", "max_new_tokens")
     max_tokens = checked.max_tokens or context.sampling.default_max_tokens(max_model_len - len(token_ids))
