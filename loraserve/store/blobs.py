@@ -44,7 +44,8 @@ class BlobStore:
         """Moves a folder of exactly `BLOB_FILES`, on the same file system, to its name.
 
         When this returns, the content survives a crash and is safe from `sweep` for an hour, in which a document must
-        come to name it. Content that is there already, such as an orphan of a crash, is kept and `prepared` removed.
+        come to name it. Content that is there already, such as an orphan of a crash, is kept, its config and weights
+        as they are in `prepared`, which is removed: equal bytes, unless the ones there were damaged.
         Raises `IncompleteBlobError`; after an `OSError` the upload has failed: data may be lost, so do not call again.
         """
         _sync_content(prepared)
@@ -52,6 +53,8 @@ class BlobStore:
         with locked(self._lock, shared=True):
             make_folder(target.parent)
             is_moved = not target.is_dir() and _try_rename(prepared, target)
+            if not is_moved:
+                _renew(prepared, target)
             os.utime(target)
             sync_folder(target)
             sync_folder(target.parent)
@@ -112,3 +115,10 @@ def _try_rename(source: Path, target: Path) -> bool:
             return False
         raise
     return True
+
+
+def _renew(prepared: Path, target: Path) -> None:
+    """Each file at once, so that readers see one or the other. A manifest may be of another base model: it stays."""
+    for name in BLOB_FILES:
+        if name != MANIFEST_FILE or not (target / name).exists():
+            os.replace(prepared / name, target / name)

@@ -34,4 +34,10 @@ def test_a_lost_packed_file_is_made_again_from_the_content(tmp_path: Path) -> No
         refused = complete(http, "sql")
         assert (refused.status_code, refused.json()["error"]["code"]) == (500, "adapter_unreadable"), refused.text
         assert complete(http, "fake").status_code == 200
+        # As the error says: and it is the content that is whole again, not only what was made of it.
+        assert add_adapter(http, "sql", tmp_path / "sql")["result"]["created"] is False
+        stop(server)
+    packed.unlink()
+    with serve_fake(data_dir) as server, client(server, key) as http:
+        assert token_ids(complete(http, "sql", max_tokens=4)) == before
         stop(server)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.store.blobs import BLOB_FILES, BlobStore
+from loraserve.store.blobs import BLOB_FILES, MANIFEST_FILE, BlobStore
 from loraserve.store.errors import IncompleteBlobError, InvalidNameError
 from tests.support.crash_points import crash_points
 
@@ -52,9 +52,25 @@ def test_published_content_is_found_by_every_store(blobs: BlobStore, tmp_path: P
 
 def test_content_that_is_there_already_is_adopted(blobs: BlobStore, tmp_path: Path) -> None:
     publish(blobs, tmp_path, DIGEST)
-    blobs.publish(prepared_folder(tmp_path, content="the same in another form"), DIGEST)
+    prepared = prepared_folder(tmp_path)
+    (prepared / MANIFEST_FILE).write_text("made for another base model")
+    blobs.publish(prepared, DIGEST)
     assert content_of(blobs.folder(DIGEST)) == {name: f"{name} content" for name in BLOB_FILES}
     assert not (tmp_path / "prepared").exists()
+
+
+@pytest.mark.parametrize("name", sorted(BLOB_FILES))
+def test_content_of_which_a_file_is_lost_or_damaged_is_whole_once_it_is_published_again(
+    blobs: BlobStore, tmp_path: Path, name: str
+) -> None:
+    publish(blobs, tmp_path, DIGEST)
+    folder = blobs.folder(DIGEST)
+    assert folder is not None
+    for other in BLOB_FILES - {name, MANIFEST_FILE}:
+        (folder / other).write_text("damaged")
+    (folder / name).unlink()
+    publish(blobs, tmp_path, DIGEST)
+    assert content_of(folder) == {name: f"{name} content" for name in BLOB_FILES}
 
 
 def test_a_publisher_overtaken_at_the_last_moment_adopts(
@@ -70,7 +86,10 @@ def test_a_publisher_overtaken_at_the_last_moment_adopts(
 
     monkeypatch.setattr(Path, "rename", overtaken)
     publish(blobs, tmp_path, DIGEST)
-    assert content_of(blobs.folder(DIGEST)) == {"manifest.json": "first"}
+    assert content_of(blobs.folder(DIGEST)) == {
+        **{name: f"{name} content" for name in BLOB_FILES},
+        "manifest.json": "first",
+    }
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "folder", "link", "fifo"])
