@@ -84,6 +84,7 @@ def add_version(
     """The adapter with the content as a version: the one it has with this digest or upload, else a new one.
 
     doc: None = a new adapter. A deleted one begins anew: its versions are gone for good, their numbers stay used.
+    Deleted versions whose content is no longer on the disk are forgotten.
     base: what the content was checked against.
     """
     if doc is None:
@@ -103,7 +104,9 @@ def add_version(
             targets=content.targets,
             bases=[base],
         )
-        doc = replace(doc, versions=[*doc.versions, version])
+        # Else the document, and with it each of its revisions, would grow with every version there ever was.
+        kept = [version for version in doc.versions if now < kept_until(doc, version)]
+        doc = replace(doc, versions=[*kept, version])
     elif version.upload_id == content.upload_id:
         # The same commit once more: whatever was done with the version since then stays.
         return doc

@@ -132,6 +132,29 @@ def test_what_is_deleted_counts_as_long_as_it_is_on_the_disk(valkey: Valkey, tmp
     run(scenario)
 
 
+def test_deleted_versions_are_forgotten_with_their_contents_and_their_numbers_never_used_again(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """Who publishes every hour would else have a document that grows for ever, in each of its revisions."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            newest = await node.versions.publish(ACME, "r", "sql", content("1" * 64))
+            for n in range(2, 8):
+                newest = await node.versions.publish(ACME, "r", "sql", content(f"{n}" * 64))
+                assert newest.version.n == n
+                await node.versions.delete(ACME, "r", "sql", n - 1)
+                node.clock.now += SWEPT_WITHIN_S / 2
+            assert [version.n for version in newest.document.doc.versions] == [6, 7]
+            await node.adapters.delete(ACME, "r", "sql", drain_s=0)
+            node.clock.now += RESTORABLE_S
+            again = await node.versions.publish(ACME, "r", "sql", content("a" * 64))
+            assert [version.n for version in again.document.doc.versions] == [8]
+
+    run(scenario)
+
+
 def test_an_upload_takes_the_room_of_the_deleted_adapter_whose_name_it_has(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
