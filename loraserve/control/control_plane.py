@@ -93,7 +93,7 @@ class ControlPlane:
     declared: Declared
 
     async def start(self) -> None:
-        await asyncio.to_thread(_remove_leftovers, self.declared.settings.data_dir)
+        await self._remove_leftovers()
         await self.uploads.start()
         background = self.background
         background.run("following changes", self.catalog.run)
@@ -106,6 +106,7 @@ class ControlPlane:
         background.every("settling requests", SETTLE_EVERY_S, self.admission.settle_again)
         background.every("syncing the usage log", SYNC_USAGE_EVERY_S, self._sync_usage)
         background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
+        background.every("removing what killed servers left", SWEEP_EVERY_S, self._remove_leftovers)
         background.every("erasing tenants and sweeping contents", SWEEP_EVERY_S, self.erasure.sweep)
 
     async def close(self) -> None:
@@ -125,6 +126,10 @@ class ControlPlane:
     async def _sync_usage(self) -> None:
         self.usage_writer.retry()
         await asyncio.to_thread(self.usage_log.sync)
+
+    async def _remove_leftovers(self) -> None:
+        """Not only at the start, which right after a kill finds everything too young."""
+        await asyncio.to_thread(_remove_leftovers, self.declared.settings.data_dir)
 
 
 def _remove_leftovers(data_dir: Path) -> None:

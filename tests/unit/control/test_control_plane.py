@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.control import control_plane
 from loraserve.control.control_plane import STALE_FORM_S, STALE_OUTPUT_S
 from loraserve.store.usage_log import Outcome, UsageLine
 from tests.support.fake_engine_client import FakeEngine
@@ -24,6 +25,19 @@ def test_a_start_removes_what_a_killed_server_left_but_nothing_young(
     os.utime(left, (changed, changed))
     with live_server(FakeEngine(), make_settings(tmp_path)):
         assert left.exists() is not is_stale
+
+
+def test_what_was_too_young_at_the_start_is_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was killed in the middle of a form is started again at once, and then runs for months."""
+    monkeypatch.setattr(control_plane, "SWEEP_EVERY_S", 0.02)
+    left = tmp_path / "spool" / "tmp1"
+    left.mkdir(parents=True)
+    (left / "adapter_model.safetensors").write_bytes(b"a part")
+    with live_server(FakeEngine(), make_settings(tmp_path)) as server:
+        assert left.exists()
+        stale = time.time() - STALE_FORM_S - 60
+        os.utime(left, (stale, stale))
+        server.wait_until(lambda: not left.exists())
 
 
 def test_usage_that_the_disk_did_not_take_is_in_the_log_once_it_does(
