@@ -81,13 +81,13 @@ class DocumentStore:
             make_folder(folder.parent)
             make_folder(folder)
         temporary = self._temporary / secrets.token_hex(16)
-        write_synced(temporary, self._codec.encode(document))
         try:
+            write_synced(temporary, self._codec.encode(document))
             os.link(temporary, folder / _file_name(rev))
         except FileExistsError:
             raise RevisionTakenError(kind, document.id, rev) from None
         finally:
-            temporary.unlink()
+            temporary.unlink(missing_ok=True)
         sync_folder(folder)
 
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:

@@ -51,6 +51,19 @@ def test_a_document_that_was_never_committed_is_none(store: DocumentStore) -> No
     assert list(store.scan(ADAPTER)) == []
 
 
+def test_a_commit_that_a_full_disk_stops_leaves_nothing(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "write_all", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.commit(adapter_document("sql", 1))
+    assert os.listdir(tmp_path / "data" / "docs" / "tmp") == []
+    assert revision_files(tmp_path / "data") == []
+
+
 @pytest.mark.parametrize(
     "document", [adapter_document("sql", 1), tenant_document("acme"), key_document("abcdefgh")], ids=lambda d: d.kind
 )
