@@ -1,4 +1,4 @@
-"""What a client is told while Redis is gone."""
+"""What a client is told while Redis is gone or full."""
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
@@ -7,5 +7,8 @@ RETRY_AFTER_S = 2
 
 
 def live_unavailable() -> ServingError:
-    message = "The server's Redis is not reachable, so nothing can be changed or admitted now. Retry in a few seconds."
+    message = (
+        "The server's Redis is not reachable or takes no changes, so nothing can be changed or admitted now. "
+        "Retry in a few seconds."
+    )
     return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)

@@ -1,6 +1,7 @@
 """All talk with Redis that waits for an answer: 16 sockets, a second a call, and a breaker."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,9 @@ CALL_S = 1.0
 NUM_LINKS = 16
 MOVES_FOLLOWED = 2
 """From one node of a cluster to the next, of one call."""
+REFUSAL_SAID_EVERY_S = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 class LiveConnection:
@@ -43,6 +47,7 @@ class LiveConnection:
         """When it came, or came back, by time.monotonic(); None while it is away."""
         self.generation = 0
         """Goes up when a server turned out not to be the primary: links of before connect anew."""
+        self._refusal_said_s = float("-inf")
 
     async def call(self, *command: Arg) -> Any:
         return (await self.call_many([command]))[0]
@@ -52,7 +57,7 @@ class LiveConnection:
         try:
             return await self._exchange(commands, None)
         except ResponseError as error:
-            raise LiveUnavailableError(f"Redis refused: {error}") from error
+            raise self._refused(error) from error
 
     async def run_script(
         self, script: Script, keys: Sequence[str], args: Sequence[Arg], run_id: str | None = None
@@ -64,7 +69,7 @@ class LiveConnection:
             except NoScriptError:
                 replies = await self._exchange([["EVAL", script.source, len(keys), *keys, *args]], run_id)
         except ResponseError as error:
-            raise LiveUnavailableError(f"Redis refused: {error}") from error
+            raise self._refused(error) from error
         return replies[0]
 
     async def server_time_ms(self) -> int:
@@ -134,6 +139,14 @@ class LiveConnection:
                 return await link.exchange(commands)
             finally:
                 self._idle.append(link)
+
+    def _refused(self, error: ResponseError) -> LiveUnavailableError:
+        """Said in the log too: a server that answers, but is full or cannot write its own disk, is not found gone."""
+        now_s = time.monotonic()
+        if now_s - self._refusal_said_s >= REFUSAL_SAID_EVERY_S:
+            self._refusal_said_s = now_s
+            logger.error("Redis answers, but refuses what it is asked for: %s", error)
+        return LiveUnavailableError(f"Redis refused: {error}")
 
     def _make_connection(self) -> AbstractConnection:
         arguments = dict(self._factory.connection_kwargs)

@@ -212,6 +212,25 @@ def test_an_error_reply_is_told_and_leaves_the_link_usable(valkey: Valkey, tmp_p
     through_proxy(valkey, tmp_path, check, max_links=1)
 
 
+def test_what_a_server_refuses_is_in_the_log_but_not_for_each_call(
+    valkey: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing else tells an operator of a full one: it answers, so it does not count as gone."""
+
+    async def check(connection: LiveConnection) -> None:
+        assert valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+        for _ in range(3):
+            with pytest.raises(LiveUnavailableError, match="Redis refused: .*maxmemory"):
+                await connection.call("SET", "name", "value")
+            with pytest.raises(LiveUnavailableError, match="Redis refused: .*maxmemory"):
+                await connection.run_script(Script("return redis.call('SET', 'name', 'value')", "e" * 40), [], [])
+
+    directly(valkey, check)
+    (said,) = caplog.messages
+    assert said.startswith("Redis answers, but refuses what it is asked for: ")
+    assert "maxmemory" in said
+
+
 def test_idle_links_to_a_server_that_went_are_replaced_unnoticed(valkey: Valkey) -> None:
     async def check(connection: LiveConnection) -> None:
         await asyncio.gather(*(connection.call("PING") for _ in range(5)))
