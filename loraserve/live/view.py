@@ -83,12 +83,17 @@ class LiveView:
     async def is_current(self) -> bool:
         """False: compare documents again. `admit` finds out by itself; this is for processes without requests.
 
-        Raises LiveUnavailableError.
+        Raises LiveUnavailableError, also of a server that would refuse `admit`: one that cannot save what it holds
+        answers whoever reads and takes no writes.
         """
         accepted = self.accepted
         if accepted is None:
             return False
-        info, epoch = await self._connection.call_many([["INFO", "server"], ["HGET", self._names.meta(), "epoch"]])
+        # NOTE: a write that a full server takes, as it takes those of `admit`.
+        write = ["DEL", self._names.probe()]
+        info, epoch, _ = await self._connection.call_many(
+            [["INFO", "server"], ["HGET", self._names.meta(), "epoch"], write]
+        )
         if self.accepted is accepted and (parse_run_id(info), epoch) != (accepted.run_id, accepted.epoch.encode()):
             self.forget()
         return self.accepted is not None

@@ -50,6 +50,12 @@ def is_ready(http: httpx.Client) -> bool:
     return http.get("/health/ready").status_code == 200
 
 
+def save(server: Valkey) -> None:
+    """Whether or not it can."""
+    assert server.command("BGSAVE").startswith("+")
+    wait_until(lambda: "rdb_bgsave_in_progress:0" in server.command("INFO", "persistence"), "it has tried")
+
+
 @pytest.mark.parametrize("how", ["gone", "slow"])
 class TestWithinTheGrace:
     def test_known_keys_are_served_and_nothing_can_be_changed(self, tmp_path: Path, how: str) -> None:
@@ -129,6 +135,24 @@ class TestBeyondTheGrace:
             assert [complete(found.admin, "fake").status_code for _ in range(3)] == [503] * 3
             found.valkey.start()
             wait_until(lambda: complete(found.admin, "fake").status_code == 200, "Redis is back")
+
+    def test_one_that_answers_but_cannot_save_counts_as_gone_and_the_log_says_why(self, tmp_path: Path) -> None:
+        """It takes no writes then, so it admits nobody."""
+        in_its_way = tmp_path / "dump.rdb" / "a folder"
+        with bench(tmp_path, "--redis-grace-s", "1") as found:
+            assert complete(found.admin, "fake").status_code == 200
+            in_its_way.mkdir(parents=True)
+            found.valkey.command("CONFIG", "SET", "save", "3600 1")
+            save(found.valkey)
+            wait_until(lambda: not is_ready(found.admin), "a load balancer sends it nothing more")
+            assert code_of(complete(found.admin, "fake")) == (503, "service_unavailable")
+            assert "\nloraserve_redis_up 0.0\n" in found.admin.get("/metrics").text
+            assert "Redis is not reachable: Redis refused: MISCONF" in found.server.text
+            in_its_way.rmdir()
+            in_its_way.parent.rmdir()
+            save(found.valkey)
+            wait_until(lambda: is_ready(found.admin), "it can save again")
+            assert complete(found.admin, "fake").status_code == 200
 
 
 class TestAnOlderRedis:

@@ -220,9 +220,9 @@ def test_what_a_server_refuses_is_in_the_log_but_not_for_each_call(
     async def check(connection: LiveConnection) -> None:
         assert valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
         for _ in range(3):
-            with pytest.raises(LiveUnavailableError, match="Redis refused: .*maxmemory"):
+            with pytest.raises(LiveUnavailableError, match=r"Redis refused: .*maxmemory"):
                 await connection.call("SET", "name", "value")
-            with pytest.raises(LiveUnavailableError, match="Redis refused: .*maxmemory"):
+            with pytest.raises(LiveUnavailableError, match=r"Redis refused: .*maxmemory"):
                 await connection.run_script(Script("return redis.call('SET', 'name', 'value')", "e" * 40), [], [])
 
     directly(valkey, check)

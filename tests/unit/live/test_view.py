@@ -53,6 +53,18 @@ def test_processes_that_build_at_the_same_time_agree_on_the_epoch(on_any_server:
     on_any_server(check)
 
 
+def test_a_full_server_is_as_current_as_it_admits(any_server: Valkey, on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        assert await store.view.accept(await store.view.begin())
+        assert any_server.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+        assert await store.view.is_current()
+
+    try:
+        on_any_server(check)
+    finally:
+        assert any_server.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
+
+
 def test_an_emptied_redis_is_noticed_without_requests(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         assert await store.view.accept(await store.view.begin())
