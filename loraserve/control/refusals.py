@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from loraserve.live.audit import AuditEntry
@@ -12,7 +12,9 @@ from loraserve.serving.errors import ErrorCode
 
 SAME_AGAIN_S = 60.0
 """The same refusal of the same actor is noted once in this time."""
-MAX_A_MINUTE = 60
+MAX_AN_HOUR = 120
+"""Of strangers together, and of each tenant: 3,000 a day, of 100,000 entries that the trail has room for."""
+HOUR_S = 3600.0
 MAX_REMEMBERED = 4096
 MAX_SUBJECT_CHARACTERS = 256
 UNKNOWN_ACTOR = "unknown"
@@ -28,16 +30,16 @@ class Refusals:
         self._live = live
         self._steady = steady
         self._noted: OrderedDict[Refusal, float] = OrderedDict()
-        self._minute_began = steady()
-        self._num_in_minute = 0
+        self._noted_of: dict[str, deque[float]] = {}
+        """When the latest were noted, of strangers and by tenant."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(
         self, *, actor: str, tenant: str, address: str, subject: str, kind: str, code: ErrorCode, request_id: str
     ) -> None:
         """subject: what was asked for, such as "DELETE /v1/keys/abc". address: from where, for strangers."""
-        who = address if actor == UNKNOWN_ACTOR else actor
-        if not self._is_due((who, subject, code)):
+        who, of = (address, UNKNOWN_ACTOR) if actor == UNKNOWN_ACTOR else (actor, tenant)
+        if not self._is_due((who, subject, code), of):
             return
         entry = AuditEntry(
             at=time.time(),
@@ -57,14 +59,15 @@ class Refusals:
         """Nothing is on its way afterwards."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _is_due(self, refusal: Refusal) -> bool:
+    def _is_due(self, refusal: Refusal, of: str) -> bool:
         now = self._steady()
-        if now - self._minute_began >= 60.0:
-            self._minute_began, self._num_in_minute = now, 0
+        latest = self._noted_of.setdefault(of, deque(maxlen=MAX_AN_HOUR))
         noted_at = self._noted.get(refusal)
-        if self._num_in_minute >= MAX_A_MINUTE or (noted_at is not None and now - noted_at < SAME_AGAIN_S):
+        if len(latest) == MAX_AN_HOUR and now - latest[0] < HOUR_S:
             return False
-        self._num_in_minute += 1
+        if noted_at is not None and now - noted_at < SAME_AGAIN_S:
+            return False
+        latest.append(now)
         self._noted[refusal] = now
         self._noted.move_to_end(refusal)
         while len(self._noted) > MAX_REMEMBERED:

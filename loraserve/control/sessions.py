@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from loraserve.control.api_keys import hash_key
 from loraserve.control.authenticator import Authenticator
 from loraserve.control.principal import Action, Principal
-from loraserve.control.refusals import UNKNOWN_ACTOR
 from loraserve.control.unavailable import live_unavailable
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveUnavailableError
@@ -107,7 +106,7 @@ class SessionService:
             raise live_unavailable() from error
         self._remember(hashed, None)
         if session is not None:
-            await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id, "")
+            await self._note(session.key_id, "session.logout", await self._tenant_of(session.key_id), request_id)
 
     async def make_link(self, key_id: str, actor: str, request_id: str) -> NewLink:
         """For one login with the rights of this key, as long as it has the secret that it has now."""
@@ -118,12 +117,8 @@ class SessionService:
             await self._live.sessions.put_link(link)
         except LiveUnavailableError as error:
             raise live_unavailable() from error
-        await self._note(actor, "session.link", principal.tenant, request_id, "", key_id)
+        await self._note(actor, "session.link", principal.tenant, request_id, key_id)
         return NewLink(token, link.created_at + LINK_S)
-
-    async def refused(self, address: str, reason: str, request_id: str) -> None:
-        """Into the audit trail; a Redis that is gone loses it."""
-        await self._note(UNKNOWN_ACTOR, "session.refused", ANY_TENANT, request_id, f"{address}: {reason}")
 
     async def _begin(self, principal: Principal, key_sha256: str, request_id: str) -> NewSession:
         _check_may_log_in(principal)
@@ -140,7 +135,7 @@ class SessionService:
             await self._live.sessions.put(session)
         except LiveUnavailableError as error:
             raise live_unavailable() from error
-        await self._note(principal.actor, "session.login", principal.tenant, request_id, "")
+        await self._note(principal.actor, "session.login", principal.tenant, request_id)
         return NewSession(token, session, principal)
 
     async def _tenant_of(self, key_id: str) -> str:
@@ -160,9 +155,7 @@ class SessionService:
         found_at, session = self._found.get(hashed, (0.0, None))
         return session if self._clock() - found_at < REMEMBERED_S else None
 
-    async def _note(
-        self, actor: str, action: str, tenant: str, request_id: str, detail: str, subject: str = ""
-    ) -> None:
+    async def _note(self, actor: str, action: str, tenant: str, request_id: str, subject: str = "") -> None:
         """subject: id of a key; left out = the actor's own."""
         entry = AuditEntry(
             at=self._clock(),
@@ -172,7 +165,6 @@ class SessionService:
             request_id=request_id,
             kind="session",
             id=subject or actor,
-            detail=detail,
         )
         try:
             await self._live.audit.append(entry)

@@ -14,9 +14,11 @@ from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest, LinkItem, SessionItem
 from loraserve.api.session_cookie import check_same_page, session_cookie, session_token
 from loraserve.control.principal import Action, Principal
+from loraserve.control.refusals import UNKNOWN_ACTOR
 from loraserve.control.sessions import NewSession
 from loraserve.live.sessions import SESSION_S, Session
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import ANY_TENANT
 
 LOGIN_DECODER = msgspec.json.Decoder(CreateSessionRequest, strict=True)
 LINK_DECODER = msgspec.json.Decoder(CreateLinkRequest, strict=True)
@@ -94,7 +96,15 @@ async def _log_in(request: Request, context: AppContext, asked: CreateSessionReq
     except ServingError as error:
         if error.code in FAILED_LOGIN:
             attempts.failed(address)  # raises where there were too many
-            await sessions.refused(address, error.code.value, request_id)
+            context.control.observer.refusals.note(
+                actor=UNKNOWN_ACTOR,
+                tenant=ANY_TENANT,
+                address=address,
+                subject=UNKNOWN_ACTOR,
+                kind="session",
+                code=error.code,
+                request_id=request_id,
+            )
         raise
 
 

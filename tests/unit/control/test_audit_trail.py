@@ -6,7 +6,7 @@ import pytest
 from loraserve.control.audit_trail import AuditQuery, AuditTrail
 from loraserve.control.key_documents import KeyPatch
 from loraserve.control.principal import Principal, server_principal
-from loraserve.control.refusals import MAX_A_MINUTE, SAME_AGAIN_S, Refusals
+from loraserve.control.refusals import HOUR_S, MAX_AN_HOUR, SAME_AGAIN_S, Refusals
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
 from tests.support.clock import Clock
@@ -107,10 +107,10 @@ def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Pa
             steady = Clock()
             refusals = Refusals(node.live, steady=steady)
 
-            async def note(subject: str, actor: str = "unknown") -> int:
+            async def note(subject: str, actor: str = "unknown", tenant: str = "*") -> int:
                 refusals.note(
                     actor=actor,
-                    tenant="*",
+                    tenant=tenant,
                     address="1.2.3.4",
                     subject=subject,
                     kind="request",
@@ -127,8 +127,19 @@ def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Pa
             assert (act.entry.id, act.entry.detail, act.before) == ("GET /v1/keys", "1.2.3.4: forbidden", None)
             steady.now += SAME_AGAIN_S
             assert await note("GET /v1/keys") == 3
-            for number in range(2 * MAX_A_MINUTE):
+            for number in range(2 * MAX_AN_HOUR):
                 await note(f"GET /{number}")
-            assert await note("GET /one-more") == 2 + MAX_A_MINUTE
+            num_noted = 1 + MAX_AN_HOUR
+            assert await note("GET /one-more") == num_noted
+            # Strangers leave room for those with keys, and each tenant for the others.
+            for number in range(2 * MAX_AN_HOUR):
+                await note(f"GET /{number}", "key-1", "acme")
+            num_noted += MAX_AN_HOUR
+            assert await note("GET /one-more", "key-2", "acme") == num_noted
+            assert await note("GET /one-more", "key-3", "globex") == num_noted + 1
+            steady.now += HOUR_S - SAME_AGAIN_S - 1
+            assert await note("GET /one-more") == num_noted + 1
+            steady.now += 1
+            assert await note("GET /one-more") == num_noted + 2
 
     run(scenario)
