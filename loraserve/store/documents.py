@@ -7,6 +7,7 @@ its name, so a crash leaves revisions whole or absent.
 
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -25,6 +26,8 @@ from loraserve.store.records import AnyDocument, DocumentKind
 
 KEEP_REVISIONS = 50
 KEEP_S = 30 * 86_400.0
+MAX_REVISIONS = 1000
+"""However young: whoever may change a document could fill the disk with what it was."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
@@ -68,11 +71,13 @@ class DocumentStore:
     def commit(self, document: AnyDocument) -> None:
         """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
 
-        After an `OSError` the revision may exist or not: read it before trying again.
+        Of the older ones the last `MAX_REVISIONS` stay. After an `OSError` the revision may exist or not: read it
+        before trying again.
         """
         kind, rev = document.kind, document.rev
         folder = Path(self._document_folder(kind, document.id))
-        newest = _rev(_newest(_names(str(folder))))
+        names = _names(str(folder))
+        newest = _rev(_newest(names))
         if newest >= rev:
             raise RevisionTakenError(kind, document.id, rev)
         if newest != rev - 1:
@@ -89,6 +94,7 @@ class DocumentStore:
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(folder)
+        _remove_older(str(folder), _newest_first(names)[MAX_REVISIONS - 1 :], math.inf)
 
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
         """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
@@ -183,8 +189,8 @@ class DocumentStore:
         num_removed = 0
         for kind in DocumentKind:
             for entry in self._document_folders(kind):
-                names = sorted(filter(_FILE_NAME.fullmatch, _names(entry.path)), reverse=True)
-                num_removed += _remove_older(entry.path, names[KEEP_REVISIONS:], now - KEEP_S)
+                old = _newest_first(_names(entry.path))[KEEP_REVISIONS:]
+                num_removed += _remove_older(entry.path, old, now - KEEP_S)
         _remove_older(str(self._temporary), os.listdir(self._temporary), now - _TEMPORARY_KEEP_S)
         return num_removed
 
@@ -280,6 +286,10 @@ def _is_hidden(name: str) -> bool:
 
 def _newest(names: list[str]) -> str | None:
     return max(filter(_FILE_NAME.fullmatch, names), default=None)
+
+
+def _newest_first(names: list[str]) -> list[str]:
+    return sorted(filter(_FILE_NAME.fullmatch, names), reverse=True)
 
 
 def _content(path: str) -> bytes:

@@ -365,6 +365,17 @@ def test_prune_keeps_the_last_50_and_the_last_30_days(store: DocumentStore, tmp_
     assert newest.rev == 60
 
 
+def test_no_more_than_the_last_revisions_stay_however_young(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_REVISIONS", 5)
+    commit_revisions(store, "sql", 8)
+    store.commit(adapter_document("other", 1))
+    assert [document.rev for document in revisions(store, "acme/sql", 100)] == [8, 7, 6, 5, 4]
+    with pytest.raises(RevisionTakenError):
+        store.commit(adapter_document("sql", 1))
+
+
 def test_a_pruned_revision_is_still_taken(store: DocumentStore) -> None:
     commit_revisions(store, "sql", KEEP_REVISIONS + 1)
     assert store.prune(time.time() + 365 * 86_400) == 1
