@@ -1,7 +1,6 @@
 """`loraserve adapter`: adapters of a running server, and `validate`, which needs none."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,11 @@ def add(connection: Connection, name: str, path: Path, activate: bool) -> None:
     from loraserve.cli.adapter_progress import upload_with_progress
     from loraserve.cli.admin_output import print_problems
 
-    session = _with_client(connection, lambda client: upload_with_progress(client, name, path, activate))
+    session = upload_with_progress(connection.client(), name, path, activate)
     print_problems(session["report"])
     result = session["result"]
     note = "" if result["created"] else " (the same content as before)"
-    _show(connection, session, f"{name}@v{result['version']} is ready{note}: {result['digest'][:12]}")
+    connection.show(session, f"{name}@v{result['version']} is ready{note}: {result['digest'][:12]}")
 
 
 @adapter.command("list")
@@ -45,7 +44,7 @@ def list_adapters(connection: Connection, query: str | None, tag: str | None, st
     """List adapters; deleted ones with --state deleted."""
     from loraserve.cli.admin_output import bytes_text, print_json, print_table
 
-    found = _with_client(connection, lambda client: client.every("/v1/adapters", q=query, tag=tag, state=state))
+    found = connection.client().every("/v1/adapters", q=query, tag=tag, state=state)
     if connection.as_json:
         print_json(found)
         return
@@ -73,7 +72,7 @@ def show(connection: Connection, name: str) -> None:
     from loraserve.cli.adapter_details import print_adapter
     from loraserve.cli.admin_output import print_json
 
-    found = _with_client(connection, lambda client: client.get(f"/v1/adapters/{name}"))
+    found = connection.client().get(f"/v1/adapters/{name}")
     if connection.as_json:
         print_json(found)
     else:
@@ -93,14 +92,14 @@ def alias(
     """Make NAME@ALIAS mean VERSION. The alias `live` is what the bare name means."""
     path = f"/v1/adapters/{name}/aliases/{alias}"
     if is_deleted:
-        _with_client(connection, lambda client: client.delete(path))
-        _show(connection, {}, f"{name}@{alias} is gone")
+        connection.client().delete(path)
+        connection.show({}, f"{name}@{alias} is gone")
         return
     if version is None:
         raise click.UsageError("give the VERSION the alias should point to, or --delete")
     body: Json = {"version": version, "canary": _canary(canary)}
-    found = _with_client(connection, lambda client: client.put(path, body))
-    _show(connection, found, f"{name}@{alias} is v{found['version']}{_canary_text(found)}")
+    found = connection.client().put(path, body)
+    connection.show(found, f"{name}@{alias} is v{found['version']}{_canary_text(found)}")
 
 
 @adapter.command()
@@ -109,8 +108,8 @@ def alias(
 @with_connection
 def rollback(connection: Connection, name: str, alias: str) -> None:
     """Go back to the version before the last move; a second rollback undoes it."""
-    found = _with_client(connection, lambda client: client.post(f"/v1/adapters/{name}/rollback", {"alias": alias}))
-    _show(connection, found, f"{name}@{alias} is v{found['version']} again; it was v{found['previous']}")
+    found = connection.client().post(f"/v1/adapters/{name}/rollback", {"alias": alias})
+    connection.show(found, f"{name}@{alias} is v{found['version']} again; it was v{found['previous']}")
 
 
 @adapter.command()
@@ -125,11 +124,11 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) 
 
     path = f"/v1/adapters/{name}/residency"
     if is_off:
-        _with_client(connection, lambda client: client.delete(path))
-        _show(connection, {}, f"{name} is not pinned any more")
+        connection.client().delete(path)
+        connection.show({}, f"{name} is not pinned any more")
         return
-    found = _with_client(connection, lambda client: client.put(path, {"tier": tier, "ttl_s": ttl_s}))
-    _show(connection, found, f"{name} stays on {found['tier']} until {time_text(found['until'])}")
+    found = connection.client().put(path, {"tier": tier, "ttl_s": ttl_s})
+    connection.show(found, f"{name} stays on {found['tier']} until {time_text(found['until'])}")
 
 
 @adapter.command()
@@ -140,12 +139,12 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) 
 def remove(connection: Connection, name: str, version: int | None, drain_s: float) -> None:
     """Delete an adapter, or one version of it. It can be restored for 24 hours."""
     if version is not None:
-        _with_client(connection, lambda client: client.delete(f"/v1/adapters/{name}/versions/{version}"))
-        _show(connection, {}, f"{name}@v{version} is deleted")
+        connection.client().delete(f"/v1/adapters/{name}/versions/{version}")
+        connection.show({}, f"{name}@v{version} is deleted")
         return
-    found = _with_client(connection, lambda client: client.delete(f"/v1/adapters/{name}", drain_s=drain_s))
+    found = connection.client().delete(f"/v1/adapters/{name}", drain_s=drain_s)
     rest = "; requests still run with it" if found["status"] == "draining" else ""
-    _show(connection, found, f"{name} is deleted{rest}; `loraserve adapter restore {name}` undoes it for 24 hours")
+    connection.show(found, f"{name} is deleted{rest}; `loraserve adapter restore {name}` undoes it for 24 hours")
 
 
 @adapter.command()
@@ -153,8 +152,8 @@ def remove(connection: Connection, name: str, version: int | None, drain_s: floa
 @with_connection
 def restore(connection: Connection, name: str) -> None:
     """Undo a deletion."""
-    found = _with_client(connection, lambda client: client.post(f"/v1/adapters/{name}/restore"))
-    _show(connection, found, f"{name} is {found['status']}")
+    found = connection.client().post(f"/v1/adapters/{name}/restore")
+    connection.show(found, f"{name} is {found['status']}")
 
 
 @adapter.command()
@@ -166,22 +165,6 @@ def validate(path: Path, model: str | None, as_json: bool) -> None:
     from loraserve.cli.adapter_validate import validate_folder
 
     validate_folder(path, model, as_json)
-
-
-def _with_client(connection: Connection, work: Callable[[Any], Any]) -> Any:
-    from loraserve.cli.admin_client import connected
-
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        return work(client)
-
-
-def _show(connection: Connection, answer: Json, text: str) -> None:
-    from loraserve.cli.admin_output import print_json
-
-    if connection.as_json:
-        print_json(answer)
-    else:
-        click.echo(text)
 
 
 def _canary(text: str | None) -> Json | None:

@@ -16,15 +16,14 @@ def audit(
     connection: Connection, actor: str | None, action: str | None, kind: str | None, limit: int, as_csv: bool
 ) -> None:
     """Show changes, logins and refusals, newest first."""
-    from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import print_csv, print_json, print_table, time_text
 
     query = {"actor": actor, "action": action, "kind": kind}
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        if as_csv:
-            print_csv(client.get_text("/v1/audit", format="csv", **query))
-            return
-        found = client.get("/v1/audit", limit=limit, **query)["data"]
+    client = connection.client()
+    if as_csv:
+        print_csv(client.get_text("/v1/audit", format="csv", **query))
+        return
+    found = client.get("/v1/audit", limit=limit, **query)["data"]
     if connection.as_json:
         print_json(found)
         return

@@ -9,11 +9,9 @@ from loraserve.cli.admin_options import Connection, with_connection
 @with_connection
 def config(connection: Connection) -> None:
     """Show every setting of a server, and where its value came from. Needs an admin key for all tenants ('*')."""
-    from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import print_json, print_table
 
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        found = client.get("/v1/config")["data"]
+    found = connection.client().get("/v1/config")["data"]
     if connection.as_json:
         print_json(found)
         return

@@ -1,17 +1,13 @@
 """`loraserve keys`: API keys of a running server; with --data-dir, of a data directory."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich_click as click
 
 from loraserve.cli.admin_options import Connection, with_connection
 from loraserve.cli.limit_options import KEY_LIMITS, given_limits, with_limits
-
-if TYPE_CHECKING:
-    from loraserve.cli.admin_client import AdminClient
 
 ROLES = click.Choice(["infer", "viewer", "operator", "admin"])
 DATA_DIR = click.Path(file_okay=False, path_type=Path)
@@ -55,7 +51,7 @@ def create(
 
         created = create_offline(data_dir, body)
     else:
-        created = _with_client(connection, lambda client: client.post("/v1/keys", body))
+        created = connection.client().post("/v1/keys", body)
     _show_secret(connection, created)
 
 
@@ -63,11 +59,9 @@ def create(
 @with_connection
 def list_keys(connection: Connection) -> None:
     """List keys, without their secrets."""
-    from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import limits_text, print_json, print_table, time_text
 
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        found = client.every("/v1/keys")
+    found = connection.client().every("/v1/keys")
     if connection.as_json:
         print_json(found)
         return
@@ -99,7 +93,7 @@ def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
 
         revoke_offline(data_dir, key_id)
     else:
-        _with_client(connection, lambda client: client.delete(f"/v1/keys/{key_id}"))
+        connection.client().delete(f"/v1/keys/{key_id}")
     if not connection.as_json:
         click.echo(f"{key_id} is revoked")
 
@@ -111,14 +105,7 @@ def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
 def rotate(connection: Connection, key_id: str, grace_s: int) -> None:
     """Give a key a new secret."""
     path = f"/v1/keys/{key_id}/rotate"
-    _show_secret(connection, _with_client(connection, lambda client: client.post(path, {"grace_s": grace_s})))
-
-
-def _with_client(connection: Connection, work: Callable[["AdminClient"], dict[str, Any]]) -> dict[str, Any]:
-    from loraserve.cli.admin_client import connected
-
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        return work(client)
+    _show_secret(connection, connection.client().post(path, {"grace_s": grace_s}))
 
 
 def _show_secret(connection: Connection, created: dict[str, Any]) -> None:

@@ -23,11 +23,8 @@ def tenants() -> None:
 @with_connection
 def create(connection: Connection, tenant_id: str, description: str, weight: float, **limits: Any) -> None:
     """Create a tenant. WEIGHT is its share of the engine relative to others."""
-    from loraserve.cli.admin_client import connected
-
     body = {"id": tenant_id, "description": description, "weight": weight, "limits": given_limits(limits)}
-    with connected(connection.url, connection.api_key, None) as client:
-        _show(connection, client.post("/v1/tenants", body))
+    _show(connection, connection.client(as_tenant=False).post("/v1/tenants", body))
 
 
 @tenants.command("list")
@@ -35,11 +32,9 @@ def create(connection: Connection, tenant_id: str, description: str, weight: flo
 @with_connection
 def list_tenants(connection: Connection, deleted: bool) -> None:
     """List tenants; deleted ones with --deleted."""
-    from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import bytes_text, limits_text, print_json, print_table, time_text
 
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        found = client.every("/v1/tenants", deleted="true" if deleted else None)
+    found = connection.client().every("/v1/tenants", deleted="true" if deleted else None)
     if connection.as_json:
         print_json(found)
         return
@@ -76,15 +71,13 @@ def update(
     **limits: Any,
 ) -> None:
     """Change a tenant. Limits that are not named stay as they are."""
-    from loraserve.cli.admin_client import connected
-
     path = f"/v1/tenants/{tenant_id}"
     body: Json = {"description": description, "weight": weight, "status": status}
     body = {name: value for name, value in body.items() if value is not None}
-    with connected(connection.url, connection.api_key, None) as client:
-        if changed := given_limits(limits):
-            body["limits"] = client.get(path)["limits"] | changed
-        _show(connection, client.patch(path, body))
+    client = connection.client(as_tenant=False)
+    if changed := given_limits(limits):
+        body["limits"] = client.get(path)["limits"] | changed
+    _show(connection, client.patch(path, body))
 
 
 @tenants.command()
@@ -92,16 +85,13 @@ def update(
 @with_connection
 def remove(connection: Connection, tenant_id: str) -> None:
     """Delete a tenant with its keys and adapters; what runs ends. It can be restored for 24 hours."""
-    from loraserve.cli.admin_client import connected
-
-    with connected(connection.url, connection.api_key, None) as client:
-        found = client.delete(f"/v1/tenants/{tenant_id}")
+    found = connection.client(as_tenant=False).delete(f"/v1/tenants/{tenant_id}")
     if found["status"] == "erased":
-        _say(connection, found, f"{tenant_id} is erased")
+        connection.show(found, f"{tenant_id} is erased")
         return
     rest = "; some of it still runs, and ends" if found["status"] == "draining" else ""
     undo = f"`loraserve tenants restore {tenant_id}` undoes it for 24 hours"
-    _say(connection, found, f"{tenant_id} is deleted{rest}; {undo}")
+    connection.show(found, f"{tenant_id} is deleted{rest}; {undo}")
 
 
 @tenants.command()
@@ -109,20 +99,8 @@ def remove(connection: Connection, tenant_id: str) -> None:
 @with_connection
 def restore(connection: Connection, tenant_id: str) -> None:
     """Undo a deletion, with the keys and adapters as they were."""
-    from loraserve.cli.admin_client import connected
-
-    with connected(connection.url, connection.api_key, None) as client:
-        found = client.post(f"/v1/tenants/{tenant_id}/restore")
-    _say(connection, found, f"{tenant_id} is {found['status']}")
-
-
-def _say(connection: Connection, answer: Json, text: str) -> None:
-    from loraserve.cli.admin_output import print_json
-
-    if connection.as_json:
-        print_json(answer)
-    else:
-        click.echo(text)
+    found = connection.client(as_tenant=False).post(f"/v1/tenants/{tenant_id}/restore")
+    connection.show(found, f"{tenant_id} is {found['status']}")
 
 
 def _show(connection: Connection, tenant: Json) -> None:

@@ -42,13 +42,11 @@ def login(
 
         click.echo(link_from_data_dir(data_dir, key_id, redis_url, redis_prefix, connection.url))
         return
-    from loraserve.cli.admin_client import connected
-
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        base = str(client.http.base_url).rstrip("/")
-        if not connection.api_key and client.get("/v1/session")["open"]:
-            click.echo(f"{base}/ui/")
-            click.echo("The server requires no key: anyone on its machine is admin.", err=True)
-            return
-        link = client.post("/v1/session/links", {} if key_id is None else {"key_id": key_id})
-        click.echo(f"{base}/ui/#/login/{link['token']}")
+    client = connection.client()
+    base = str(client.http.base_url).rstrip("/")
+    if not connection.api_key and client.get("/v1/session")["open"]:
+        click.echo(f"{base}/ui/")
+        click.echo("The server requires no key: anyone on its machine is admin.", err=True)
+        return
+    link = client.post("/v1/session/links", {} if key_id is None else {"key_id": key_id})
+    click.echo(f"{base}/ui/#/login/{link['token']}")

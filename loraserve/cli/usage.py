@@ -40,7 +40,6 @@ def usage(
     as_csv: bool,
 ) -> None:
     """Show requests and tokens. By tenant: of all of them, with a key for all tenants ('*')."""
-    from loraserve.cli.admin_client import connected
     from loraserve.cli.admin_output import print_csv, print_json
 
     now = time.time()
@@ -52,11 +51,11 @@ def usage(
         "adapter": adapter,
         "key_id": key_id,
     }
-    with connected(connection.url, connection.api_key, connection.tenant) as client:
-        if as_csv:
-            print_csv(client.get_text("/v1/usage", format="csv", **query))
-            return
-        found = client.get("/v1/usage", **query)
+    client = connection.client()
+    if as_csv:
+        print_csv(client.get_text("/v1/usage", format="csv", **query))
+        return
+    found = client.get("/v1/usage", **query)
     if connection.as_json:
         print_json(found)
         return
