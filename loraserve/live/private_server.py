@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import subprocess
@@ -17,6 +16,7 @@ from loraserve.live.append_only_file import AppendOnlyFile, ask
 from loraserve.live.errors import LiveServerError
 from loraserve.live.server_binary import find_server_binary
 from loraserve.live.server_place import ServerPlace, prepare_place, set_data_aside
+from loraserve.store.locks import lock, try_lock
 
 START_S = 10.0
 STOP_S = 10.0
@@ -117,9 +117,10 @@ class PrivateServer:
     def _keep_up(self) -> None:
         """Starts what has to be started."""
         if self._lock_fd is None:
-            self._lock_fd = _try_lock(self.place.lock)
+            self._lock_fd = try_lock(self.place.lock)
             if self._lock_fd is not None:
-                self._runner_fd = _lock(self.place.runner_lock)
+                # Waits for those who only look whether somebody has it, which takes microseconds.
+                self._runner_fd = lock(self.place.runner_lock)
                 self._process = self._launch(self._lock_fd)
         elif self._process is None or self._process.poll() is not None:
             self._judge_end(self._process)
@@ -140,7 +141,7 @@ class PrivateServer:
         """False: the process that ran it is gone, and the server has not noticed yet, which takes it up to 100 ms."""
         if self.is_owner or not self.place.runner_lock.exists():  # run by a loraserve without this lock
             return True
-        fd = _try_lock(self.place.runner_lock)
+        fd = try_lock(self.place.runner_lock)
         if fd is not None:
             os.close(fd)
         return fd is None
@@ -194,23 +195,6 @@ class PrivateServer:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-
-def _lock(path: Path) -> int:
-    """Waits for those who only look whether somebody has it, which takes microseconds."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    return fd
-
-
-def _try_lock(path: Path) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
 
 
 def _close_stdin(process: subprocess.Popen[bytes]) -> None:

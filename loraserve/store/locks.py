@@ -7,12 +7,32 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Waits for the lock. Not reentrant."""
+def lock(path: Path, *, shared: bool = False) -> int:
+    """A descriptor that holds the lock until it is closed; waits for it. Not reentrant."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def try_lock(path: Path) -> int | None:
+    """None where somebody else has it; never waits."""
+    descriptor = _open(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+    descriptor = lock(path, shared=shared)
+    try:
         yield
     finally:
         os.close(descriptor)
@@ -20,18 +40,14 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def try_locked(path: Path) -> Iterator[bool]:
-    """Yields whether the lock is ours; never waits."""
-    descriptor = _open(path)
+    """Yields whether the lock is ours."""
+    descriptor = try_lock(path)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield descriptor is not None
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
