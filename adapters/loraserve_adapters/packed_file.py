@@ -20,7 +20,7 @@ from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.packed import PackedAdapter, PackedTable
-from loraserve_adapters.sync_file import sync_file
+from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
 PAGE_BYTES = 4096
@@ -101,7 +101,7 @@ def new_packed_file(path: Path) -> Iterator[int]:
         with suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def write_packed(packed: PackedAdapter, path: Path) -> None:
@@ -181,14 +181,6 @@ def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
 
 def _payload_start(header_length: int) -> int:
     return -(-(_PREFIX.size + header_length) // PAGE_BYTES) * PAGE_BYTES
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_file(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _damaged(path: Path, reason: str) -> AdapterError:

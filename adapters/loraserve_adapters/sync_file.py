@@ -1,8 +1,9 @@
-"""Syncing a file so that it survives a power cut, on macOS too."""
+"""Syncing a file or a folder so that it survives a power cut, on macOS too."""
 
 import errno
 import fcntl
 import os
+from pathlib import Path
 
 _F_FULLFSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 """macOS alone has it."""
@@ -24,3 +25,12 @@ def sync_file(descriptor: int, *, data_only: bool = False) -> None:
         os.fdatasync(descriptor)
     else:
         os.fsync(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Creations, renames and removals in it so far survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        sync_file(descriptor)
+    finally:
+        os.close(descriptor)

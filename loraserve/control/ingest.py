@@ -16,6 +16,7 @@ import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.packed_file import packed_file_name
+from loraserve_adapters.sync_file import sync_folder
 
 from loraserve.control.forked_jobs import ForkedJobs, ForkServerError
 from loraserve.control.ingest_job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
@@ -24,7 +25,7 @@ from loraserve.control.report import Report
 from loraserve.engine.cpu_budget import available_cpus
 from loraserve.serving.our_modules import module_command, python_environment
 from loraserve.store.blobs import MANIFEST_FILE
-from loraserve.store.durable import data_folder, sync_folder
+from loraserve.store.durable import data_folder
 
 ADDRESS_SPACE_BYTES = 1 << 30
 """Several times what numpy maps. Measured: 49 MiB resident at most for 2 GiB of float32, 33 MiB for 64 KiB."""

@@ -47,6 +47,7 @@ from loraserve.control.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.report import Report
 from loraserve.serving.parent_death import die_with_parent
 from loraserve.store.blobs import MANIFEST_FILE
+from loraserve.store.durable import write_all
 
 NICENESS = 10
 CPU_GRACE_S = 5
@@ -73,7 +74,10 @@ def _judge(job: JudgeJob) -> JobAnswer:
         weights, num_received = stack.enter_context(open_regular(weights_path.parent, weights_path.name, job.limits))
         _give_up_rights(job.resources)
         with _cpu_limit_refuses(checks):
-            first_bytes = checks.attempt("weights.header", lambda: _partial_header(weights, num_received, job))
+            first_bytes = checks.attempt(
+                "weights.header",
+                lambda: read_first_bytes(weights, job.weights_size, job.limits, num_available=num_received),
+            )
             if first_bytes is not None:
                 judge(
                     _read_all(*config, job.limits),
@@ -85,11 +89,6 @@ def _judge(job: JudgeJob) -> JobAnswer:
                     base_names=job.base_names,
                 )
     return JobAnswer(report=Report(checks=checks.listed()))
-
-
-def _partial_header(descriptor: int, num_received: int, job: JudgeJob) -> bytes:
-    """The header of a file of which only the first bytes are here."""
-    return read_first_bytes(descriptor, job.weights_size, job.limits, num_available=num_received)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,9 +239,7 @@ def _create(path: Path) -> int:
 
 
 def _write_synced(descriptor: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    write_all(descriptor, data)
     sync_file(descriptor)
 
 

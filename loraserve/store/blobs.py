@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from loraserve_adapters.sync_file import sync_file
+from loraserve_adapters.sync_file import sync_file, sync_folder
 
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_folder
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder
 from loraserve.store.errors import IncompleteBlobError, InvalidNameError
 from loraserve.store.locks import locked
 from loraserve.store.names import DIGEST

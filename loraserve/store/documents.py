@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from loraserve_adapters.sync_file import sync_folder
 
 from loraserve.store.codec import DocumentCodec
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, sync_folder, write_synced
+from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, write_synced
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AnyDocument, DocumentKind
 

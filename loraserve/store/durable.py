@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from loraserve_adapters.sync_file import sync_file
+from loraserve_adapters.sync_file import sync_file, sync_folder
 
 Bytes = bytes | bytearray | memoryview
 
@@ -32,15 +32,6 @@ def make_folder(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """Creations, renames and removals in it so far survive a crash."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        sync_file(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -5,9 +5,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from loraserve_adapters.sync_file import sync_file
+from loraserve_adapters.sync_file import sync_file, sync_folder
 
-from loraserve.store.durable import Bytes, sync_folder
+from loraserve.store.durable import Bytes
 from loraserve.store.errors import UploadFileError
 from loraserve.store.upload_session import UPLOAD_FILES
 

@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 
 import msgspec
-from loraserve_adapters.sync_file import sync_file
+from loraserve_adapters.sync_file import sync_file, sync_folder
 
-from loraserve.store.durable import data_folder, make_folder, sync_folder, write_all
+from loraserve.store.durable import data_folder, make_folder, write_all
 from loraserve.store.errors import InvalidNameError
 
 PROCESS_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
