@@ -61,26 +61,13 @@ class Declarations:
         """Commit what `change` makes of the newest revision (None = there is none); unchanged content commits nothing.
 
         `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
-        when it is not the newest. turn: held from before
-        `change` until after the commit. Raises `ServingError`: 409 when others keep winning, 503 when Redis takes no
-        changes: then nothing is committed. Cancelling the caller does not stop a commit half-way.
+        when it is not the newest. turn: held from before `change` until after the commit. Raises `ServingError`: 409
+        when others keep winning, 503 when Redis takes no changes: then nothing is committed. Cancelling the caller does
+        not stop a commit half-way.
         """
-
-        async def work() -> Document[D]:
-            # First, since what is on disk counts: a revocation during an outage must fail, not take effect unseen.
-            await self._check_live()
-            async with turn or contextlib.nullcontext():
-                return await self._edit(
-                    kind,
-                    document_id,
-                    change,
-                    actor,
-                    action,
-                    request_id,
-                    expected_rev=expected_rev,
-                )
-
-        task = asyncio.create_task(work())
+        held = turn or contextlib.nullcontext()
+        work = self._edit(kind, document_id, change, actor, action, request_id, expected_rev, held)
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
@@ -97,34 +84,37 @@ class Declarations:
         actor: str,
         action: str,
         request_id: str,
-        *,
         expected_rev: int | None,
+        turn: contextlib.AbstractAsyncContextManager[None],
     ) -> Document[D]:
-        for _ in range(MAX_TRIES):
-            found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
-            current = cast(Document[D] | None, found)
-            _check_precondition(current, expected_rev)
-            doc = change(current)
-            if current is not None and doc == current.doc:
-                await self._tell(current)
-                return current
-            document = Document(
-                kind=KIND_OF[kind],
-                id=document_id,
-                rev=1 if current is None else current.rev + 1,
-                at=self._clock(),
-                actor=actor,
-                action=action,
-                request_id=request_id,
-                deleted=not isinstance(doc, KeyDoc) and doc.deleted_at is not None,
-                doc=doc,
-            )
-            try:
-                await asyncio.to_thread(self._documents.commit, _erased(document))
-            except RevisionTakenError:
-                continue
-            await self._tell(document)
-            return document
+        # First, since what is on disk counts: a revocation during an outage must fail, not take effect unseen.
+        await self._check_live()
+        async with turn:
+            for _ in range(MAX_TRIES):
+                found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
+                current = cast(Document[D] | None, found)
+                _check_precondition(current, expected_rev)
+                doc = change(current)
+                if current is not None and doc == current.doc:
+                    await self._tell(cast(AnyDocument, current))
+                    return current
+                document = Document(
+                    kind=KIND_OF[kind],
+                    id=document_id,
+                    rev=1 if current is None else current.rev + 1,
+                    at=self._clock(),
+                    actor=actor,
+                    action=action,
+                    request_id=request_id,
+                    deleted=not isinstance(doc, KeyDoc) and doc.deleted_at is not None,
+                    doc=doc,
+                )
+                try:
+                    await asyncio.to_thread(self._documents.commit, cast(AnyDocument, document))
+                except RevisionTakenError:
+                    continue
+                await self._tell(cast(AnyDocument, document))
+                return document
         message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
         raise ServingError(ErrorCode.CONFLICT, message)
 
@@ -134,27 +124,23 @@ class Declarations:
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 
-    async def _tell(self, document: Document[D]) -> None:
+    async def _tell(self, document: AnyDocument) -> None:
         """NOTE: never fails. What is on disk holds, and some of it cannot be done again: a secret is shown once."""
         try:
-            await self._live.documents.put(_erased(document))
+            await self._live.documents.put(document)
         except LiveUnavailableError as error:
             logger.warning(
                 "%s %s revision %d is on disk, Redis is told later: %s", document.kind, document.id, document.rev, error
             )
-            self._catalog.tell_later(_erased(document))
+            self._catalog.tell_later(document)
         finally:
-            self._catalog.apply(_erased(document))
+            self._catalog.apply(document)
 
     def _forget(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             # The caller may be gone; an error nobody fetched would be logged as a bug.
             task.exception()
-
-
-def _erased(document: Document[D]) -> AnyDocument:
-    return cast(AnyDocument, document)
 
 
 def _check_precondition(current: Document[D] | None, expected_rev: int | None) -> None:
