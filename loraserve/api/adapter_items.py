@@ -9,8 +9,7 @@ import msgspec
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
 from loraserve.api.schemas.aliases import AliasItem, CanaryItem
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapter_edits import versions_of
-from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_edits import live_version, versions_of
 from loraserve.control.adapters import AdapterService
 from loraserve.control.digest_residency import DigestResidency
 from loraserve.control.pins import live_numbers, pin_at

@@ -13,7 +13,7 @@ from loraserve_adapters.source import read_adapter
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.start_error import StartError
-from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_edits import live_version
 from loraserve.control.control_plane import ControlPlane
 from loraserve.control.declared import ControlSettings, Declared, open_declared
 from loraserve.control.principal import server_principal

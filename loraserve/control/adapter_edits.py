@@ -44,6 +44,12 @@ def find_version(doc: AdapterDoc, n: int) -> VersionRecord | None:
     return next((version for version in doc.versions if version.n == n and version.deleted_at is None), None)
 
 
+def live_version(doc: AdapterDoc) -> VersionRecord | None:
+    """What the bare name means, canaries aside."""
+    alias = doc.aliases.get(LIVE_ALIAS)
+    return None if alias is None else find_version(doc, alias.version)
+
+
 def version_of(doc: AdapterDoc, n: int) -> VersionRecord:
     """Raises `ServingError` (404)."""
     version = find_version(doc, n)

@@ -1,8 +1,9 @@
 """The adapters there are, as metrics name them."""
 
+from loraserve.control.adapter_edits import live_version
 from loraserve.control.catalog import Catalog
 from loraserve.serving.bound_adapter import NamedContent
-from loraserve.store.records import DEFAULT_TENANT, LIVE_ALIAS, SHARED_TENANT, AdapterDoc, VersionRecord
+from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT
 
 
 class CatalogNames:
@@ -19,14 +20,6 @@ class CatalogNames:
             if live is not None and adapter.enabled and adapter.deleted_at is None:
                 found.append(NamedContent(label_of(adapter.tenant, adapter.name), live.digest, live.size_bytes))
         return found
-
-
-def live_version(adapter: AdapterDoc) -> VersionRecord | None:
-    """What the bare name means, canaries aside."""
-    alias = adapter.aliases.get(LIVE_ALIAS)
-    if alias is None:
-        return None
-    return next((version for version in adapter.versions if version.n == alias.version), None)
 
 
 def label_of(tenant: str, name: str) -> str:

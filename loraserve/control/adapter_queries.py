@@ -6,7 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_edits import live_version
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.request_totals import AdapterKey
 from loraserve.control.usage_traffic import NO_TRAFFIC, AdapterTraffic

@@ -8,8 +8,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.adapter_edits import mark_deleted, mark_restored
-from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_edits import live_version, mark_deleted, mark_restored
 from loraserve.control.adapter_queries import ALL_ADAPTERS, NOTHING_USED, AdapterQuery, AdapterState, sort_key
 from loraserve.control.draining import Draining
 from loraserve.control.paging import Page, page_of

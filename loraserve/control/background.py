@@ -20,7 +20,7 @@ class Background:
         """Until `stop`; work that returns is over."""
         self._tasks.append(asyncio.create_task(_persist(name, work), name=name))
 
-    def every(self, name: str, interval_s: float, work: Callable[[], Awaitable[None]]) -> None:
+    def every(self, name: str, interval_s: float, work: Callable[[], Awaitable[object]]) -> None:
         """First after one interval."""
 
         async def repeat() -> None:

@@ -61,7 +61,7 @@ class Observer:
         background.run("telling what runs", self.snapshots.run)
         background.run("sampling for charts", self.sampling.run)
         background.every("adding up usage", SHIP_EVERY_S, self.shipping.ship)
-        background.every("writing off lost requests", SWEEP_LOST_EVERY_S, self._sweep_lost)
+        background.every("writing off lost requests", SWEEP_LOST_EVERY_S, self.lost.sweep)
         background.run("removing what is old", self._retain)
         background.run("measuring the disk", self.metrics.run)
 
@@ -78,9 +78,6 @@ class Observer:
             await self.snapshots.withdraw()
         await self.shipping.ship()
         self.slot.release()
-
-    async def _sweep_lost(self) -> None:
-        await self.lost.sweep()
 
     async def _retain(self) -> None:
         await asyncio.sleep(RETENTION_AFTER_S)

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 
-from loraserve.control.adapter_edits import find_version
+from loraserve.control.adapter_edits import find_version, versions_behind
 from loraserve.control.catalog import Catalog
 from loraserve.control.residency import Residency
 from loraserve.control.served_base import NO_RETRY, fits
@@ -160,6 +160,4 @@ def pin_at(doc: AdapterDoc, now: float) -> Pin | None:
 def live_numbers(doc: AdapterDoc) -> set[int]:
     """Of the versions that the bare name means, a canary included: what a pin keeps."""
     alias = doc.aliases.get(LIVE_ALIAS)
-    if alias is None:
-        return set()
-    return {alias.version} if alias.canary is None else {alias.version, alias.canary.version}
+    return set() if alias is None else versions_behind(alias)

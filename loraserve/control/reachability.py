@@ -1,7 +1,6 @@
 """Removes content that no document refers to. Found by going through all documents, never by counting."""
 
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
@@ -20,13 +19,12 @@ def reachable(documents: Iterable[Document[AdapterDoc]], now: float) -> set[str]
     return {digest for document in documents for digest in wants(document.doc, now=now, restorable=True)}
 
 
-def sweep_contents(data_dir: Path, packed_dir: Path, now: float | None = None) -> list[str]:
+def sweep_contents(data_dir: Path, packed_dir: Path, now: float) -> list[str]:
     """Removes unreachable blobs and packed files older than an hour; returns the blobs' digests. Synchronous.
 
     Reads the documents from disk, since memory may lag behind another server. Raises `DamagedFileError`, with nothing
     removed: a document that cannot be read may refer to anything.
     """
-    now = time.time() if now is None else now
     documents = DocumentStore(data_dir, on_damage=_raise)
     live = reachable((cast(Document[AdapterDoc], found) for found in documents.scan(DocumentKind.ADAPTER)), now)
     removed = BlobStore(data_dir).sweep(live, now=now)

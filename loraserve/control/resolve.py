@@ -5,8 +5,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loraserve.control.adapter_edits import find_version, version_of
-from loraserve.control.adapter_names import live_version
+from loraserve.control.adapter_edits import find_version, live_version, version_of
 from loraserve.control.catalog import Catalog
 from loraserve.control.principal import Principal
 from loraserve.control.served_base import check_fits, fits
@@ -20,7 +19,6 @@ from loraserve.store.records import (
     Canary,
     Document,
     DocumentKind,
-    VersionRecord,
     adapter_id,
 )
 
@@ -38,7 +36,6 @@ class ResolvedAdapter:
     digest: str
     alias: str | None
     """None where the version was asked for by its number."""
-    is_canary: bool
     adapter_rev: int
     """Revision of the document."""
     max_lora_rank: int
@@ -182,27 +179,25 @@ def _is_there(document: Document[AdapterDoc]) -> bool:
 def _bound(document: Document[AdapterDoc], ref: AdapterRef, user: str) -> ResolvedAdapter | None:
     doc = document.doc
     if ref.version is not None:
-        version = find_version(doc, ref.version)
-        return None if version is None else _resolved(document, version, None, is_canary=False)
+        return _resolved(document, ref.version, None)
     alias = doc.aliases.get(ref.alias)
     if alias is None:
         return None
-    is_canary = alias.canary is not None and in_canary(doc.tenant, doc.name, alias.canary, user)
-    number = alias.canary.version if alias.canary is not None and is_canary else alias.version
-    version = find_version(doc, number)
-    return None if version is None else _resolved(document, version, ref.alias, is_canary=is_canary)
+    if alias.canary is not None and in_canary(doc.tenant, doc.name, alias.canary, user):
+        return _resolved(document, alias.canary.version, ref.alias)
+    return _resolved(document, alias.version, ref.alias)
 
 
-def _resolved(
-    document: Document[AdapterDoc], version: VersionRecord, alias: str | None, *, is_canary: bool
-) -> ResolvedAdapter:
+def _resolved(document: Document[AdapterDoc], n: int, alias: str | None) -> ResolvedAdapter | None:
+    version = find_version(document.doc, n)
+    if version is None:
+        return None
     return ResolvedAdapter(
         tenant=document.doc.tenant,
         name=document.doc.name,
-        version=version.n,
+        version=n,
         digest=version.digest,
         alias=alias,
-        is_canary=is_canary,
         adapter_rev=document.rev,
         max_lora_rank=version.max_rank,
         size_bytes=version.size_bytes,

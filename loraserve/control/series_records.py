@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from loraserve.control.request_totals import TenantTotals
 
@@ -47,30 +48,6 @@ def tenant_sample(totals: TenantTotals, duration_s: float) -> SeriesSample:
     )
 
 
-def one_after_another(samples: list[SeriesSample]) -> SeriesSample:
-    """Of a longer step, made of consecutive ones of one engine or tenant."""
-    count = len(samples)
-    return SeriesSample(
-        duration_s=sum(sample.duration_s for sample in samples),
-        num_requests=sum(sample.num_requests for sample in samples),
-        num_errors=sum(sample.num_errors for sample in samples),
-        prompt_tokens=sum(sample.prompt_tokens for sample in samples),
-        output_tokens=sum(sample.output_tokens for sample in samples),
-        cache_queries=sum(sample.cache_queries for sample in samples),
-        cache_hits=sum(sample.cache_hits for sample in samples),
-        num_running=sum(sample.num_running for sample in samples) / count,
-        num_waiting=sum(sample.num_waiting for sample in samples) / count,
-        kv_used_blocks=sum(sample.kv_used_blocks for sample in samples) / count,
-        kv_blocks=max(sample.kv_blocks for sample in samples),
-        arena_used_bytes=sum(sample.arena_used_bytes for sample in samples) / count,
-        arena_size_bytes=max(sample.arena_size_bytes for sample in samples),
-        num_adapter_loads=sum(sample.num_adapter_loads for sample in samples),
-        num_adapter_evictions=sum(sample.num_adapter_evictions for sample in samples),
-        ttft=_added(sample.ttft for sample in samples),
-        itl=_added(sample.itl for sample in samples),
-    )
-
-
 def side_by_side(samples: list[SeriesSample]) -> SeriesSample:
     """Of all engines together, in the same step."""
     return SeriesSample(
@@ -91,6 +68,22 @@ def side_by_side(samples: list[SeriesSample]) -> SeriesSample:
         num_adapter_evictions=sum(sample.num_adapter_evictions for sample in samples),
         ttft=_added(sample.ttft for sample in samples),
         itl=_added(sample.itl for sample in samples),
+    )
+
+
+def one_after_another(samples: list[SeriesSample]) -> SeriesSample:
+    """Of a longer step, made of consecutive ones of one engine or tenant."""
+    count = len(samples)
+    total = side_by_side(samples)
+    return replace(
+        total,
+        duration_s=sum(sample.duration_s for sample in samples),
+        num_running=total.num_running / count,
+        num_waiting=total.num_waiting / count,
+        kv_used_blocks=total.kv_used_blocks / count,
+        kv_blocks=max(sample.kv_blocks for sample in samples),
+        arena_used_bytes=total.arena_used_bytes / count,
+        arena_size_bytes=max(sample.arena_size_bytes for sample in samples),
     )
 
 

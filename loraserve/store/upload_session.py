@@ -28,11 +28,6 @@ class UploadState(StrEnum):
         return self in (UploadState.READY, UploadState.REJECTED, UploadState.EXPIRED, UploadState.ABORTED)
 
     @property
-    def is_settled(self) -> bool:
-        """Nothing more happens unless the client does something."""
-        return self.is_final or self is UploadState.FAILED
-
-    @property
     def is_in_commit(self) -> bool:
         """A process works on it, or died at it, or could not write how it ended."""
         return self in (UploadState.VALIDATING, UploadState.LOADING)
