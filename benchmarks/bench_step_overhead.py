@@ -24,7 +24,7 @@ from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, Sampli
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.engine_process import SocketChannel
 from loraserve.serving.framing import encode_frame
-from loraserve.serving.messages import AddRequests
+from loraserve.serving.messages import AddRequest
 
 CASES = [(16, 128), (64, 128), (16, 1920)]
 """(sequences, prompt tokens)."""
@@ -75,7 +75,7 @@ class Bench:
             )
             for i in range(num_sequences)
         ]
-        self._peer.sendall(encode_frame(AddRequests(requests)))
+        self._peer.sendall(b"".join(encode_frame(AddRequest(request)) for request in requests))
         self._loop.run_once(0)
         self._peer.recv(RECEIVE_BYTES)
         steps, overheads = [], []

@@ -9,11 +9,10 @@ from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
 from loraserve.serving.messages import (
     Abort,
-    AbortRequests,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
-    AddRequests,
+    AddRequest,
     FromEngine,
     LoadAdapter,
     Shutdown,
@@ -80,7 +79,8 @@ class EngineLoop:
     def run(self) -> None:
         while not self._stopping:
             self.run_once(IDLE_HEARTBEAT_S)
-        self._abort([Abort(request_id) for request_id in self._num_unfinished])
+        for request_id in self._num_unfinished:
+            self._aborted += self._engine.abort(request_id)
         self._send_outputs([])
 
     def run_once(self, idle_timeout_s: float) -> None:
@@ -112,11 +112,10 @@ class EngineLoop:
 
     def _handle(self, message: ToEngine) -> None:
         match message:
-            case AddRequests(requests):
-                for request in requests:
-                    self._add(request)
-            case AbortRequests(aborts):
-                self._abort(aborts)
+            case AddRequest(request):
+                self._add(request)
+            case Abort(request_id, index):
+                self._aborted += self._engine.abort(request_id, index)
             case LoadAdapter(digest, packed_path):
                 self._load(digest, packed_path)
             case UnloadAdapter(digest):
@@ -144,10 +143,6 @@ class EngineLoop:
             # Aborted choices of an earlier request with this id may not have been sent yet.
             num_unsent = self._num_unfinished.get(request.request_id, 0)
             self._num_unfinished[request.request_id] = num_unsent + request.sampling.n
-
-    def _abort(self, aborts: list[Abort]) -> None:
-        for abort in aborts:
-            self._aborted += self._engine.abort(abort.request_id, abort.index)
 
     def _load(self, digest: str, packed_path: str) -> None:
         try:

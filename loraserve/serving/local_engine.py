@@ -19,11 +19,10 @@ from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
 from loraserve.serving.framing import FrameBuffer, encode_frame
 from loraserve.serving.messages import (
     Abort,
-    AbortRequests,
     AdapterFailed,
     AdapterLoaded,
     AdapterUnloaded,
-    AddRequests,
+    AddRequest,
     EngineFailed,
     FromEngine,
     LoadAdapter,
@@ -166,7 +165,7 @@ class LocalEngine:
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
         stream = self._streams[request_id] = _RequestStream(request.sampling.n)
-        self._write(AddRequests([request]))
+        self._write(AddRequest(request))
         try:
             while stream.pending or stream.num_unfinished > 0:
                 if stream.pending:
@@ -177,11 +176,11 @@ class LocalEngine:
         finally:
             del self._streams[request_id]
             if stream.num_unfinished > 0:
-                self._write(AbortRequests([Abort(request_id)]))
+                self._write(Abort(request_id))
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         if request_id in self._streams:
-            self._write(AbortRequests([Abort(request_id, index)]))
+            self._write(Abort(request_id, index))
 
     async def load(self, digest: str, packed_path: str) -> None:
         await self._acknowledged(self._loads, digest, LoadAdapter(digest, packed_path))

@@ -6,20 +6,16 @@ from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
 
 
-class AddRequests(msgspec.Struct, frozen=True, tag=True):
-    requests: list[EngineRequest]
+class AddRequest(msgspec.Struct, frozen=True, tag=True):
+    request: EngineRequest
 
 
-class Abort(msgspec.Struct, frozen=True):
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Idempotent; what is unknown or finished is ignored. Always ordered after the add of the same request."""
+
     request_id: str
     index: int | None = None
     """One choice; None = all of them."""
-
-
-class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Idempotent; what is unknown or finished is ignored. Always ordered after the add of the same request."""
-
-    aborts: list[Abort]
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
@@ -39,7 +35,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Stop now; whatever runs is finished with reason "abort"."""
 
 
-ToEngine = AddRequests | AbortRequests | LoadAdapter | UnloadAdapter | Shutdown
+ToEngine = AddRequest | Abort | LoadAdapter | UnloadAdapter | Shutdown
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -4,7 +4,7 @@ import pytest
 
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
 from loraserve.serving.engine_loop import EngineLoop
-from loraserve.serving.messages import Abort, AbortRequests, AddRequests, FromEngine, Shutdown, StepOutputs, ToEngine
+from loraserve.serving.messages import Abort, AddRequest, FromEngine, Shutdown, StepOutputs, ToEngine
 from tests.support.fake_engine import FakeEngine
 
 
@@ -40,8 +40,8 @@ def ends(outputs: list[SequenceOutput]) -> list[tuple[str, int, FinishReason]]:
 
 
 def test_one_choice_is_aborted_and_every_choice_ends_once() -> None:
-    aborts = AbortRequests([Abort("a", 1), Abort("a", 1), Abort("a", 9), Abort("unknown", 0)])
-    outputs = run([AddRequests([request("a"), request("b")])], [aborts], [], [AbortRequests([Abort("b")])], [])
+    aborts: list[ToEngine] = [Abort("a", 1), Abort("a", 1), Abort("a", 9), Abort("unknown", 0)]
+    outputs = run([AddRequest(request("a")), AddRequest(request("b"))], aborts, [], [Abort("b")], [])
     assert ends(outputs) == [
         (name, index, FinishReason.ABORT)
         for name, index in [("a", 1), ("b", 0), ("b", 1), ("b", 2), ("a", 0), ("a", 2)]
@@ -54,18 +54,18 @@ def test_one_choice_is_aborted_and_every_choice_ends_once() -> None:
 
 @pytest.mark.parametrize("num_batches", [0, 1, 3])
 def test_an_abort_in_one_batch_with_its_add_is_answered(num_batches: int) -> None:
-    add = AddRequests([request("a", n=2)])
-    outputs = run([add, AbortRequests([Abort("a", 0), Abort("a", 1)])], *[[] for _ in range(num_batches)])
+    add = AddRequest(request("a", n=2))
+    outputs = run([add, Abort("a", 0), Abort("a", 1)], *[[] for _ in range(num_batches)])
     assert ends(outputs) == [("a", 0, FinishReason.ABORT), ("a", 1, FinishReason.ABORT)]
 
 
 def test_a_refusal_has_its_code() -> None:
-    outputs = run([AddRequests([request("a", max_tokens=-1, n=1)])])
+    outputs = run([AddRequest(request("a", max_tokens=-1, n=1))])
     assert [(o.finish_reason, o.error_code) for o in outputs] == [(FinishReason.ERROR, EngineErrorCode.INVALID_REQUEST)]
 
 
 def test_a_refused_second_request_of_an_id_leaves_the_first_as_it_is() -> None:
-    outputs = run([AddRequests([request("a", max_tokens=3, n=2)])], [AddRequests([request("a")])], [], [], [])
+    outputs = run([AddRequest(request("a", max_tokens=3, n=2))], [AddRequest(request("a"))], [], [], [])
     refused = [o for o in outputs if o.finish_reason is FinishReason.ERROR]
     assert [(o.index, o.error) for o in refused] == [(index, "request id 'a' is in use") for index in range(3)]
     assert [end for end in ends(outputs) if end[2] is not FinishReason.ERROR] == [
@@ -75,8 +75,7 @@ def test_a_refused_second_request_of_an_id_leaves_the_first_as_it_is() -> None:
 
 
 def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
-    again = [AddRequests([request("a")]), AbortRequests([Abort("a")]), AddRequests([request("a", max_tokens=2)])]
-    outputs = run(again, [], [], [])
+    outputs = run([AddRequest(request("a")), Abort("a"), AddRequest(request("a", max_tokens=2))], [], [], [])
     assert ends(outputs) == [("a", index, FinishReason.ABORT) for index in range(3)] + [
         ("a", index, FinishReason.LENGTH) for index in range(3)
     ]
@@ -140,7 +139,7 @@ def test_an_idle_engine_prepares_itself_between_looks_and_then_waits(monkeypatch
 
 def test_a_message_between_slices_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, engine, line, log = idle_loop(monkeypatch, num_slices=9)
-    line.coming = {2: AddRequests([request("a", max_tokens=2, n=1)])}
+    line.coming = {2: AddRequest(request("a", max_tokens=2, n=1))}
     loop.run_once(1.0)
     assert log[:3] == [0.0, "slice", 0.0]
     assert [output.token_ids for entry in log[3:] if isinstance(entry, StepOutputs) for output in entry.outputs] == [

@@ -15,8 +15,7 @@ from loraserve.engine.request import (
 from loraserve.serving.framing import MAX_FRAME_BYTES, FrameBuffer, FramingError, encode_frame
 from loraserve.serving.messages import (
     Abort,
-    AbortRequests,
-    AddRequests,
+    AddRequest,
     FromEngine,
     LoadAdapter,
     Ready,
@@ -53,9 +52,7 @@ REQUEST = EngineRequest("r", [1, 2], SamplingParams(max_tokens=4, logit_bias={3:
 OUTPUT = SequenceOutput("r", 0, [5], [TokenLogprob(5, -0.5, 1, [(5, -0.5)])], FinishReason.STOP, prompt_logprobs=[None])
 
 
-@pytest.mark.parametrize(
-    "message", [AddRequests([REQUEST]), AbortRequests([Abort("r"), Abort("s", 2)]), LoadAdapter("d", "/p")]
-)
+@pytest.mark.parametrize("message", [AddRequest(REQUEST), Abort("r"), Abort("s", 2), LoadAdapter("d", "/p")])
 def test_messages_to_the_engine_survive_the_trip(message: ToEngine) -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(message))
@@ -78,7 +75,7 @@ def test_config_survives_the_trip() -> None:
 
 @pytest.mark.parametrize("piece_bytes", [1, 3, 5, 1000])
 def test_frames_are_found_whatever_the_pieces(piece_bytes: int) -> None:
-    messages = [AbortRequests([Abort(str(i))] * i) for i in range(9)]
+    messages = [Abort("r" * 10 * i) for i in range(9)]
     stream = b"".join(encode_frame(message) for message in messages)
     buffer = FrameBuffer()
     found = []
