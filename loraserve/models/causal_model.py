@@ -19,7 +19,7 @@ from loraserve.models.context import Arrivals, ForwardContext
 from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
-from loraserve.models.fused_attention import fuse_attention, put_modules
+from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
@@ -112,7 +112,8 @@ class CausalModel:
 
     def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probe: self_check.Probe) -> None:
         if originals and not self_check.is_equal(self._model, self._attention, self._context, probe):
-            put_modules(self._model, originals)
+            for name, module in originals.items():
+                self._model.set_submodule(name, module)
             self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
 
     def _choose_forward(self, probe: self_check.Probe, vocab_size: int) -> None:

@@ -115,14 +115,9 @@ def fuse_attention(model: PreTrainedModel, attention: list[AttentionSpec]) -> di
     for name, module in model.named_modules():
         if gives_halves(module):
             originals[name], fused[name] = module, WholeRotary(module)
-    put_modules(model, fused)
+    for name, module in fused.items():
+        model.set_submodule(name, module)
     return originals
-
-
-def put_modules(model: nn.Module, modules: dict[str, nn.Module]) -> None:
-    for name, module in modules.items():
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, module)
 
 
 def _parts(spec: AttentionSpec) -> AttentionParts | None:

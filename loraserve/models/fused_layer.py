@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.attention import AttentionLayer
 from loraserve.models.forward_names import uses_only
-from loraserve.models.fused_attention import FusedAttention, put_modules
+from loraserve.models.fused_attention import FusedAttention
 from loraserve.models.linears import GroupMember, LinearGroup
 from loraserve.models.module_swaps import FusedGateUpMlp, FusedMlp, FusedRmsNorm
 
@@ -97,7 +97,8 @@ def fuse_layers(model: PreTrainedModel, num_layers: int) -> dict[str, nn.Module]
             originals[name], fused[name] = module, layer
     if len(fused) != num_layers:
         return {}
-    put_modules(model, fused)
+    for name, module in fused.items():
+        model.set_submodule(name, module)
     return originals
 
 

@@ -107,8 +107,7 @@ def replace_linears(
     start = 0
     for name, linear in members:
         end = start + linear.out_features
-        parent_name, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent_name), child, GroupMember(group, start, end))
+        model.set_submodule(name, GroupMember(group, start, end))
         start = end
 
 

@@ -70,8 +70,7 @@ def swap_modules(model: PreTrainedModel, backend: Backend) -> None:
     for name, module in list(model.named_modules()):
         replacement = _fused_norm(module, backend) or _fused_mlp(module, backend, model)
         if replacement is not None:
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, replacement)
+            model.set_submodule(name, replacement)
 
 
 def _fused_norm(module: nn.Module, backend: Backend) -> nn.Module | None:

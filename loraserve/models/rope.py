@@ -66,8 +66,7 @@ def tabulate_rope(model: nn.Module, max_model_len: int, dtype: torch.dtype) -> N
             x = torch.empty(1, 1, 1, dtype=dtype, device=device)
             cos, sin = module(x, torch.arange(max_model_len, device=device)[None])
             table = RotaryTable(cos[0].contiguous(), sin[0].contiguous(), module)
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, table)
+            model.set_submodule(name, table)
 
 
 def _knows_only_positions(module: nn.Module) -> bool:

@@ -13,12 +13,12 @@ from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from loraserve.models.attention import AttentionLayer, attach_layer
+from loraserve.models.attention import ATTENTION_NAME, AttentionLayer, attach_layer
 from loraserve.models.context import ForwardContext
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward import Forward, TransformersForward
 from loraserve.models.rounding import logits_tolerance
-from loraserve.models.structure import AttentionSpec, use_paged_attention
+from loraserve.models.structure import AttentionSpec
 
 BLOCK_SIZE = 16
 MAX_PROBE_TOKENS = 96
@@ -82,7 +82,7 @@ def check(model: PreTrainedModel, attention: Sequence[AttentionSpec], context: F
 
     Every attention module must hold its `AttentionLayer`. The context's caches are replaced during the check.
     """
-    use_paged_attention(model)
+    model.set_attn_implementation(ATTENTION_NAME)
     logits = _run_probe(TransformersForward(model), model, attention, context, probe)[-1].float()
     return float((logits - probe.logits).abs().max() / probe.logits.abs().max())
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from loraserve.models.attention import ATTENTION_NAME
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward_names import uses
 
@@ -176,8 +175,3 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
         else:
             structure.linear_groups.append([(name, module)])
         previous = (parent, x)
-
-
-def use_paged_attention(model: PreTrainedModel) -> None:
-    """Switch every layer to our attention; the layers must hold their `AttentionLayer` by then."""
-    model.set_attn_implementation(ATTENTION_NAME)
