@@ -82,8 +82,6 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How they mark what they think before they answer; None = it is part of the answer."""
     compat_metrics: bool = True
     """Whether /metrics also has the vllm: names."""
-    unload_timeout_s: float = 30.0
-    """How long an unload call waits for running sequences; the adapter is invisible from its start."""
     first_output_wait_s: float = 5.0
     """A stream's headers wait this long for its first output, so that an early failure keeps its HTTP status."""
     ping_interval_s: float = 15.0

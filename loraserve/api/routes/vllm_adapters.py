@@ -71,7 +71,6 @@ async def unload_lora_adapter(request: Request, context: NamedDependency[AppCont
         _owner(context, principal_of(request), asked.lora_name),
         request_id_of(request.scope),
         asked.lora_name,
-        drain_s=context.runtime.settings.unload_timeout_s,
     )
     return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
 
