@@ -71,7 +71,7 @@ class Accelerator(Protocol):
         """What can still be allocated, by anybody; memory this process holds but does not use is given back first."""
         ...
 
-    def peak_bytes(self, call: Callable[[], None]) -> int:
+    def peak_bytes(self, call: Callable[[], object]) -> int:
         """Memory that a call needs for a while, beyond what is allocated before and after it."""
         ...
 
@@ -130,7 +130,7 @@ class CudaAccelerator:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
 
-    def peak_bytes(self, call: Callable[[], None]) -> int:
+    def peak_bytes(self, call: Callable[[], object]) -> int:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

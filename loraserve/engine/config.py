@@ -19,11 +19,11 @@ class EngineConfig:
     generation_config: str = "auto"
     """Sampling defaults: "auto" = the model's generation_config, "vllm" = none of it, as vLLM's flag."""
     load_format: str = "auto"
-    """"auto" = safetensors; "dummy" = random weights of the config's shapes."""
+    """"auto" = "safetensors"; "dummy" = random weights of the config's shapes."""
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
     device: str = "auto"
-    """"auto" = the CPU, until a GPU has run this; "cpu", "cuda" or "cuda:<number>"."""
+    """"auto" = the first GPU if the kernels run on it, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"
     """"auto" = of the device; "cpu" (C), "triton" (GPUs) or "reference" (plain torch)."""
     max_model_len: int | None = None

@@ -32,6 +32,4 @@ class Endings:
 
     def ends_with_next(self, sequence: Sequence) -> bool:
         """Whether its next token is the last one, whatever it is."""
-        num_tokens = len(sequence.token_ids) + 1
-        num_output_tokens = num_tokens - sequence.num_prompt_tokens
-        return num_output_tokens >= sequence.request.sampling.max_tokens or num_tokens >= self._max_model_len
+        return self.num_left(sequence) <= 1

@@ -80,7 +80,7 @@ def activation_bytes(
     for index, each in enumerate([*compiled, *largest]):
         runner.forward(each)
         progress(index + 1, len(compiled) + len(largest))
-    measured = max(accelerator.peak_bytes(partial(_run, runner, each)) for each in largest)
+    measured = max(accelerator.peak_bytes(partial(runner.forward, each)) for each in largest)
     row_bytes = model.logits_size * model.dtype.itemsize
     prompt_logits = (num_rows - num_sampled) * row_bytes
     # Prompt logprobs are computed when of a step's own memory only its logits are not free again.
@@ -106,10 +106,6 @@ def compile_sampling(backend: Backend, model: CausalModel, vocab_size: int) -> N
     for choice in (None, draws):
         backend.sample(logits, vocab_size, choice, None)
         backend.count_tokens(edits, *backend.sample(logits, vocab_size, choice, edits))
-
-
-def _run(runner: ModelRunner, batch: StepBatch) -> None:
-    runner.forward(batch)
 
 
 def _with_few_rows(num_rows: int, max_num_seqs: int) -> list[int]:

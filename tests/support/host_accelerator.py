@@ -143,6 +143,6 @@ class HostAccelerator:
     def free_bytes(self) -> int:
         return self.free
 
-    def peak_bytes(self, call: Callable[[], None]) -> int:
+    def peak_bytes(self, call: Callable[[], object]) -> int:
         call()
         return self.peak

@@ -156,7 +156,7 @@ class Measuring(HostAccelerator):
 
     model = Model()
 
-    def peak_bytes(self, call: Callable[[], None]) -> int:
+    def peak_bytes(self, call: Callable[[], object]) -> int:
         call()
         return 1_000_000 * len(self.model.batches[-1].num_rows)
 
