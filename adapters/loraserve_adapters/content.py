@@ -1,7 +1,6 @@
 """The one pass over an adapter's values: hashed, checked and, where wanted, written in the packed form."""
 
 import hashlib
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -30,12 +29,8 @@ def read_content(
     checks: Checks,
     *,
     sink: ValueSink | None = None,
-    expected: Mapping[str, bytes] | None = None,
 ) -> list[HashedTensor]:
-    """Holds about 20 MB, however large the adapter. Records tensors that are not finite, here or in the base's dtype.
-
-    expected: sha256 of each tensor from an earlier pass; one that differs is refused.
-    """
+    """Holds about 20 MB, however large the adapter. Records what is not finite, here or in the base's dtype."""
     hashed: list[HashedTensor] = []
     has_effect = False
     for module in adapter.modules:
@@ -52,9 +47,6 @@ def read_content(
     if not has_effect and not checks.has_failed:
         reason = f"{WEIGHTS_NAME}: every lora_B is zero: the adapter answers as the base model"
         checks.warn("weights.effect", AdapterError("no_effect", reason, file=WEIGHTS_NAME))
-    if expected is not None and expected != {tensor.entry.name: tensor.sha256 for tensor in hashed}:
-        reason = f"{WEIGHTS_NAME}: changed after it was verified"
-        checks.fail("weights.values", AdapterError("file_changed", reason, file=WEIGHTS_NAME))
     return hashed
 
 

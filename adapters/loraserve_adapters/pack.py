@@ -9,13 +9,14 @@ import numpy as np
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.content import read_content
+from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import STORAGE, raw_bytes
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.judge import JudgedAdapter
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter, PackedTable
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, packed_file_name, read_packed
-from loraserve_adapters.safetensors_file import TensorEntry, open_weights
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, open_weights
 from loraserve_adapters.source import SourceAdapter, read_adapter
 
 
@@ -49,14 +50,12 @@ def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: Limits =
     """Reads the tensors again, 4 MiB at a time, into a new file; refuses what changed since `read_adapter`."""
     checks = Checks()
     with open_weights(source.folder, limits) as weights, new_packed_file(path) as descriptor:
-        for module in source.modules:
-            for entry in module.entries:
-                if weights.tensors.get(entry.name) != entry:
-                    reason = f"{entry.name}: changed after it was verified"
-                    raise AdapterError("file_changed", reason, file="adapter_model.safetensors", key=entry.name)
         writer = PackedAdapterWriter(descriptor, source.judged, layout)
-        read_content(source.judged, weights, layout, checks, sink=writer, expected=source.sha256)
+        hashed = read_content(source.judged, weights, layout, checks, sink=writer)
         checks.raise_first()
+        if adapter_digest(source.config, hashed) != source.digest:
+            reason = f"{WEIGHTS_NAME}: changed after it was verified"
+            raise AdapterError("file_changed", reason, file=WEIGHTS_NAME)
         writer.finish(source.digest)
 
 

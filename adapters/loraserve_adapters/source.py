@@ -1,6 +1,6 @@
 """Reads a PEFT adapter folder completely: afterwards every tensor is accounted for, finite and of the right shape."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,26 +12,20 @@ from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.judge import JudgedAdapter, SourceModule, judge_config, match_tensors
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
-from loraserve_adapters.safetensors_file import SafetensorsFile, open_weights
+from loraserve_adapters.safetensors_file import open_weights
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSummary:
     """What a listing shows of an adapter."""
 
-    digest: str
     lora_ranks: tuple[int, ...]
     """The different ranks, ascending."""
     target_modules: tuple[str, ...]
     """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj")."""
     num_parameters: int
-    size_bytes: int
-    """Of the LoRA tensors in the source's format."""
     dtypes: tuple[str, ...]
     """Of the LoRA tensors, e.g. ("bfloat16",)."""
-    use_rslora: bool
-    base_model_name: str | None
-    """As the author wrote it in the config."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +35,6 @@ class SourceAdapter:
     folder: Path
     digest: str
     judged: JudgedAdapter
-    sha256: Mapping[str, bytes]
-    """Of each tensor's bytes, by tensor name: what `pack` must find again."""
     summary: AdapterSummary
 
     @property
@@ -74,37 +66,24 @@ def check_adapter(
     """Records every check; None where one failed. Values are only read where config and header are accepted."""
     data = checks.attempt("config.json", lambda: read_config_bytes(folder, limits))
     selected = None if data is None else judge_config(data, layout, checks, limits=limits, base_names=base_names)
-    source: SourceAdapter | None = None
 
-    def read(weights: SafetensorsFile) -> None:
-        nonlocal source
-        if selected is None:
-            return
-        judged = match_tensors(*selected, weights.tensors, layout, checks)
-        if judged is None:
-            return
-        hashed = read_content(judged, weights, layout, checks)
-        digest = adapter_digest(judged.config, hashed)
-        hashes = {tensor.entry.name: tensor.sha256 for tensor in hashed}
-        source = SourceAdapter(folder, digest, judged, hashes, summarise(digest, judged))
-
-    def open_and_read() -> None:
+    def read() -> SourceAdapter | None:
         with open_weights(folder, limits) as weights:
-            read(weights)
+            judged = None if selected is None else match_tensors(*selected, weights.tensors, layout, checks)
+            if judged is None:
+                return None
+            digest = adapter_digest(judged.config, read_content(judged, weights, layout, checks))
+            return SourceAdapter(folder, digest, judged, summarise(judged))
 
-    checks.attempt("weights.header", open_and_read)
+    source = checks.attempt("weights.header", read)
     return None if checks.has_failed else source
 
 
-def summarise(digest: str, adapter: JudgedAdapter) -> AdapterSummary:
+def summarise(adapter: JudgedAdapter) -> AdapterSummary:
     entries = [entry for module in adapter.modules for entry in module.entries]
     return AdapterSummary(
-        digest=digest,
         lora_ranks=tuple(sorted({module.target.lora_rank for module in adapter.modules})),
         target_modules=tuple(dict.fromkeys(module.target.module.name.rpartition(".")[2] for module in adapter.modules)),
         num_parameters=sum(entry.num_elements for entry in entries),
-        size_bytes=sum(entry.size_bytes for entry in entries),
         dtypes=tuple(sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})),
-        use_rslora=adapter.config.use_rslora,
-        base_model_name=adapter.config.base_model_name,
     )

@@ -174,7 +174,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
 def _manifest(
     job: IngestJob, adapter: JudgedAdapter, hashed: list[HashedTensor], digest: str, packed_bytes: int, checks: Checks
 ) -> Manifest:
-    summary = summarise(digest, adapter)
+    summary = summarise(adapter)
     return Manifest(
         digest=digest,
         config=msgspec.Raw(canonical_config(adapter.config)),

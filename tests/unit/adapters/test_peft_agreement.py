@@ -94,7 +94,7 @@ def test_packs_adapters_of_models_with_fused_projections(save_adapter: SaveAdapt
     layout = layout_of(model)
     folder = save_adapter(model, r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"], use_rslora=True)
     assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=6 / 3**0.5)
-    assert read_adapter(folder, layout).summary.use_rslora
+    assert read_adapter(folder, layout).config.use_rslora
 
 
 @pytest.mark.parametrize("tied", [False, True])
