@@ -40,7 +40,6 @@ class AdapterConfig:
     """B has a bias, which is scaled as its product is."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
-    peft_version: str | None = None
 
 
 def read_config(folder: Path, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
@@ -129,7 +128,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     targets = value("target_modules", _names_of(limits), ())
     ranks = value("rank_pattern", _table_of(limits, _rank_of(limits)), ())
     alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
-    base_model_name, peft_version = fields.get("base_model_name_or_path"), fields.get("peft_version")
+    base_model_name = fields.get("base_model_name_or_path")
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
         lora_rank=value("r", _rank_of(limits), 1, default=8),
@@ -143,7 +142,6 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         alpha_pattern=alphas,
         lora_bias=value("lora_bias", _flag, False),
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
-        peft_version=peft_version if isinstance(peft_version, str) else None,
     )
     checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))

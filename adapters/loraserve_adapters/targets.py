@@ -86,7 +86,6 @@ class _Selector:
     """
 
     def __init__(self, config: AdapterConfig) -> None:
-        self._config = config
         self._targets = _NameSet("target_modules", config.target_modules)
         self._excluded = _NameSet("exclude_modules", config.exclude_modules)
         self._layers = frozenset(config.layers_to_transform)
