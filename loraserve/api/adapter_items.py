@@ -11,10 +11,9 @@ from loraserve.api.schemas.aliases import AliasItem, CanaryItem
 from loraserve.api.schemas.versions import VersionItem
 from loraserve.control.adapter_edits import live_version, versions_of
 from loraserve.control.adapters import AdapterService
-from loraserve.control.digest_residency import DigestResidency
 from loraserve.control.pins import live_numbers, pin_at
 from loraserve.control.principal import Principal
-from loraserve.control.residency import Residency
+from loraserve.control.residency import DigestResidency, Residency
 from loraserve.control.usage_traffic import AdapterTraffic
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from loraserve.control.catalog import Catalog
 from loraserve.control.content_loader import ContentLoader
 from loraserve.control.content_uses import ContentUses
-from loraserve.control.digest_residency import DigestResidency
 from loraserve.control.wanted_contents import WantedContents
 from loraserve.engine.request import EngineStats
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
@@ -18,6 +17,24 @@ from loraserve.store.records import Tier
 
 MAX_LOADED = 4096
 """Contents the engine knows at once; one costs it a path and, while it is used, a mapping."""
+
+
+@dataclass(frozen=True, slots=True)
+class DigestResidency:
+    """How near one content is to this server's engine, and how much it is used."""
+
+    digest: str
+    tier: Tier
+    packed_bytes: int | None
+    """None until this process loaded it."""
+    last_used_at: float | None
+    """Unix time; since the start of this process."""
+    num_hits: int
+    """Requests since the start of this process."""
+    load_ms: float | None
+    """What its last load took, with packing where that was needed."""
+    num_references: int
+    """Requests that use it now."""
 
 
 @dataclass(slots=True)
