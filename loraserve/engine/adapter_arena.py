@@ -9,7 +9,7 @@ from loraserve_adapters.packed import PackedTable
 from torch import Tensor
 
 from loraserve.engine.adapter_rows import AdapterRows
-from loraserve.engine.arena import Extents
+from loraserve.engine.extents import Extents
 
 MAX_COPIED = 1 << 24
 """Elements that are copied twice at a time: 32 MiB of bfloat16."""

@@ -14,8 +14,8 @@ from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
 from torch import Tensor
 
 from loraserve.engine.accelerator import Accelerator, Event
-from loraserve.engine.arena import Extents
 from loraserve.engine.errors import EngineStartError
+from loraserve.engine.extents import Extents
 
 DEFAULT_SHARE = 0.1
 """Of the memory that is available on the host."""

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from loraserve.engine.arena import Extents
+from loraserve.engine.extents import Extents
 
 ARENA = 24
 
