@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from loraserve.models.errors import ModelRefusedError
+from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward_names import uses
 
 _RECORDER_NAME = "loraserve_recorder"
@@ -53,7 +53,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
             positions = torch.arange(8, device=model.device)[None]
             token_ids = positions % model.config.get_text_config().vocab_size
             model(input_ids=token_ids, position_ids=positions, use_cache=False)
-    except (ModelRefusedError, torch.OutOfMemoryError):
+    except (ModelRefusedError, *DEVICE_ERRORS):
         raise
     except Exception as error:
         raise ModelRefusedError(

@@ -126,6 +126,10 @@ def test_a_direct_forward_with_other_bits_is_noted(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_an_error_of_the_device_ends_the_load(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    model.get_input_embeddings().forward = fail(error)
+    with pytest.raises(type(error)):
+        CausalModel(model, ReferenceBackend())
     with pytest.raises(type(error)):
         prepared(fail(error))
     monkeypatch.setattr(DirectForward, "__call__", lambda self, batch: fail(error)(batch.token_ids))
