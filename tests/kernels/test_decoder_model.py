@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,22 @@ def test_few_sampled_rows_of_many_on_many_threads_give_the_bits_of_one(cpu, dtyp
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(other, logits[0]) for other in logits[1:])
+
+
+def test_a_threads_first_step_may_have_no_rows(cpu, dtype):
+    case = make_case("mixed", dtype)
+    model, batch = make_model(cpu, make_model_parts(cpu, dtype)), with_tokens(case)
+    empty = replace(
+        batch,
+        **{name: getattr(batch, name)[:0] for name in ("token_ids", "positions", "slot_mapping", "sampled_rows")},
+        num_rows=torch.zeros_like(batch.num_rows),
+        segments=segments_of(batch.segments, batch.slot_mapping[:0]),
+        sampled_segments=segments_of(batch.segments, batch.slot_mapping[:0]),
+    )
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(model, *make_caches(case), empty, case.table).result()
+    assert found is not None
+    assert len(found.logits) == 0
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])

@@ -420,9 +420,9 @@ INLINE vf vtanh(vf x)
 /* Scratch owned by the calling thread, grown when too small and reused between calls; 64-byte aligned. */
 INLINE void *grow_scratch(void **buffer, size_t *capacity, size_t size_bytes)
 {
-    if (size_bytes > *capacity) {
+    if (size_bytes > *capacity || !*buffer) { /* NULL says that there was no memory, also for nothing */
         free(*buffer);
-        *capacity = (size_bytes + size_bytes / 2 + 4095) & ~(size_t)4095;
+        *capacity = (size_bytes + size_bytes / 2 + 4096) & ~(size_t)4095;
         *buffer = aligned_alloc(64, *capacity);
         if (!*buffer)
             *capacity = 0;
