@@ -21,6 +21,8 @@ SOURCE_DIR = Path(__file__).parent / "csrc"
 NATIVE_FLAG = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden")
 COMPILE_TIMEOUT_S = 300.0
+MAX_AT_A_TIME = 8
+"""Compilers. GCC 12 takes up to 150 MB for a file, which a container may not have for each of its host's CPUs."""
 
 
 class CompilerUnavailable(RuntimeError):
@@ -43,7 +45,7 @@ class Compiler:
         sources = sorted(SOURCE_DIR.glob("*.c"), key=lambda path: (-path.stat().st_size, path.name))
         flags = (*FLAGS, *compile_flags)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as work:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_AT_A_TIME)) as pool:
                 for _ in pool.map(lambda source: self._execute(work, *flags, "-c", str(source)), sources):
                     pass
             objects = sorted(f"{source.stem}.o" for source in sources)

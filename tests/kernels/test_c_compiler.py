@@ -1,9 +1,11 @@
 import shutil
 import sys
+import threading
+import time
 
 import pytest
 from loraserve_kernels import c_compiler as module
-from loraserve_kernels.c_compiler import find_compilers
+from loraserve_kernels.c_compiler import MAX_AT_A_TIME, Compiler, find_compilers
 
 
 @pytest.fixture
@@ -32,3 +34,24 @@ def test_a_mac_without_command_line_tools_is_spared_the_dialog(monkeypatch, aske
 def test_a_mac_with_command_line_tools_uses_them(monkeypatch, asked):
     monkeypatch.setattr(module, "has_command_line_tools", lambda: True)
     assert [compiler.command[0] for compiler in find_compilers()][1] == "/usr/bin/cc"
+
+
+def test_a_machine_of_many_cpus_compiles_a_few_files_at_a_time(monkeypatch, tmp_path):
+    """Each compiler takes memory, of which a container may have little."""
+    lock, at_a_time, most = threading.Lock(), 0, 0
+
+    def execute(_, work, *arguments):
+        nonlocal at_a_time, most
+        with lock:
+            at_a_time += 1
+            most = max(most, at_a_time)
+        time.sleep(0.05)
+        with lock:
+            at_a_time -= 1
+        if "-shared" in arguments:
+            (module.Path(work) / "library.so").touch()
+
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(Compiler, "_execute", execute)
+    Compiler(("cc",), "a compiler").build(tmp_path / "library.so", ())
+    assert 1 < most <= MAX_AT_A_TIME
