@@ -1,6 +1,7 @@
 """The shapes of /v1/chat/completions."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -68,12 +69,18 @@ class ChatWriter:
             prompt_logprobs=UNSET
             if options.prompt_logprobs is None
             else prompt_logprobs(prompt.prompt_logprobs, options.prompt_logprobs, self._token_text),
-            prompt_token_ids=prompt.engine_request.prompt_token_ids if options.return_token_ids else UNSET,
+            **self.prompt_fields(generation),
         )
 
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
         content = None if self._may_lack_content else ""
         return [ChatChunkChoice(index, ChatDelta(role=ASSISTANT, content=content)) for index in range(self._options.n)]
+
+    def prompt_fields(self, generation: Generation) -> dict[str, Any]:
+        """As vLLM tells it: beside the choices, which have one prompt."""
+        if not self._options.return_token_ids:
+            return {}
+        return {"prompt_token_ids": generation.prompts[0].engine_request.prompt_token_ids}
 
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
         """The last one has an empty delta and the finish reason."""

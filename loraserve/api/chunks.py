@@ -2,7 +2,6 @@
 
 import msgspec
 
-from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.usage import Usage
 
 END = b"}\n\n"
@@ -26,12 +25,10 @@ class ChunkEncoder:
         self._head = b"data: " + self._encoder.encode(head)[:-1] + b',"choices":['
         self._tail = (b'],"usage":null' if usage_field else b"]") + END
 
-    def chunk(
-        self, choice: msgspec.Struct | None, usage: Usage | None = None, metrics: RequestMetrics | None = None
-    ) -> bytes:
-        """No choice: an empty list of them."""
+    def chunk(self, choice: msgspec.Struct | None, usage: Usage | None = None, **fields: object) -> bytes:
+        """No choice: an empty list of them. fields: behind all others."""
         choices = b"" if choice is None else self._encoder.encode(choice)
         tail = self._tail if usage is None else b'],"usage":' + self._encoder.encode(usage) + END
-        if metrics is not None:
-            tail = tail.removesuffix(END) + b',"metrics":' + self._encoder.encode(metrics) + END
+        if fields:
+            tail = tail.removesuffix(END) + b"," + self._encoder.encode(fields)[1:-1] + END
         return self._head + choices + tail

@@ -58,6 +58,10 @@ class CompletionWriter:
     def opening(self, generation: Generation) -> list[msgspec.Struct]:
         return []
 
+    def prompt_fields(self, generation: Generation) -> dict[str, object]:
+        """None: each choice tells its own prompt's."""
+        return {}
+
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
         if not delta.token_ids and not delta.text and delta.finish_reason is None:
             return []

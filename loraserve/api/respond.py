@@ -66,6 +66,10 @@ class Writer(Protocol[T]):
         """What a stream's choices begin with, sent with the first output."""
         ...
 
+    def prompt_fields(self, generation: Generation) -> dict[str, object]:
+        """What the first chunk of a stream tells of the prompt, beside its choice."""
+        ...
+
     def chunk_choices(self, delta: ChoiceDelta, generation: Generation) -> list[msgspec.Struct]:
         """One chunk each; none where there is nothing to tell."""
         ...
@@ -188,19 +192,23 @@ class _Chunks(Generic[T]):
 
     def encode(self, deltas: list[ChoiceDelta]) -> list[bytes]:
         choices = [choice for delta in deltas for choice in self._writer.chunk_choices(delta, self._generation)]
+        fields: dict[str, object] = {}
         if choices and not self._opened:
             self._opened = True
             choices = self._writer.opening(self._generation) + choices
+            fields = self._writer.prompt_fields(self._generation)
         usage = usage_of(self._generation.usage()) if self._options.continuous_usage_stats else None
-        return [self._encoder.chunk(choice, usage) for choice in choices]
+        return [
+            self._encoder.chunk(choice, usage, **(fields if place == 0 else {})) for place, choice in enumerate(choices)
+        ]
 
     def ending(self, call: InferenceCall) -> bytes:
         """What follows the last choice."""
         if not self._options.include_usage and not self._asked.include_metrics:
             return DONE
         usage = usage_of(self._generation.usage()) if self._options.include_usage else None
-        metrics = _metrics(call, self._generation) if self._asked.include_metrics else None
-        return self._encoder.chunk(None, usage, metrics) + DONE
+        metrics = {"metrics": _metrics(call, self._generation)} if self._asked.include_metrics else {}
+        return self._encoder.chunk(None, usage, **metrics) + DONE
 
 
 def size_of(deltas: list[ChoiceDelta]) -> int:

@@ -217,9 +217,12 @@ class TestAnswers:
     def test_every_token_is_told(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer(f"Two: {WRITTEN}")
         asked = {**CALLING, "logprobs": True, "return_token_ids": True}
-        whole = http.post("/v1/chat/completions", json=asked).json()["choices"][0]
+        answered = http.post("/v1/chat/completions", json=asked).json()
         body = http.post("/v1/chat/completions", json={**asked, "stream": True}).text
-        chunks = [json.loads(block.removeprefix("data: "))["choices"][0] for block in body.split("\n\n")[:-2]]
+        events = [json.loads(block.removeprefix("data: ")) for block in body.split("\n\n")[:-2]]
+        assert events[0].pop("prompt_token_ids") == answered["prompt_token_ids"]
+        assert not any("prompt_token_ids" in event for event in events)
+        whole, chunks = answered["choices"][0], [event["choices"][0] for event in events]
         assert [token for chunk in chunks for token in chunk.get("token_ids", [])] == whole["token_ids"]
         told = [token for chunk in chunks for token in (chunk["logprobs"] or {"content": []})["content"]]
         assert told == whole["logprobs"]["content"]

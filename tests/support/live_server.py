@@ -30,6 +30,9 @@ from tests.support.valkey import Valkey, running_valkey
 REDIS_TIMEOUT_S = 5.0
 """More than a server's: a busy machine is no outage."""
 
+WAIT_S = 30.0
+"""For what takes milliseconds, on a machine that may be busy."""
+
 T = TypeVar("T")
 
 
@@ -51,7 +54,7 @@ class LiveServer:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """On the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=2 * WAIT_S)
 
     def call(self, work: Callable[[], T]) -> T:
         async def calling() -> T:
@@ -64,7 +67,7 @@ class LiveServer:
             while not condition():
                 await asyncio.sleep(0.002)
 
-        self.run(asyncio.wait_for(waiting(), 5))
+        self.run(asyncio.wait_for(waiting(), WAIT_S))
 
 
 def make_settings(data_dir: Path, **changes: object) -> ServingSettings:
