@@ -63,6 +63,8 @@ class AdapterMemory:
         )
         """Has none but residents, which are not evictable then, nor referenced while they are loading."""
         self._num_postponed = 0
+        self.num_in_use = 0
+        """Adapters that are referenced."""
         self.num_loads = 0
         self.num_evictions = 0
         rows = AdapterRows(
@@ -138,6 +140,17 @@ class AdapterMemory:
         resident = self._arena.residents.get(digest)
         return resident is not None and resident.was_acquired
 
+    def is_in_use(self, digest: str) -> bool:
+        """Whether it is referenced."""
+        resident = self._arena.residents.get(digest)
+        return resident is not None and resident.num_references > 0
+
+    def can_make_room(self, digest: str) -> bool:
+        """False: `try_acquire` would return None, as it is neither there nor fits beside those that must stay."""
+        if digest in self._arena.residents:
+            return True
+        return self._arena.can_make_room(self._files[digest].size_bytes // self._element_bytes)
+
     def prefetch(self, digest: str) -> None:
         """Start loading an adapter that will be acquired, beside the steps.
 
@@ -205,6 +218,7 @@ class AdapterMemory:
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
         if is_large and resident.num_references == 0 and self._is_being_copied(digest):
             return None
+        self.num_in_use += resident.num_references == 0
         resident.num_references += 1
         resident.was_acquired = True
         self._arena.evictable.pop(digest, None)
@@ -216,6 +230,7 @@ class AdapterMemory:
         resident.num_references -= 1
         if resident.num_references > 0:
             return
+        self.num_in_use -= 1
         if self._transit is not None:
             self._transit.note_released(digest)
         if not self._is_on_its_way(digest):
@@ -225,6 +240,7 @@ class AdapterMemory:
         """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
         held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
         assert held == references, f"adapter references {held} differ from the running sequences' {references}"
+        assert self.num_in_use == len(held), f"{self.num_in_use} adapters are said to be in use, not {len(held)}"
         if self._transit is not None:
             self._transit.check_invariants()
             loading = self._transit.loading
@@ -237,14 +253,13 @@ class AdapterMemory:
         self._arena.check_invariants()
 
     def _try_load(self, digest: str) -> Resident | None:
-        file = self._files[digest]
-        if not self._arena.can_make_room(file.size_bytes // self._element_bytes):
-            return None  # before it is opened: those who wait for room try in every step
+        if not self.can_make_room(digest):
+            return None  # before it is opened
         if self._transit is not None:
             found = self._find(self._transit, digest)
             start = self._try_make_room(found.size_bytes // self._element_bytes)
             return None if start is None else self._bring(self._transit, digest, found, start)
-        packed = self._files.read_verified(digest, file.path)
+        packed = self._files.read_verified(digest, self._files[digest].path)
         start = self._try_make_room(packed.size_bytes // self._element_bytes)
         if start is None:
             return None

@@ -388,7 +388,7 @@ class Engine:
             self._pool,
             self._block_size,
             self._scheduler,
-            [*self._scheduler.waiting, *(state.sequences[0] for state in self._compiling)],
+            [*self._scheduler.waiting.in_any_order(), *(state.sequences[0] for state in self._compiling)],
             self._adapters,
             num_prompt_tokens=self._steps.num_prompt_tokens,
             num_draft_tokens=0 if self._drafter is None else self._drafter.num_tokens,

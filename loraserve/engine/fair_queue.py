@@ -9,6 +9,8 @@ finishing its work pays no debt: tenants that come and go cannot starve one that
 
 from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
 from math import inf
 
 from loraserve.engine.sequence import Sequence
@@ -20,21 +22,35 @@ class FairQueue:
         self._served: dict[str, float] = {}
         self._num_live: dict[str, int] = {}
         """Waiting and running sequences of each tenant; a tenant with none is idle."""
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._waiting.values())
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
         """In the order to be tried: each time the least-served tenant's next, of equals the one that waits longest.
 
-        Charges between two items count.
+        Charges between two items count, and what was yielded may be removed.
         """
-        remaining = {tenant: deque(queue) for tenant, queue in self._waiting.items()}
-        while remaining:
-            tenant = min(remaining, key=self._served.__getitem__)
-            yield remaining[tenant].popleft()
-            if not remaining[tenant]:
-                del remaining[tenant]
+        order = [(self._served[tenant], place, tenant) for place, tenant in enumerate(self._waiting)]
+        heapify(order)
+        begun: dict[str, Iterator[Sequence]] = {}
+        while order:
+            served, place, tenant = order[0]
+            if served < self._served.get(tenant, served):
+                heapreplace(order, (self._served[tenant], place, tenant))
+                continue
+            if tenant not in begun:
+                begun[tenant] = iter([*self._waiting[tenant]])
+            sequence = next(begun[tenant], None)
+            if sequence is None:
+                heappop(order)
+            else:
+                yield sequence
+
+    def in_any_order(self) -> Iterator[Sequence]:
+        """All that wait, for less than their order takes."""
+        return chain.from_iterable(self._waiting.values())
 
     def arrive(self, tenant: str) -> None:
         """A sequence of the tenant becomes live."""
@@ -66,14 +82,17 @@ class FairQueue:
             self._served[tenant] = max(self._served[tenant], self._least_of_new())
             self._waiting[tenant] = deque()
         self._waiting[tenant].append(sequence)
+        self._num_waiting += 1
 
     def put_back(self, sequence: Sequence) -> None:
         """First in its tenant's queue, for a preempted sequence."""
         self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+        self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         self._waiting[tenant].remove(sequence)
+        self._num_waiting -= 1
         if not self._waiting[tenant]:
             del self._waiting[tenant]
 

@@ -1,5 +1,6 @@
 """Whose work the engine has, for whoever looks at it."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,9 +17,9 @@ class _Counts:
 
 def queue_stats(sequences: Iterable[Sequence]) -> list[QueueStats]:
     """By tenant and adapter, of running and waiting sequences, in the order of their first one."""
-    counts: dict[tuple[str, str | None], _Counts] = {}
+    counts: defaultdict[tuple[str, str | None], _Counts] = defaultdict(_Counts)
     for sequence in sequences:
-        of = counts.setdefault((sequence.request.tenant, sequence.request.adapter_digest), _Counts())
+        of = counts[sequence.request.tenant, sequence.request.adapter_digest]
         if sequence.status is Status.RUNNING:
             of.num_running += 1
         else:

@@ -254,6 +254,8 @@ class Scheduler:
         if self._adapters is not None:
             self._adapters.settle_uploads()
         self._num_closed_steps = MAX_CLOSED_STEPS
+        if num_seats <= 0:
+            return
         for sequence in self.waiting:
             if num_seats < _num_seats(sequence):
                 break
@@ -279,6 +281,8 @@ class Scheduler:
 
     def _try_admit(self, sequence: Sequence, budget: int, plan: StepPlan, *, is_alone: bool) -> _Admission:
         """is_alone: nobody's next token would wait, beside it in a step, for an adapter that is still being copied."""
+        if not self._can_acquire_adapter(sequence):
+            return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
         cached = [] if _needs_prompt_logprobs(sequence) else self._blocks.find_prefix(sequence)
         num_cached = len(cached) * self._block_size
         num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
@@ -362,8 +366,18 @@ class Scheduler:
             self._adapters.release(sequence.request.adapter_digest)
             sequence.adapter_slot = -1
 
+    def _can_acquire_adapter(self, sequence: Sequence) -> bool:
+        """Whether its adapter is there or fits beside the running ones. Asked of all who wait, so it takes little."""
+        digest = sequence.request.adapter_digest
+        if digest is None:
+            return True
+        assert self._adapters is not None
+        if self._max_loras is not None and self._adapters.num_in_use >= self._max_loras:
+            return self._adapters.is_in_use(digest)
+        return self._adapters.can_make_room(digest)
+
     def _try_acquire_adapter(self, sequence: Sequence, max_arriving_bytes: int | None) -> int | None:
-        """-1 for the base model; None when the adapter does not fit beside the running ones. Raises `AdapterError`.
+        """-1 for the base model; None when the adapter is not there yet. Raises `AdapterError`.
 
         max_arriving_bytes: None too while a larger one is copied, see `AdapterMemory.try_acquire`.
         """
@@ -371,10 +385,6 @@ class Scheduler:
         if digest is None:
             return -1
         assert self._adapters is not None
-        if self._max_loras is not None:
-            distinct = {s.request.adapter_digest for s in self.running} - {None, digest}
-            if len(distinct) >= self._max_loras:
-                return None
         was_resident = self._adapters.is_resident(digest)
         adapter_slot = self._adapters.try_acquire(digest, max_arriving_bytes)
         if adapter_slot is not None and not was_resident:

@@ -12,6 +12,7 @@ from loraserve.engine.adapter_files import AdapterFiles
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError, EngineStepError
+from loraserve.engine.fair_queue import FairQueue
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
 from tests.support.hash_model import (
     BASE,
@@ -648,6 +649,16 @@ def test_statistics_count_what_happened(engine: Engine) -> None:
     assert after.arena_used_bytes == after.arena_size_bytes == 1024
     assert after.num_free_blocks + after.num_cached_blocks == after.num_blocks == 12
     assert (after.running_adapters, after.waiting_adapters) == ([], [])
+
+
+def test_statistics_do_not_take_the_order_of_those_who_wait(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def order(_: FairQueue) -> None:
+        raise AssertionError("of thousands of tenants it takes long, and statistics come ten times a second")
+
+    engine.add_request(ask("a", [1, 2, 3], ADAPTERS[0]))
+    monkeypatch.setattr(FairQueue, "__iter__", order)
+    stats = engine.stats()
+    assert (stats.num_waiting, stats.waiting_adapters) == (1, [ADAPTERS[0].digest])
 
 
 def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,40 @@ def test_charges_between_two_items_change_the_order() -> None:
     assert order == ["a1", "b1", "a2", "b2"]
 
 
+class CountingReads(dict[str, float]):
+    def __init__(self, values: dict[str, float]) -> None:
+        super().__init__(values)
+        self.num_reads = 0
+
+    def __getitem__(self, tenant: str) -> float:
+        self.num_reads += 1
+        return super().__getitem__(tenant)
+
+    def get(self, tenant: str, default: float = 0.0) -> float:
+        self.num_reads += 1
+        return super().get(tenant, default)
+
+
+def test_trying_one_of_each_of_many_tenants_does_not_look_at_all_of_them_each_time() -> None:
+    queue = FairQueue()
+    for i in range(1000):
+        push(queue, f"tenant {i}", str(i))
+        queue.charge(f"tenant {i}", -i % 7)
+    queue._served = served = CountingReads(queue._served)
+    order = [sequence.request.tenant for sequence in queue]
+    assert served.num_reads <= 5 * len(order)
+    assert order == sorted(order, key=served.__getitem__)
+
+
+def test_all_that_wait_are_told_in_any_order_without_a_look_at_the_counters() -> None:
+    queue = FairQueue()
+    for name in ("a1", "a2", "b1"):
+        push(queue, name[0], name)
+    queue._served = served = CountingReads(queue._served)
+    assert {sequence.request.request_id for sequence in queue.in_any_order()} == {"a1", "a2", "b1"}
+    assert served.num_reads == 0
+
+
 def test_a_preempted_sequence_is_the_next_of_its_tenant() -> None:
     queue = FairQueue()
     first, second = push(queue, "a", "1"), push(queue, "a", "2")

@@ -497,6 +497,21 @@ def test_nobody_passes_a_request_whose_blocks_do_not_fit() -> None:
     assert rows(bench.step()).keys() == {"long", "short"}
 
 
+@pytest.mark.parametrize("max_loras", [None, 1])
+def test_a_prompt_is_not_hashed_while_there_is_no_room_for_its_adapter(
+    memory: AdapterMemory, max_loras: int | None
+) -> None:
+    """Thousands may wait, and all of them are asked in one step."""
+    bench = Bench(adapters=memory, max_loras=max_loras)
+    running = LARGE if max_loras is None else OTHER_SMALL
+    bench.add(2, adapter=running, max_tokens=3)
+    waiting = bench.add(12, name="waiting", adapter=SMALL).sequences[0]
+    bench.step()
+    assert (waiting.status, waiting.block_hashes) == (Status.WAITING, [])
+    bench.run()
+    assert "waiting" in bench.finished
+
+
 @pytest.mark.parametrize("tenants", [["t"], ["a"], ["a", "b"], ["z"], ["a", "t", "z"]])
 @pytest.mark.parametrize("max_loras", [None, 1])
 def test_a_cold_adapter_is_admitted_within_a_bound_under_a_constant_flow_of_others(
