@@ -232,6 +232,24 @@ def test_a_file_that_did_not_change_is_hashed_once(paths: dict[str, Path], hashe
     assert hashed == [one.digest, two.digest, one.digest], "what was forgotten is hashed when it comes back"
 
 
+@pytest.mark.usefixtures("an_hour_later")
+def test_a_damaged_file_is_hashed_once_for_all_who_wait_for_it_and_again_once_it_was_repaired(
+    tmp_path: Path, hashed: list[str]
+) -> None:
+    memory = make_adapter_memory(2)
+    path = ADAPTERS[0].write(tmp_path)
+    memory.add(ADAPTERS[0].digest, str(path))
+    damage(path)
+    for _ in range(3):
+        with pytest.raises(AdapterError, match="differs from its sha256") as caught:
+            memory.try_acquire(ADAPTERS[0].digest)
+        assert caught.value.code == "bad_packed_file"
+    assert hashed == [ADAPTERS[0].digest]
+    ADAPTERS[0].write(tmp_path)
+    load(memory, ADAPTERS[0])
+    assert hashed == [ADAPTERS[0].digest] * 2
+
+
 def test_a_file_just_written_is_hashed_again(tmp_path: Path, hashed: list[str]) -> None:
     memory = make_adapter_memory(2)
     one, two = ADAPTERS[0], ADAPTERS[1]
