@@ -7,7 +7,7 @@ On a GPU they arrive beside the steps, see `adapter_transit`. NOTE: one that is 
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -151,10 +151,11 @@ class AdapterMemory:
             return True
         return self._arena.can_make_room(self._files[digest].size_bytes // self._element_bytes)
 
-    def prefetch(self, digest: str) -> None:
+    def prefetch(self, digest: str, wanted: Set[str] = frozenset()) -> None:
         """Start loading an adapter that will be acquired, beside the steps.
 
         Into free space of the arena; where there is none, no further than the host tier, as nobody is evicted for it.
+        wanted: others that will be acquired, too; the tier does not forget them for this one, which comes after them.
         """
         if self._transit is None or digest in self._arena.residents:
             return
@@ -165,7 +166,8 @@ class AdapterMemory:
             if start is not None:
                 self._bring(self._transit, digest, found, start)
             else:
-                self._transit.stage(digest, found, self._reader(digest, found))
+                to_come = wanted - self._arena.residents.keys()
+                self._transit.stage(digest, found, self._reader(digest, found), to_come)
 
     def settle_uploads(self) -> None:
         """From now on what has arrived can be evicted, as whoever it was loaded for may be gone.

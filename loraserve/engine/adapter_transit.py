@@ -3,7 +3,7 @@
 One is loading until all its copies are queued, then `arriving` until they are made or the main stream waits for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,9 +102,9 @@ class AdapterTransit:
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
-    def stage(self, digest: str, found: FoundAdapter, read: Read) -> None:
-        """As `prefill`, but in place of the least recently used ones there."""
-        staged = None if found.staged is not None else self._try_stage(digest, found)
+    def stage(self, digest: str, found: FoundAdapter, read: Read, to_come: Set[str] = frozenset()) -> None:
+        """As `prefill`, but in place of the least recently used ones there that are not to come."""
+        staged = None if found.staged is not None else self._try_stage(digest, found, to_come)
         if staged is not None:
             staged.filling = self._uploader.fill(staged.payload, read)
 
@@ -215,10 +215,11 @@ class AdapterTransit:
         if self._tier is not None:
             self._tier.check_invariants()
 
-    def _try_stage(self, digest: str, found: FoundAdapter) -> StagedAdapter | None:
+    def _try_stage(self, digest: str, found: FoundAdapter, to_come: Set[str] = frozenset()) -> StagedAdapter | None:
         if self._tier is None or found.file is None:
             return None
-        return self._tier.try_stage(digest, found.table, found.size_bytes, found.file, busy=self._loading)
+        busy = to_come | self._loading.keys()
+        return self._tier.try_stage(digest, found.table, found.size_bytes, found.file, busy)
 
     def _finish(self, digest: str) -> None:
         """It is arriving, or nothing at all."""

@@ -41,7 +41,7 @@ class AdapterUsers:
         """A request that uses it begins; `can_enter` holds."""
         assert self._adapters is not None
         self.num_requests[digest] = self.num_requests.get(digest, 0) + 1
-        self._adapters.prefetch(digest)
+        self._adapters.prefetch(digest, self.num_requests.keys())
 
     def leave(self, digest: str) -> None:
         """One of them has ended."""

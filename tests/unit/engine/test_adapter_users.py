@@ -1,13 +1,15 @@
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.packed import PackedAdapter
 
 from loraserve.engine import adapter_memory
 from loraserve.engine.adapter_memory import AdapterMemory
 from loraserve.engine.adapter_users import AdapterUsers
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.packed_adapters import TinyAdapter, make_adapter_memory
+from tests.support.packed_adapters import TinyAdapter, acquire, make_adapter_memory
 
 ADAPTER = TinyAdapter(1, 1)
 DIGEST = ADAPTER.digest
@@ -47,6 +49,45 @@ def test_an_adapter_is_read_from_the_arrival_of_its_first_request_on(
     users.enter(DIGEST)
     memory.wait_for_upload()
     assert memory.try_acquire(DIGEST) is not None
+
+
+def test_what_is_read_ahead_for_a_request_does_not_take_the_place_of_what_was_for_those_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each adapter of a long queue would be read twice."""
+    monkeypatch.setattr(adapter_memory, "UPLOAD_WAIT_S", 60)
+    memory = make_adapter_memory(1, accelerator=HostAccelerator(), host_tier_units=2)
+    users = AdapterUsers(memory)
+    running, *waiting = [TinyAdapter(value, 1) for value in range(1, 6)]
+    for adapter in (running, *waiting):
+        users.load(adapter.digest, str(adapter.write(tmp_path)))
+    acquire(memory, running)
+    transit = memory._transit
+    assert transit is not None
+    tier = transit._tier
+    assert tier is not None
+
+    def wait_for_readers() -> None:
+        wait([found.filling for found in tier._staged.values() if found.filling is not None])
+
+    wait_for_readers()
+    read: list[str] = []
+    read_verified = memory._files.read_verified
+
+    def count(digest: str, path: Path) -> PackedAdapter:
+        read.append(digest)
+        return read_verified(digest, path)
+
+    monkeypatch.setattr(memory._files, "read_verified", count)
+    for adapter in waiting:
+        users.enter(adapter.digest)
+        wait_for_readers()
+    memory.release(running.digest)
+    for adapter in waiting:
+        acquire(memory, adapter)
+        memory.release(adapter.digest)
+        users.leave(adapter.digest)
+    assert len(read) <= len(waiting)
 
 
 def test_an_unload_waits_for_the_last_user_and_lets_nobody_in(users: AdapterUsers, memory: AdapterMemory) -> None:
