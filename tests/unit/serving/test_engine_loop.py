@@ -2,7 +2,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SamplingParams,
+    SequenceOutput,
+)
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.messages import Abort, AddRequest, FromEngine, Shutdown, StepOutputs, ToEngine
 from tests.support.fake_engine import FakeEngine
@@ -79,6 +86,36 @@ def test_an_id_can_be_used_again_in_the_batch_that_aborts_it() -> None:
     assert ends(outputs) == [("a", index, FinishReason.ABORT) for index in range(3)] + [
         ("a", index, FinishReason.LENGTH) for index in range(3)
     ]
+
+
+class Measured(FakeEngine):
+    """Steps and statistics take so long."""
+
+    now_s = 0.0
+
+    def __init__(self, stats_s: float) -> None:
+        super().__init__()
+        self._stats_s = stats_s
+
+    def step(self) -> list[SequenceOutput]:
+        self.now_s += 0.01
+        return super().step()
+
+    def stats(self) -> EngineStats:
+        self.now_s += self._stats_s
+        return super().stats()
+
+
+@pytest.mark.parametrize(("stats_s", "apart_s"), [(0.0, 0.1), (0.005, 0.1), (0.02, 0.4), (0.5, 1.0)])
+def test_statistics_that_take_long_are_told_less_often(
+    monkeypatch: pytest.MonkeyPatch, stats_s: float, apart_s: float
+) -> None:
+    engine = Measured(stats_s)
+    monkeypatch.setattr("loraserve.serving.engine_loop.time", SimpleNamespace(monotonic=lambda: engine.now_s))
+    wire = Wire([AddRequest(request("a", max_tokens=10**6, n=1))], *[[]] * 400)
+    EngineLoop(engine, wire).run()
+    num_told = sum(isinstance(message, StepOutputs) and message.stats is not None for message in wire.sent)
+    assert num_told == pytest.approx(engine.now_s / apart_s, rel=0.2)
 
 
 class Prepared(FakeEngine):
