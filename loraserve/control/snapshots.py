@@ -131,7 +131,7 @@ class Snapshots:
             num_blocks=stats.num_blocks,
             num_free_blocks=stats.num_free_blocks,
             num_cached_blocks=stats.num_cached_blocks,
-            block_size=stats.block_size or model.block_size,
+            block_size=model.block_size,
             arena_size_bytes=stats.arena_size_bytes,
             arena_used_bytes=stats.arena_used_bytes,
             arena=sorted(arena, key=lambda resident: resident.offset_bytes),

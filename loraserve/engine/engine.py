@@ -54,8 +54,7 @@ class Engine:
         self._grammars = parts.grammars
         self._check_invariants = config.check_invariants
         self._max_num_seqs = config.max_num_seqs
-        self._block_size = config.block_size
-        self._pool = BlockPool(parts.num_blocks, config.enable_prefix_caching)
+        self._pool = BlockPool(parts.description.num_blocks, config.enable_prefix_caching)
         self._scheduler = Scheduler(
             pool=self._pool,
             block_size=config.block_size,
@@ -386,7 +385,6 @@ class Engine:
         return engine_stats(
             self._counts,
             self._pool,
-            self._block_size,
             self._scheduler,
             [*self._scheduler.waiting.in_any_order(), *(state.sequences[0] for state in self._compiling)],
             self._adapters,

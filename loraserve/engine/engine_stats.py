@@ -27,7 +27,6 @@ class EngineCounts:
 def engine_stats(
     counts: EngineCounts,
     pool: BlockPool,
-    block_size: int,
     scheduler: Scheduler,
     waiting: Seq[Sequence],
     adapters: AdapterMemory | None,
@@ -46,7 +45,6 @@ def engine_stats(
         num_blocks=pool.num_blocks,
         num_free_blocks=blocks.free,
         num_cached_blocks=blocks.cached,
-        block_size=block_size,
         prefix_cache_queries=scheduler.prefix_cache_queries,
         prefix_cache_hits=scheduler.prefix_cache_hits,
         num_preemptions=scheduler.num_preemptions,

@@ -182,7 +182,6 @@ class EngineStats:
     """Never used or holding nothing."""
     num_cached_blocks: int = 0
     """Unreferenced, but holding a prefix."""
-    block_size: int = 0
     prefix_cache_queries: int = 0
     """Prompt tokens looked up, in total."""
     prefix_cache_hits: int = 0

@@ -58,7 +58,6 @@ class EngineParts:
     runner: ModelRunner
     adapters: AdapterMemory | None
     grammars: Grammars
-    num_blocks: int
     free_rows: FreeRows
     logits_size: int
     """Columns of the logits, at least vocab_size."""
@@ -158,7 +157,6 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         runner,
         adapters,
         grammars,
-        plan.num_blocks,
         _free_rows(model, backend, model_config),
         model.logits_size,
     )

@@ -257,6 +257,7 @@ def make_hash_engine(
     parts = SimpleNamespace(
         backend=backend,
         description=SimpleNamespace(
+            num_blocks=num_blocks,
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
             eos_token_ids=[EOS],
@@ -268,7 +269,6 @@ def make_hash_engine(
         runner=runner,
         adapters=adapters,
         grammars=hash_grammars(),
-        num_blocks=num_blocks,
         free_rows=FreeRows(8, 1e9),
         logits_size=LOGITS_SIZE,
     )

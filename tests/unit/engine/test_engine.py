@@ -663,6 +663,6 @@ def test_statistics_do_not_take_the_order_of_those_who_wait(engine: Engine, monk
 
 def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch)
-    assert engine.stats() == EngineStats(num_blocks=12, num_free_blocks=12, block_size=4)
+    assert engine.stats() == EngineStats(num_blocks=12, num_free_blocks=12)
     assert engine.step() == []
     assert engine.stats().step == 0

@@ -71,8 +71,8 @@ def test_on_an_accelerator_memory_is_what_a_step_leaves(tmp_path: Path, monkeypa
     assert isinstance(parts.builder, GpuBatchBuilder)
     assert accelerator.num_recordings == 0, "the reference backend reads tensors on the host"
     assert "compiling kernels" in phases
-    block_bytes = 4 * MIB // start_demo(tmp_path / "host", {}).num_blocks
-    assert parts.num_blocks * block_bytes < 0.4 * (90 - 2 * 10) * MIB
+    block_bytes = 4 * MIB // start_demo(tmp_path / "host", {}).description.num_blocks
+    assert parts.description.num_blocks * block_bytes < 0.4 * (90 - 2 * 10) * MIB
 
 
 def test_too_little_memory_for_a_step_names_the_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_a_float8_cache_has_blocks_of_a_byte_an_element(tmp_path: Path, monkeypa
     )
     assert (plain.description.kv_cache_dtype, small.description.kv_cache_dtype) == ("float32", "float8_e4m3fn")
     assert small.description.dtype == "float32"
-    assert 0 <= small.num_blocks - 4 * plain.num_blocks < 4
+    assert 0 <= small.description.num_blocks - 4 * plain.description.num_blocks < 4
 
 
 def test_a_float8_cache_is_refused_on_a_cpu_before_weights_are_loaded(
