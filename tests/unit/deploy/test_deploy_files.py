@@ -77,6 +77,12 @@ def test_the_composition_is_whole() -> None:
     assert set(filter(FLAG.fullmatch, command)) <= options_of(command[0])
 
 
+def test_the_composition_serves_the_model_that_it_mounts() -> None:
+    server = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["loraserve"]
+    (mounted_at,) = re.findall(r"\$\{MODEL_DIR:-[^}]*\}:([^:]+):ro", "\n".join(server["volumes"]))
+    assert server["environment"]["LORASERVE_MODEL"] == f"${{MODEL_DIR:+{mounted_at}}}"
+
+
 def test_whoever_stops_the_server_waits_longer_than_it_drains() -> None:
     composition = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     server = composition["services"]["loraserve"]
