@@ -15,6 +15,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.auth import Credentials, Guard, KeyCredentials
 from loraserve.api.errors import handle_error
 from loraserve.api.front_door import FrontDoor
+from loraserve.api.methods import tell_methods_of
 from loraserve.api.needs import ANY_KEY, check_all_need
 from loraserve.api.openapi import openapi_config, render_document
 from loraserve.api.query_names import refuse_unknown_query
@@ -57,7 +58,7 @@ def _litestar(
 ) -> Litestar:
     check_all_need(ROUTES)
     return Litestar(
-        ROUTES,
+        [*tell_methods_of(ROUTES), *ROUTES],
         dependencies={"context": Provide(provide_context, sync_to_thread=False)},
         guards=guards,
         exception_handlers={ServingError: handle_error, HTTPException: handle_error, Exception: handle_error},

@@ -47,8 +47,7 @@ class Guard:
         self._on_refusal = on_refusal
 
     async def __call__(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
-        # Litestar itself answers OPTIONS: with the methods that a 405 names too.
-        if handler.opt.get(PUBLIC_OPT) or method_of(connection) == "OPTIONS":
+        if handler.opt.get(PUBLIC_OPT):
             return
         try:
             await self._check(connection, handler)

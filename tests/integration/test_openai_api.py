@@ -687,6 +687,12 @@ class TestRefusals:
         for answer in (wrong, listed):
             assert {*answer.headers["allow"].split(", ")} == {"POST", "OPTIONS"}
 
+    @pytest.mark.parametrize("path", ["/v1/adapters", "/v1/adapters/some/aliases/live", "/ui/some/file.js"])
+    def test_options_names_the_methods_of_all_handlers_of_a_path(self, http: httpx.Client, path: str) -> None:
+        listed, refused = http.options(path), http.request("TRACE", path)
+        assert (listed.status_code, refused.status_code) == (204, 405)
+        assert {*listed.headers["allow"].split(", ")} == {*refused.headers["allow"].split(", ")}
+
     def test_a_malformed_host(self, http: httpx.Client) -> None:
         response = http.get("/v1/models", headers={"host": "evil.example/localhost"})
         assert response.status_code == 400
