@@ -37,7 +37,7 @@ class ServerMetrics(Collector):
             await asyncio.sleep(MEASURE_EVERY_S)
 
     def collect(self) -> Iterator[Metric]:
-        yield gauge("redis_up", "1 while Redis answers.", self._outage.began_s is None)
+        yield gauge("redis_up", "1 while Redis answers and takes writes.", self._outage.began_s is None)
         yield gauge("usage_lines_waiting", "Usage that the disk did not take yet.", self._usage.num_kept)
         if self._free_bytes is not None and self._size_bytes is not None:
             yield gauge("data_free_bytes", "What the data directory's disk has left for us.", self._free_bytes)
