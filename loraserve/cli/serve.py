@@ -297,6 +297,9 @@ def _check(settings: ServeSettings) -> None:
     if settings.model is None and len(settings.served_model_name) > 1:
         # `--served-model-name a b` takes every word that follows, as in vLLM.
         raise click.UsageError("several --served-model-name need a model: give MODEL before them, or --model")
+    if "" in settings.api_key:
+        # As "$UNSET" gives: the server would be on all addresses, and nobody could ask it.
+        raise click.UsageError("--api-key is empty")
     if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
     if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:

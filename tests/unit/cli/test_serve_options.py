@@ -234,6 +234,10 @@ def test_a_password_beside_a_made_key_does(started: Started) -> None:
     assert started.settings.bind_host == "0.0.0.0"
 
 
+def test_an_empty_password_is_refused(started: Started) -> None:
+    assert "--api-key is empty" in invoke("--api-key", "", code=2)
+
+
 def test_api_keys_repeat_and_host_stays_what_it_is_told(started: Started) -> None:
     invoke("--api-key", "a", "--api-key", "b", "--host", "127.0.0.2")
     assert started.settings.api_key == ("a", "b")
