@@ -13,6 +13,17 @@ from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import wait_until
 
 TWO_COLUMNS = "#/playground?columns=,uppercase"
+LINE_STARTS = """
+(answer) => {
+  const range = document.createRange();
+  const text = answer.firstChild;
+  return [0, text.data.indexOf("Hello")].map((index) => {
+    range.setStart(text, index);
+    range.setEnd(text, index + 1);
+    return range.getBoundingClientRect().left;
+  });
+}
+"""
 
 
 def ask(console: Console, prompt: str) -> None:
@@ -65,6 +76,42 @@ def test_what_differs_from_the_first_column_is_marked_by_words(console: Console)
     page.get_by_label("Mark what differs").check()
     expect(page.get_by_test_id("column-1").locator("mark")).to_have_text(["HELLO", "WORLD"])
     expect(page.get_by_test_id("column-0").locator("mark")).to_have_count(0)
+
+
+def test_an_answer_longer_than_what_is_compared_word_by_word_is_shown_whole(console: Console):
+    page = console.open(TWO_COLUMNS)
+    ends = iter(("the end", "another end"))
+    begin = "word " * 1500
+
+    def answer(route: Route) -> None:
+        chunk = {"choices": [{"delta": {"content": begin + next(ends)}, "finish_reason": "stop"}]}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    ask(console, "hello")
+    see_done(console, 2)
+    column = page.get_by_test_id("column-1")
+    whole = column.get_by_test_id("answer").inner_text()
+    page.get_by_label("Mark what differs").check()
+    expect(column.locator("mark")).to_have_count(1)
+    expect(column.locator("mark")).to_contain_text("end")
+    assert column.get_by_test_id("answer").inner_text() == whole
+
+
+def test_an_answer_in_a_script_from_right_to_left_begins_on_the_right(console: Console):
+    page = console.open("#/playground")
+
+    def answer(route: Route) -> None:
+        chunk = {"choices": [{"delta": {"content": "مرحبا!\nHello!"}, "finish_reason": "stop"}]}
+        route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", answer)
+    ask(console, "hello")
+    see_done(console, 1)
+    arabic, english = page.get_by_test_id("answer").evaluate(LINE_STARTS)
+    box = page.get_by_test_id("answer").bounding_box()
+    assert box is not None
+    assert arabic > box["x"] + box["width"] / 2 > english
 
 
 def test_equal_columns_have_nothing_marked(console: Console):
@@ -162,6 +209,13 @@ def test_stopping_keeps_what_came_and_ends_the_request_on_the_server(console: Co
     wait_until(aborted, "the request ended on the server")
     expect(column).to_contain_text("stopped")
     expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_double_click_on_send_sends_and_does_not_stop(console: Console):
+    page = console.open("#/playground")
+    page.get_by_test_id("prompt").fill("hello world")
+    page.get_by_role("button", name="Send").dblclick()
+    see_done(console, 1)
 
 
 def test_an_unknown_model_fails_its_column_alone(console: Console):

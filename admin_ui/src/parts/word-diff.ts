@@ -6,10 +6,10 @@ export interface DiffPiece {
 
 const MAX_WORDS = 2000;
 
-/** `text` in pieces, marked where the longest common run of words with `base` is left. */
+/** `text` in pieces, marked where the longest common run of words with `base` is left; what is behind `MAX_WORDS` is one piece. */
 export function wordDiff(base: string, text: string): DiffPiece[] {
-  const from = base.split(/(\s+)/).slice(0, MAX_WORDS);
-  const to = text.split(/(\s+)/).slice(0, MAX_WORDS);
+  const from = words(base);
+  const to = words(text);
   const kept = commonIndexes(from, to);
   const pieces: DiffPiece[] = [];
   to.forEach((word, index) => {
@@ -19,6 +19,12 @@ export function wordDiff(base: string, text: string): DiffPiece[] {
     else pieces.push({ text: word, differs });
   });
   return pieces;
+}
+
+function words(text: string): string[] {
+  const all = text.split(/(\s+)/);
+  const rest = all.slice(MAX_WORDS).join("");
+  return rest ? [...all.slice(0, MAX_WORDS), rest] : all;
 }
 
 /** Indexes of `to` that are in a longest common subsequence with `from`. */

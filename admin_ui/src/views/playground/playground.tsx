@@ -55,6 +55,11 @@ export function Playground() {
     columns.forEach((model, index) => void runs[index]?.start(model || base, settings));
   }
 
+  function stop(event: MouseEvent): void {
+    // The second of a double click on Send, whose place this button took.
+    if (event.detail < 2) runs.forEach((run) => run.stop());
+  }
+
   function remove(index: number): void {
     runs[index]?.stop();
     const [gone] = runs.splice(index, 1);
@@ -109,6 +114,7 @@ export function Playground() {
           <textarea
             class="textarea"
             rows={3}
+            dir="auto"
             data-testid="prompt"
             placeholder="Ask every column the same"
             value={settings.prompt}
@@ -122,7 +128,7 @@ export function Playground() {
         <div class="cluster">
           {/* With keys: one element that turns from Stop into Send during its click would send at once. */}
           {running ? (
-            <button key="stop" type="button" class="button" onClick={() => runs.forEach((run) => run.stop())}>
+            <button key="stop" type="button" class="button" onClick={stop}>
               <Icon name="stop" /> Stop
             </button>
           ) : (
