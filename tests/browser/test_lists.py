@@ -154,7 +154,7 @@ def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tena
     page = console.open("#/adapters")
     page.get_by_label("Select all that are shown").check()
     page.get_by_role("region", name="Selected adapters").get_by_role("button", name="Pin for an hour").click()
-    toast = console.toast("Pinned for an hour 2 adapters.")
+    toast = console.toast("Pinned 2 adapters for an hour.")
     expect(page.get_by_test_id("adapter-row").get_by_text("pinned")).to_have_count(2)
     toast.get_by_role("button", name="Undo").click()
     console.toast("Undone.")
@@ -172,6 +172,17 @@ def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(
     console.toast("Disabled first.")
     console.toast("second: ")
     assert tenant.http.get("/v1/adapters/first").json()["enabled"] is False
+
+
+def test_what_the_arrows_choose_in_the_jump_is_in_sight_on_a_low_screen(console: Console):
+    page = console.open()
+    page.set_viewport_size({"width": 640, "height": 400})
+    page.keyboard.press("Control+k")
+    last = page.get_by_role("option").last
+    expect(page.get_by_role("option", name="uppercase")).to_be_attached()
+    page.keyboard.press("ArrowUp")
+    expect(last).to_have_attribute("aria-selected", "true")
+    expect(last).to_be_in_viewport()
 
 
 @pytest.mark.parametrize("combination", ["Control+k", "Meta+k"])

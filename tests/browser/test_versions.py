@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.console import Console
 from tests.browser.tenant import FILES, Tenant
@@ -123,6 +123,22 @@ def test_a_canary_ends_for_everybody_one_way_or_the_other(console: Console, vers
     assert canary_of(versions) == (1, 2, 1000)
 
 
+def test_a_double_click_ends_a_canary_once(console: Console, versions: Tenant):
+    start_canary(versions, 1000)
+    page = console.open("#/adapters/greeting")
+    # Both clicks come before the first has its answer.
+    held: list[Route] = []
+    page.route("**/aliases/live", lambda route: held.append(route))
+    button = page.get_by_test_id("canary-live").get_by_role("button", name="v2 for everybody")
+    button.dblclick()
+    expect(button).to_be_disabled()
+    for route in held:
+        route.continue_()
+    console.toast("live is v2 for everybody.")
+    expect(page.get_by_test_id("canary-live")).to_have_count(0)
+    expect(page.get_by_test_id("toast")).to_have_count(1)
+
+
 def test_the_files_of_a_version_are_downloaded(console: Console, versions: Tenant):
     page = console.open("#/adapters/greeting?v=2")
     for file in FILES:
@@ -154,6 +170,20 @@ def test_the_menu_closes_on_escape_and_when_the_person_goes_elsewhere(console: C
     menu.click()
     page.get_by_role("heading", level=1).click()
     expect(item).to_be_hidden()
+
+
+def test_the_focus_is_on_the_menu_after_what_was_chosen_there(console: Console, versions: Tenant):
+    page = console.open("#/adapters/greeting")
+    menu = page.locator("summary[aria-label='More actions']")
+    menu.click()
+    page.get_by_role("button", name="Edit description and tags").click()
+    expect(console.dialog("Edit greeting").get_by_label("Description")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_focused()
+    menu.click()
+    page.get_by_role("button", name="Pin for an hour").click()
+    console.toast("Pinned")
+    expect(menu).to_be_focused()
 
 
 def test_an_alias_of_ones_own_is_made_and_removed(console: Console, versions: Tenant):

@@ -183,6 +183,15 @@ def test_the_theme_follows_the_system_until_one_is_chosen(new_console: NewConsol
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
 
 
+def test_the_time_that_the_overview_shows_is_chosen_by_keyboard(
+    new_console: NewConsole, shown: Tenant, admin_secret: str
+):
+    page = open_view(new_console, shown, admin_secret, "overview", "desk", "light")
+    page.get_by_role("button", name="24 h").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("button", name="24 h")).to_have_attribute("aria-pressed", "true")
+
+
 def test_an_adapter_is_operated_by_keyboard_alone(new_console: NewConsole, shown: Tenant, admin_secret: str):
     page = open_view(new_console, shown, admin_secret, "adapters", "desk", "light")
     page.keyboard.press("Tab")

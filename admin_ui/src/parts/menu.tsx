@@ -7,17 +7,22 @@ import { Icon } from "./icon";
 export function Menu({ label, children }: { label: string; children: ComponentChildren }) {
   const menu = useRef<HTMLDetailsElement>(null);
 
+  function close(): void {
+    if (menu.current) menu.current.open = false;
+  }
+
+  /** What has the focus goes out of sight, and a dialog gives it back to where it was. */
+  function closeAndReturn(): void {
+    close();
+    menu.current?.querySelector("summary")?.focus();
+  }
+
   useEffect(() => {
-    function close(): void {
-      if (menu.current) menu.current.open = false;
-    }
     function onPointer(event: Event): void {
       if (!menu.current?.contains(event.target as Node)) close();
     }
     function onKey(event: KeyboardEvent): void {
-      if (event.key !== "Escape" || !menu.current?.open) return;
-      close();
-      menu.current.querySelector("summary")?.focus();
+      if (event.key === "Escape" && menu.current?.open) closeAndReturn();
     }
     document.addEventListener("pointerdown", onPointer);
     document.addEventListener("focusin", onPointer);
@@ -34,12 +39,7 @@ export function Menu({ label, children }: { label: string; children: ComponentCh
       <summary class="button is-icon" aria-label={label}>
         <Icon name="more" />
       </summary>
-      <div
-        class="menu-items"
-        onClick={() => {
-          if (menu.current) menu.current.open = false;
-        }}
-      >
+      <div class="menu-items" onClick={closeAndReturn}>
         {children}
       </div>
     </details>

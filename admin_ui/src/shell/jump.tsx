@@ -63,6 +63,10 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
     };
   }, [needle]);
 
+  useEffect(() => {
+    document.getElementById(`jump-hit-${chosen.value}`)?.scrollIntoView({ block: "nearest" });
+  }, [chosen.value]);
+
   function onKey(event: KeyboardEvent): void {
     const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
     if (step !== undefined && hits.length > 0) {

@@ -15,7 +15,7 @@ interface Outcome {
 
 const PIN_S = 3600;
 const DRAIN_S = 30;
-const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned for an hour", delete: "Deleted" };
+const PAST: Record<Verb, string> = { disable: "Disabled", enable: "Enabled", pin: "Pinned", delete: "Deleted" };
 
 /** What can be done to several adapters at once; each is its own request, and each failure is named. */
 export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; onDone: () => void }) {
@@ -27,7 +27,7 @@ export function SelectionBar({ adapters, onDone }: { adapters: AdapterItem[]; on
     const { done, failed } = await apply(verb, adapters);
     busy.value = false;
     const names = done.length === 1 ? done[0]?.name : `${done.length} adapters`;
-    if (done.length > 0) toast(`${PAST[verb]} ${names}.`, undo(verb, done));
+    if (done.length > 0) toast(`${PAST[verb]} ${names}${verb === "pin" ? " for an hour" : ""}.`, undo(verb, done));
     for (const { adapter, message } of failed) toast(`${adapter.name}: ${message}`);
     onDone();
   }

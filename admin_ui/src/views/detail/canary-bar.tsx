@@ -9,6 +9,7 @@ import { MoveAlias } from "./move-alias";
 /** Who gets what while a canary runs, and the two ways to end it. */
 export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail; alias: AliasItem; onChange: () => void }) {
   const changing = useSignal(false);
+  const busy = useSignal(false);
   const canary = alias.canary;
   if (!canary) return null;
   const share = canary.weight_bp / 100;
@@ -16,11 +17,14 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
 
   async function end(keep: number): Promise<void> {
     const undo = restoreAlias(adapter, alias.alias);
+    busy.value = true;
     try {
       await moveAlias(adapter, alias.alias, keep);
       toast(`${alias.alias} is v${keep} for everybody.`, undo);
     } catch (error) {
       toast(error instanceof Error ? error.message : String(error));
+    } finally {
+      busy.value = false;
     }
     onChange();
   }
@@ -44,10 +48,10 @@ export function CanaryBar({ adapter, alias, onChange }: { adapter: AdapterDetail
               Change the share
             </button>
           )}
-          <button type="button" class="button" onClick={() => void end(canary.version)}>
+          <button type="button" class="button" disabled={busy.value} onClick={() => void end(canary.version)}>
             v{canary.version} for everybody
           </button>
-          <button type="button" class="button" onClick={() => void end(alias.version)}>
+          <button type="button" class="button" disabled={busy.value} onClick={() => void end(alias.version)}>
             End the canary
           </button>
         </div>

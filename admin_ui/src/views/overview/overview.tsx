@@ -3,7 +3,7 @@ import "./overview.css";
 import { call } from "../../api/client";
 import type { LiveView, SeriesView } from "../../api/types";
 import { SkeletonRows, View } from "../../parts/states";
-import { href, place } from "../../router";
+import { place, setQuery } from "../../router";
 import { usePolled } from "../../state/polled";
 import { Charts } from "./charts";
 import { Now } from "./now";
@@ -29,13 +29,13 @@ export function Overview() {
     <>
       <div class="page-head">
         <h1>Overview</h1>
-        <nav class="segmented" aria-label="Time shown">
+        <div class="segmented" role="group" aria-label="Time shown">
           {WINDOWS.map(({ window: value, title }) => (
-            <a key={value} href={href([], { window: value })} aria-pressed={value === window} role="button">
+            <button key={value} type="button" aria-pressed={value === window} onClick={() => setQuery({ window: value })}>
               {title}
-            </a>
+            </button>
           ))}
-        </nav>
+        </div>
       </div>
       <View of={live} skeleton={<div class="tiles">{Array.from({ length: 8 }, (_, index) => <div key={index} class="tile skeleton" />)}</div>}>
         {(found) => <Now live={found} series={series.data.value} />}
