@@ -389,3 +389,13 @@ def test_the_tenant_picker_says_whose_adapters_are_shown(root: Console, tenant: 
     page.reload()
     expect(page.get_by_label("Tenant")).to_have_value(tenant.name)
     expect(own).to_be_visible()
+
+
+def test_the_tenant_picker_names_one_that_its_list_does_not_reach(root: Console, tenant: Tenant):
+    page = root.open("#/adapters")
+    page.get_by_label("Tenant").select_option(tenant.name)
+    page.route("**/v1/tenants?limit=500", lambda route: route.fulfill(json={"data": [{"id": "default"}]}))
+    with page.expect_response("**/v1/tenants?limit=500"):
+        page.reload()
+    expect(page.get_by_label("Tenant").get_by_role("option")).to_have_count(2)
+    expect(page.get_by_label("Tenant")).to_have_value(tenant.name)

@@ -86,6 +86,8 @@ def test_a_row_leads_to_its_request_and_that_to_its_adapter(console: Console, te
     expect(page.get_by_role("heading", level=1)).to_contain_text("length")
     expect(page.get_by_text("Where its time went")).to_be_visible()
     expect(page.locator("dl")).to_contain_text("2 tokens")
+    # In 24 hours, as the charts are.
+    expect(page.locator("dd").nth(1)).to_have_text(re.compile(r", \d\d:\d\d:\d\d$"))
     page.locator("dl").get_by_role("link", name="asked v1").click()
     expect(page.get_by_test_id("version-1")).to_be_visible()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
-from tests.browser.conftest import admin_key, watched_console
+from tests.browser.conftest import NewConsole, admin_key, watched_console
 from tests.browser.console import Console
 from tests.support.management import fake_adapter
 from tests.support.server_process import serve_fake, stop, wait_until
@@ -116,6 +116,18 @@ def test_an_upload_that_was_left_is_found_at_its_address_after_a_restart(browser
             expect(page.get_by_test_id("upload-ready")).to_be_visible(timeout=RESTART_MS)
             stop(second)
             page.goto("about:blank")
+
+
+def test_settings_that_got_no_answer_are_asked_for_again(new_console: NewConsole, admin_secret: str):
+    console = new_console()
+    console.watch.expect_no_answer()
+    console.start_session(admin_secret)
+    page = console.page
+    page.route("**/v1/config", lambda route: route.abort())
+    page.goto(f"{console.url}/ui/#/settings")
+    expect(page.get_by_test_id("failure")).to_contain_text("this page retries by itself")
+    console.let_through("**/v1/config")
+    expect(page.get_by_test_id("setting").first).to_be_visible()
 
 
 def test_a_server_that_cannot_tell_who_we_are_is_asked_again(console: Console):

@@ -48,7 +48,7 @@ export function ago(unixS: number, nowMs = Date.now()): string {
 }
 
 export function dateTime(unixS: number): string {
-  return new Date(unixS * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  return new Date(unixS * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium", hour12: false });
 }
 
 function significant(value: number): string {

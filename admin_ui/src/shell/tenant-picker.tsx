@@ -18,11 +18,14 @@ function Picker() {
     async (signal) => (await call<{ data: { id: string }[] }>("GET", "/v1/tenants?limit=500", { signal })).data.data,
     REFRESH_MS,
   );
+  const ids = tenants.data.value?.map(({ id }) => id) ?? [];
+  // It may be behind the list's end.
+  if (!ids.includes(shownTenant.value)) ids.unshift(shownTenant.value);
   return (
     <label class="tenant-picker">
       <span class="visually-hidden">Tenant</span>
       <select class="select" value={shownTenant.value} onChange={(event) => actFor(event.currentTarget.value)}>
-        {(tenants.data.value ?? [{ id: shownTenant.value }]).map(({ id }) => (
+        {ids.map((id) => (
           <option key={id} value={id}>
             {id}
           </option>

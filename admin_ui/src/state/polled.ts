@@ -15,9 +15,10 @@ export interface Polled<T> {
 }
 
 const BACKGROUND_FACTOR = 5;
+const RETRY_MS = 2000;
 
 /**
- * Fetches at once and then again `intervalMs` after each answer; slower without focus, not at all while hidden.
+ * Fetches at once and then again `intervalMs` after each answer, 0 = only once there is one; slower without focus, not at all while hidden.
  * `key` names what is fetched: when it changes, old data goes and the new is fetched.
  */
 export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Promise<T>, intervalMs = 2000): Polled<T> {
@@ -49,8 +50,10 @@ export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Prom
         if (mine.signal.aborted) return;
         polled.error.value = error instanceof ApiError ? error : new ApiError(0, "failed", String(error));
       }
-      if (!stopped && !document.hidden && intervalMs > 0) {
-        timer = window.setTimeout(fetchOnce, document.hasFocus() ? intervalMs : intervalMs * BACKGROUND_FACTOR);
+      // What is fetched once is asked for until the server answers.
+      const pauseMs = intervalMs || (polled.error.value?.code === "unreachable" ? RETRY_MS : 0);
+      if (!stopped && !document.hidden && pauseMs > 0) {
+        timer = window.setTimeout(fetchOnce, document.hasFocus() ? pauseMs : pauseMs * BACKGROUND_FACTOR);
       }
     }
 
