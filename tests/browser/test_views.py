@@ -114,6 +114,7 @@ def test_a_request_an_upload_and_a_change_by_their_addresses_are_accessible(
     for fragment, name in ((f"requests/{request['id']}", "Request"), (f"upload/{upload['id']}", upload["adapter"])):
         page.goto(f"{page.url.split('#')[0]}#/{fragment}")
         expect(page.get_by_role("heading", level=1)).to_contain_text(name)
+        expect(page).to_have_title(re.compile(f"^{fragment.partition('/')[2]} · .+ · loraserve$"))
         expect(page.locator(".skeleton")).to_have_count(0)
         check_accessible(page)
 

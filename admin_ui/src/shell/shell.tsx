@@ -49,9 +49,11 @@ export function Shell({ pages }: { pages: Page[] }) {
     if (lost !== null) toast(`You cannot act for the tenant ${lost} any more. What you see is of ${shownTenant.value}.`);
   }, [lost]);
 
+  // Of an adapter, request or upload its name first: tabs show little more.
+  const title = [place.value.segments[1], current.value?.title, "loraserve"].filter(Boolean).join(" · ");
   useEffect(() => {
-    document.title = current.value ? `${current.value.title} · loraserve` : "loraserve";
-  }, [current.value]);
+    document.title = title;
+  }, [title]);
 
   if (signedOut.value) return <Login />;
   if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} heading="h1" />;
