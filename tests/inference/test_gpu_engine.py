@@ -88,10 +88,13 @@ def test_one_graph_serves_more_adapters_and_larger_ranks_than_it_first_saw(llama
     assert not wrong_answers(oracle, run(engine, oracle.requests(digests)))
 
 
-def test_adapters_that_no_host_tier_keeps_equal_peft(llama: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_adapters_that_no_host_tier_keeps_equal_peft(
+    llama: Oracle, enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The arena holds the largest adapter and little more; each request arrives while others decode.
 
-    Every linear group comes in a part of its own.
+    Every linear group comes in a part of its own: a replay waits for all of them, each layer of an eager step for its.
     """
     monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
     monkeypatch.setattr(adapter_arrival, "LARGEST_PART_BYTES", 1)
@@ -101,6 +104,7 @@ def test_adapters_that_no_host_tier_keeps_equal_peft(llama: Oracle, monkeypatch:
         adapter_memory_bytes=llama.largest_packed_bytes(),
         adapter_host_memory_bytes=0,
         enable_prefix_caching=False,
+        enforce_eager=enforce_eager,
     )
     answers = run_one_by_one(engine, llama.requests(digests, "first-"))
     answers |= run(engine, llama.requests(digests, "second-"))
