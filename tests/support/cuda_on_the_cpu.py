@@ -1,7 +1,7 @@
 """Code that names CUDA and bfloat16, run on a CPU in Triton's interpreter: whether it runs, not what it gives."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +35,12 @@ class CudaOnTheCpu(TorchFunctionMode):
         return func(*map(_moved, args), **moved)
 
 
+class OnlyStream:
+    """Whatever is queued on it is done."""
+
+    def wait_stream(self, other: "OnlyStream") -> None: ...
+
+
 def _moved(value: object) -> object:
     if value is torch.bfloat16:
         return torch.float16
@@ -51,6 +57,9 @@ def cuda_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostAccelerator
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: PROPERTIES)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (PROPERTIES.major, PROPERTIES.minor))
     monkeypatch.setattr(torch.cuda, "manual_seed", torch.manual_seed)
+    monkeypatch.setattr(torch.cuda, "Stream", OnlyStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", OnlyStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     monkeypatch.setattr(torch, "Generator", lambda *_, **__: generator())
     monkeypatch.setattr(startup, "choose_device", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(startup, "choose_backend", lambda device, _, cache_dir: chosen(device, "triton", cache_dir))
