@@ -54,7 +54,7 @@ def tile_capacity(num_rows: int, max_segments: int) -> int:
 
 
 def fill_tiles(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, num_rows: int) -> None:
-    """Write `Segments.tiles` for the segments given as in `Segments`; what is left over gets slot -1.
+    """Write `Segments.tiles` for the segments given as in `Segments`; what is left over is (-1, entries in use, 0).
 
     tiles: int32 [num_tiles, 6]. num_rows: of the tensors the kernels will get, which for a padded batch is more than
     the segments have. Raises `ValueError` when there are too few tiles or too many rows.
@@ -78,7 +78,7 @@ def _fill(tiles: np.ndarray, start: np.ndarray, adapter_slot: np.ndarray, rows: 
     tiles[:total, 0] = np.repeat(adapter_slot, counts)
     tiles[:total, 1] = tile_first
     tiles[:total, 2] = np.minimum(tile_first + rows, np.repeat(end, counts))
-    tiles[total:] = (-1, 0, 0)
+    tiles[total:] = (-1, total, 0)
 
 
 def tiles_of(segments: Segments, num_rows: int) -> Tensor:

@@ -132,6 +132,7 @@ def same_variants(launches: list[Launch], runs: Runs) -> dict[str, object]:
     num_changed = num_by_triton = 0
     variants = set()
     for launched in launches:
+        launched.here()  # the first tells which arguments are tensors
         for _ in range(NUM_CHANGED):
             changed = with_changes(launched, chance)
             num_by_triton += runs.of(lambda changed=changed: launch_compiled(*parts(changed)))

@@ -1,23 +1,51 @@
+from types import ModuleType
+
 import pytest
 import torch
 from loraserve_kernels.adapter_table import MAX_LORA_RANK
-from loraserve_kernels.lora_add import POPULARITIES, LoraInputs, make_lora_inputs, make_popularity, matrix
-from loraserve_kernels.lora_tiles import tiles_of
+from loraserve_kernels.lora_add import (
+    POPULARITIES,
+    LoraInputs,
+    lora_add_reference,
+    make_lora_inputs,
+    make_popularity,
+    matrix,
+)
+from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, tiles_of
 from torch import Tensor
 
 BASE = -1
 
 
-def shrink(inputs: LoraInputs) -> Tensor:
+def lora_shared() -> ModuleType:
+    pytest.importorskip("triton")
+    from loraserve_kernels.triton_ops import lora_shared
+
+    return lora_shared
+
+
+def want_programs(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    from loraserve_kernels.triton_ops import lora_shrink
+
+    for module in (lora_shared(), lora_shrink):
+        monkeypatch.setattr(module, "TARGET_PROGRAMS", number)
+
+
+def shrink(inputs: LoraInputs, num_unused: int = 0) -> Tensor:
+    """The planes that are to be added. num_unused: more entries at the end of the work list."""
     from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
 
-    return lora_shrink(inputs.x, inputs.group, inputs.table, tiles_of(inputs.segments, inputs.x.shape[0]))
-
-
-def splits_of(num_tiles: int, in_features: int, *, is_decode: bool = True) -> int:
-    from loraserve_kernels.triton_ops.lora_shrink import num_splits
-
-    return num_splits(num_tiles, in_features, is_decode=is_decode)
+    tiles = tiles_of(inputs.segments, inputs.x.shape[0])
+    num_used = int((tiles[:, 0] >= 0).sum())
+    unused = tiles.new_tensor([BASE, num_used, 0, BASE, int((tiles[:, 3] >= 0).sum()), 0])
+    tiles = torch.cat([tiles, unused.expand(num_unused, 6)])
+    planes = lora_shrink(inputs.x, inputs.group, inputs.table, tiles)
+    if inputs.x.shape[0] > DECODE_MAX_ROWS:
+        return planes
+    num_planes = 1
+    while 2 * num_planes <= planes.shape[0] and num_used * 2 * num_planes <= lora_shared().TARGET_PROGRAMS:
+        num_planes *= 2
+    return planes[:num_planes]
 
 
 def assert_planes_add_up(planes: Tensor, inputs: LoraInputs) -> None:
@@ -66,20 +94,57 @@ def test_any_popularity_of_adapters(triton_device, popularity):
 def test_few_tiles_are_split_and_every_plane_counts(triton_device):
     inputs = make_lora_inputs([3], [0], [(20,)], 1100, (8,), device=triton_device)
     planes = shrink(inputs)
-    assert planes.shape[0] == splits_of(1, 1100) == 4
+    assert planes.shape[0] == 4
     planes[3, 2, 19] = 0
     with pytest.raises(AssertionError):
         assert_planes_add_up(planes, inputs)
 
 
-def test_the_number_of_splits_follows_from_shapes():
+@pytest.mark.parametrize(("num_programs", "num_planes"), [(11, 1), (12, 2), (23, 2), (24, 4), (1000, 4)])
+def test_the_tiles_in_use_are_split_for_as_many_programs_as_are_wanted(
+    triton_device, monkeypatch, num_programs, num_planes
+):
+    want_programs(monkeypatch, num_programs)
+    inputs = make_lora_inputs([1] * 5 + [17], [0, 1] * 3, [(20, 9), (40, 0)], 1100, (8, 8), device=triton_device)
+    inputs.segments.start[-1] -= 1  # the sixth has one tile: a row of padding follows
+    planes = shrink(inputs)
+    assert planes.shape[0] == num_planes
+    assert_planes_add_up(planes, inputs)
+
+
+def test_room_in_the_list_changes_no_bit(triton_device):
+    """A graph's list is longer than a step needs."""
+    inputs = make_lora_inputs([3, 20], [0, 1], [(20, 70), (40, 3)], 1100, (8, 8), device=triton_device)
+    exact, roomy = shrink(inputs), shrink(inputs, num_unused=600)
+    assert exact.shape == roomy.shape
+    for rows, ranks in ((slice(0, 3), (20, 70)), (slice(3, 23), (40, 3))):
+        for member, lora_rank in enumerate(ranks):
+            columns = slice(member * MAX_LORA_RANK, member * MAX_LORA_RANK + lora_rank)
+            assert torch.equal(exact[:, rows, columns], roomy[:, rows, columns])
+
+
+@pytest.mark.parametrize("num_rows", [40, 200])
+def test_the_second_half_adds_the_planes_in_use_alone(triton_device, assert_close, monkeypatch, num_rows):
+    from loraserve_kernels.triton_backend import TritonBackend
+
+    want_programs(monkeypatch, 1)
+    inputs = make_lora_inputs([num_rows], [0], [(20,)], 1100, (8,), device=triton_device)
+    expected = inputs.y.double()
+    lora_add_reference(expected, inputs.x, inputs.group, inputs.table, inputs.segments)
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, float("nan"), **options))
+    TritonBackend().lora_add(inputs.y, inputs.x, inputs.group, inputs.table, inputs.segments)
+    assert_close(inputs.y, expected)
+
+
+def test_the_number_of_planes_follows_from_shapes():
     pytest.importorskip("triton")
-    assert splits_of(1, 1) == 1
-    assert splits_of(1, 4096) == 16
-    assert splits_of(64, 4096) == 8
-    assert splits_of(256, 4096) == 2
-    assert splits_of(17, 4096, is_decode=False) == 4
-    assert splits_of(129, 14336, is_decode=False) == 1
+    from loraserve_kernels.triton_ops.lora_shrink import num_splits
+
+    assert num_splits(1, 1, is_decode=True) == 1
+    assert num_splits(512, 4096, is_decode=True) == 16
+    assert num_splits(512, 1600, is_decode=True) == 4
+    assert num_splits(17, 4096, is_decode=False) == 4
+    assert num_splits(129, 14336, is_decode=False) == 1
 
 
 def test_the_same_bits_in_every_run(triton_device):

@@ -47,7 +47,7 @@ def test_tiles_hold_every_adapters_rows_once_and_no_others(segments, num_padding
             assert found[first:end] == [BASE] * (end - first)
             found[first:end] = [slot] * (end - first)
         assert found == expected
-        assert (each[num_used:] == (-1, 0, 0)).all()
+        assert (each[num_used:] == (BASE, num_used, 0)).all()
 
 
 def test_the_capacity_is_what_the_worst_segments_need():
@@ -66,7 +66,7 @@ def test_a_large_batch_has_higher_tiles():
         assert {each(num_rows) for each in (tile_rows, expand_tile_rows)} == {LORA_TILE_ROWS}
     assert {each(DECODE_MAX_ROWS + 1) for each in (tile_rows, expand_tile_rows)} == {PREFILL_TILE_ROWS}
     assert make_tiles([600], [5]).tolist()[:2] == [[5, 0, 64] * 2, [5, 64, 128] * 2]
-    assert make_tiles([17], [5])[:, :3].tolist() == [[5, 0, 16], [5, 16, 17], *[[BASE, 0, 0]] * 3]
+    assert make_tiles([17], [5])[:, :3].tolist() == [[5, 0, 16], [5, 16, 17], *[[BASE, 2, 0]] * 3]
     assert make_tiles([10], [5])[:, 3:].tolist() == [[5, 0, 4], [5, 4, 8], [5, 8, 10]]
 
 
@@ -80,7 +80,7 @@ def test_refuses_too_few_tiles_and_too_few_rows():
 def test_tiles_are_built_where_a_runner_made_none():
     start, slots = torch.tensor([0, 2, 8], dtype=torch.int32), torch.tensor([BASE, 4], dtype=torch.int32)
     built = tiles_of(Segments(start, slots, has_adapter=True), 8)
-    assert built.tolist() == [[4, 2, 8, 4, 2, 6], [-1, 0, 0, 4, 6, 8], [-1, 0, 0] * 2]
+    assert built.tolist() == [[4, 2, 8, 4, 2, 6], [BASE, 1, 0, 4, 6, 8], [BASE, 1, 0, BASE, 2, 0]]
     made = torch.zeros((1, 6), dtype=torch.int32)
     assert tiles_of(Segments(start, slots, has_adapter=True, tiles=made), 20) is made
 

@@ -14,8 +14,16 @@ from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import DECODE_MAX_ROWS, EXPAND_TILE_ROWS, expand_tile_rows
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_expand_rows import lora_expand_rows
-from loraserve_kernels.triton_ops.lora_shared import expand_arguments, expand_constants, expand_tile, member_of_block
-from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS, PREFILL_MAX_SPLITS
+from loraserve_kernels.triton_ops.lora_shared import (
+    MAX_SPLITS,
+    PREFILL_MAX_SPLITS,
+    decode_planes,
+    expand_arguments,
+    expand_constants,
+    expand_tile,
+    member_of_block,
+    num_used_tiles,
+)
 
 DECODE_PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of an H100 or H200; see `lora_expand_rows.PROGRAMS`."""
@@ -87,10 +95,10 @@ def _expand_tile(
 
 
 # Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
-@triton.jit(do_not_specialize=["num_planes", "num_tiles", "num_table_members", "member_start"])
+@triton.jit(do_not_specialize=["most_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
-    hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
+    hidden_ptr,  # float32 [most_planes, num_rows, hidden_stride]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 6]
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
@@ -98,7 +106,7 @@ def _lora_expand_kernel(
     lora_rank_ptr,
     scaling_ptr,
     y_stride,
-    num_planes,
+    most_planes,
     plane_stride,
     hidden_stride,
     num_tiles,
@@ -109,6 +117,8 @@ def _lora_expand_kernel(
     MAX_PLANES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
+    TARGET_PROGRAMS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -117,6 +127,10 @@ def _lora_expand_kernel(
     wait_for_inputs(IS_DEPENDENT)
     block = tl.program_id(0)
     member, out_features, member_column, member_block = member_of_block(block, OUT_FEATURES, BLOCK_N)
+    num_planes = most_planes
+    if IS_DECODE:
+        num_planes = decode_planes(num_used_tiles(tiles_ptr, num_tiles), most_planes, TARGET_PROGRAMS)
+
     # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
     tile = tl.program_id(1)
     adapter_slot = tl.load(expand_tile(tiles_ptr, tile))
@@ -180,6 +194,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
         *expand_arguments(y, hidden, group, table, tiles),
         **expand_constants(group, table),
         MAX_PLANES=max_planes,
+        IS_DECODE=is_decode,
         BLOCK_M=expand_tile_rows(num_rows),
         BLOCK_N=block_n,
         BLOCK_R=16,

@@ -16,8 +16,15 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import EXPAND_TILE_ROWS
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
-from loraserve_kernels.triton_ops.lora_shared import expand_arguments, expand_constants, expand_tile, member_of_block
-from loraserve_kernels.triton_ops.lora_shrink import MAX_SPLITS
+from loraserve_kernels.triton_ops.lora_shared import (
+    MAX_SPLITS,
+    decode_planes,
+    expand_arguments,
+    expand_constants,
+    expand_tile,
+    member_of_block,
+    num_used_tiles,
+)
 
 PROGRAMS = 4224
 """32 for each of the 132 multiprocessors of an H100 or H200, each a warp. A decode batch has as many tiles as rows if
@@ -62,10 +69,10 @@ def _block_of_b(b_columns_ptr, out_features, is_column, first, lora_rank, BLOCK_
 
 
 # Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
-@triton.jit(do_not_specialize=["num_planes", "num_tiles", "num_table_members", "member_start"])
+@triton.jit(do_not_specialize=["most_planes", "num_tiles", "num_table_members", "member_start"])
 def _lora_expand_rows_kernel(
     y_ptr,  # [num_rows, sum(OUT_FEATURES)]
-    hidden_ptr,  # float32 [num_planes, num_rows, hidden_stride]
+    hidden_ptr,  # float32 [most_planes, num_rows, hidden_stride]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 6]
     offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
@@ -73,7 +80,7 @@ def _lora_expand_rows_kernel(
     lora_rank_ptr,
     scaling_ptr,
     y_stride,
-    num_planes,
+    most_planes,
     plane_stride,
     hidden_stride,
     num_tiles,
@@ -84,6 +91,7 @@ def _lora_expand_rows_kernel(
     MAX_PLANES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
+    TARGET_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -95,6 +103,8 @@ def _lora_expand_rows_kernel(
     is_column = column < out_features
     y_columns_ptr = y_ptr + member_column + column
     hidden_ptr += member * MEMBER_COLUMNS
+
+    num_planes = decode_planes(num_used_tiles(tiles_ptr, num_tiles), most_planes, TARGET_PROGRAMS)
 
     # NOTE: unused entries come last. The next entry's slot is on its way while one is computed.
     tile = tl.program_id(1)

@@ -1,4 +1,6 @@
-"""What the LoRA kernels have in common: where their tiles are, and what both forms of `lora_expand` are given."""
+"""What the LoRA kernels have in common: where their tiles are, into how many planes the sum between them is split, and
+what both forms of `lora_expand` are given.
+"""
 
 # Kernels are another language, of whose constants and loops a type checker of Python knows nothing.
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -8,6 +10,36 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
+
+TARGET_PROGRAMS = 528
+"""Four for each of the 132 multiprocessors of an H100 or H200; the work of a decode batch is split to have as many."""
+
+MAX_SPLITS = 16
+PREFILL_MAX_SPLITS = 4
+"""`lora_expand` reads every plane again for each block of its columns: 4 of rank 16 are as many bytes as it moves of
+y."""
+
+
+@triton.jit
+def num_used_tiles(tiles_ptr, num_tiles):
+    """Of `lora_shrink`'s list: what an unused entry says, which are the last ones."""
+    last_ptr = shrink_tile(tiles_ptr, num_tiles - 1)
+    return tl.where(tl.load(last_ptr) >= 0, num_tiles, tl.load(last_ptr + 1))
+
+
+@triton.jit
+def decode_planes(num_used, most_planes, TARGET_PROGRAMS: tl.constexpr):
+    """Into how many planes the sum over in_features is split: the largest power of two, at most most_planes, that makes
+    of the tiles no more than TARGET_PROGRAMS.
+
+    Of those in use, not of the list's length: a graph has room for a tile a row, of which one adapter's rows use a
+    sixteenth, and split as if all were in use they would leave most multiprocessors idle.
+    """
+    planes = 1
+    for i in tl.static_range(4):
+        doubled = 2 << i
+        planes = tl.where((doubled <= most_planes) & (num_used * doubled <= TARGET_PROGRAMS), doubled, planes)
+    return planes
 
 
 @triton.jit
@@ -71,4 +103,5 @@ def expand_constants(group: LoraGroup, table: AdapterTable) -> dict[str, object]
         "MEMBER_COLUMNS": MAX_LORA_RANK,
         "HAS_BIASES": table.offset_bias.numel() > 0,
         "OFFSET_ALIGNMENT": table.offset_alignment,
+        "TARGET_PROGRAMS": TARGET_PROGRAMS,
     }

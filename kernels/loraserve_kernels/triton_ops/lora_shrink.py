@@ -13,21 +13,19 @@ import triton.language as tl
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable, LoraGroup
-from loraserve_kernels.launch_sizes import ceil_div
 from loraserve_kernels.lora_tiles import LORA_TILE_ROWS, tile_rows
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
-from loraserve_kernels.triton_ops.lora_shared import shrink_tile
-
-TARGET_PROGRAMS = 528
-"""Four for each of the 132 multiprocessors of an H100 or H200; a decode batch is split to have as many."""
+from loraserve_kernels.triton_ops.lora_shared import (
+    MAX_SPLITS,
+    PREFILL_MAX_SPLITS,
+    TARGET_PROGRAMS,
+    decode_planes,
+    num_used_tiles,
+    shrink_tile,
+)
 
 PREFILL_TARGET_PROGRAMS = 132
-"""Higher tiles have loads enough under way with one for each."""
-
-MAX_SPLITS = 16
-PREFILL_MAX_SPLITS = 4
-"""`lora_expand` reads every plane again for each block of its columns: 4 of rank 16 are as many bytes as it moves of
-y."""
+"""Higher tiles have loads enough under way with one for each multiprocessor."""
 
 MIN_SPLIT_FEATURES = 256
 """Two blocks of bfloat16: with fewer, starting a program costs more than its loads."""
@@ -37,16 +35,25 @@ MAX_RANK_PROGRAMS = 16
 
 
 def num_splits(num_tiles: int, in_features: int, *, is_decode: bool) -> int:
-    """Planes of the sum over in_features: a power of two, from shapes alone."""
-    programs, most = (TARGET_PROGRAMS, MAX_SPLITS) if is_decode else (PREFILL_TARGET_PROGRAMS, PREFILL_MAX_SPLITS)
-    wanted = min(programs // num_tiles, most, in_features // MIN_SPLIT_FEATURES)
-    return 1 << max(wanted.bit_length() - 1, 0)
+    """Planes of the sum over in_features, from shapes alone: a power of two. A decode batch has as many only where few
+    of its tiles are in use, see `decode_planes`."""
+    wanted = MAX_SPLITS if is_decode else min(PREFILL_MAX_SPLITS, PREFILL_TARGET_PROGRAMS // num_tiles)
+    return 1 << max(min(wanted, in_features // MIN_SPLIT_FEATURES).bit_length() - 1, 0)
 
 
-# Not compiled anew for a 1 or a multiple of 16 in what differs between a model's layers.
-@triton.jit(do_not_specialize=["num_groups", "num_table_members", "group_index", "member_start"])
+# Not compiled anew for a 1 or a multiple of 16 in what differs between batches and between a model's layers.
+@triton.jit(
+    do_not_specialize=[
+        "most_planes",
+        "num_tiles",
+        "num_groups",
+        "num_table_members",
+        "group_index",
+        "member_start",
+    ]
+)
 def _lora_shrink_kernel(
-    hidden_ptr,  # float32 [splits, num_rows, hidden_stride]
+    hidden_ptr,  # float32 [most_planes, num_rows, hidden_stride]
     x_ptr,  # [num_rows, in_features]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 6]
@@ -54,9 +61,10 @@ def _lora_shrink_kernel(
     lora_rank_ptr,  # int32 [num_slots, num_table_members]
     x_stride,
     in_features,
-    split_features,  # a multiple of BLOCK_K
+    most_planes,
     plane_stride,
     hidden_stride,
+    num_tiles,
     num_groups,
     num_table_members,
     group_index,
@@ -64,16 +72,30 @@ def _lora_shrink_kernel(
     NUM_MEMBERS: tl.constexpr,
     MEMBER_COLUMNS: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
+    TARGET_PROGRAMS: tl.constexpr,
+    MAX_RANK_PROGRAMS: tl.constexpr,
+    IS_DECODE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     wait_for_inputs(IS_DEPENDENT)
-    tile_ptr = shrink_tile(tiles_ptr, tl.program_id(0))
-    adapter_slot = tl.load(tile_ptr).to(tl.int64)
-    if adapter_slot < 0:
+    num_used = num_used_tiles(tiles_ptr, num_tiles)
+    num_planes = most_planes
+    if IS_DECODE:
+        num_planes = decode_planes(num_used, most_planes, TARGET_PROGRAMS)
+    num_parts = num_used * num_planes  # each of them shared by programs that take its ranks in turn
+    if num_parts == 0:
         return
+    rank_programs = tl.minimum(tl.maximum(tl.num_programs(0) // num_parts, 1), MAX_RANK_PROGRAMS)
+    part = tl.program_id(0) % num_parts
+    rank_program = tl.program_id(0) // num_parts
+    if rank_program >= rank_programs:
+        return
+    tile_ptr = shrink_tile(tiles_ptr, part % num_used)
+    split = part // num_used
+    adapter_slot = tl.load(tile_ptr).to(tl.int64)
     rank_ptr = lora_rank_ptr + adapter_slot * num_table_members + member_start
     stacked_rank = 0
     for member in tl.static_range(NUM_MEMBERS):
@@ -85,12 +107,12 @@ def _lora_shrink_kernel(
     x_rows_ptr = x_ptr + row[:, None] * x_stride
     offset_a = tl.load(offset_a_ptr + adapter_slot * num_groups + group_index)
     a_ptr = arena_ptr + tl.multiple_of(offset_a, OFFSET_ALIGNMENT)
-    split = tl.program_id(1)
+    split_features = tl.cdiv(tl.cdiv(in_features, num_planes), BLOCK_K) * BLOCK_K
     first_feature = split * split_features
     end_feature = tl.minimum(first_feature + split_features, in_features)
     hidden_rows_ptr = hidden_ptr + split.to(tl.int64) * plane_stride + row[:, None] * hidden_stride
 
-    for first_rank in range(tl.program_id(2) * BLOCK_R, stacked_rank, tl.num_programs(2) * BLOCK_R):
+    for first_rank in range(rank_program * BLOCK_R, stacked_rank, rank_programs * BLOCK_R):
         rank = first_rank + tl.arange(0, BLOCK_R)
         is_rank = rank < stacked_rank
         a_rows_ptr = a_ptr + rank[None, :].to(tl.int64) * in_features
@@ -109,19 +131,19 @@ def _lora_shrink_kernel(
 
 
 def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor) -> Tensor:
-    """float32 [splits, T, num_members * MAX_LORA_RANK] whose planes add up to x Aᵀ; arguments as checked by `lora_add`.
+    """float32 [planes, T, num_members * MAX_LORA_RANK], which add up to x Aᵀ, of a decode batch the first
+    `decode_planes` of them; arguments as checked by `lora_add`.
 
     A member's ranks start at column member * MAX_LORA_RANK. All else, rows of the base model too, is undefined.
     """
     num_rows, num_tiles, num_members = x.shape[0], tiles.shape[0], len(group.out_features)
     is_decode = tile_rows(num_rows) == LORA_TILE_ROWS
-    splits = num_splits(num_tiles, group.in_features, is_decode=is_decode)
-    block_k = (256 if is_decode else 128) // x.element_size()
-    hidden = torch.empty(splits, num_rows, num_members * MAX_LORA_RANK, dtype=torch.float32, device=x.device)
-    rank_programs = min(max(TARGET_PROGRAMS // (num_tiles * splits), 1), MAX_RANK_PROGRAMS)
+    planes = num_splits(num_tiles, group.in_features, is_decode=is_decode)
+    hidden = torch.empty(planes, num_rows, num_members * MAX_LORA_RANK, dtype=torch.float32, device=x.device)
+    num_programs = min(max(num_tiles, TARGET_PROGRAMS), num_tiles * planes * MAX_RANK_PROGRAMS)
     launch(
         _lora_shrink_kernel,
-        (num_tiles, splits, rank_programs),
+        (num_programs,),
         hidden,
         x,
         table.arena,
@@ -130,9 +152,10 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         table.lora_rank,
         x.stride(0),
         group.in_features,
-        ceil_div(ceil_div(group.in_features, splits), block_k) * block_k,
+        planes,
         hidden.stride(0),
         hidden.stride(1),
+        num_tiles,
         table.offset_a.stride(0),
         table.lora_rank.stride(0),
         group.group_index,
@@ -140,9 +163,12 @@ def lora_shrink(x: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor)
         NUM_MEMBERS=num_members,
         MEMBER_COLUMNS=MAX_LORA_RANK,
         OFFSET_ALIGNMENT=table.offset_alignment,
+        TARGET_PROGRAMS=TARGET_PROGRAMS,
+        MAX_RANK_PROGRAMS=MAX_RANK_PROGRAMS,
+        IS_DECODE=is_decode,
         BLOCK_M=tile_rows(num_rows),
         BLOCK_R=32 if is_decode else 64,
-        BLOCK_K=block_k,
+        BLOCK_K=(256 if is_decode else 128) // x.element_size(),
         num_warps=4,
         num_stages=4,
         enable_fp_fusion=True,

@@ -105,7 +105,7 @@ def test_a_decode_batch_fills_a_graphs_tensors_and_pads_them(builder: GpuBatchBu
     assert captured.context_lens.tolist() == [41, 18, 19, 0]
     assert captured.row_start.tolist() == captured.sampled_rows.tolist() == [0, 1, 2, 0]
     assert captured.num_rows.tolist() == [1, 1, 1, 0]
-    assert captured.segments.tiles.tolist() == [[0, 1, 2] * 2, [2, 2, 3] * 2, [-1, 0, 0] * 2, [-1, 0, 0] * 2]
+    assert captured.segments.tiles.tolist() == [[0, 1, 2] * 2, [2, 2, 3] * 2, [-1, 2, 0] * 2, [-1, 2, 0] * 2]
     assert captured.sampled_segments.tiles is not None
     assert captured.sampled_segments.tiles.tolist() == captured.segments.tiles.tolist()
     assert [entry[0] for entry in entries(captured.attention.decode_splits)] == [0, 1, 2]
@@ -183,7 +183,7 @@ def test_neighbours_of_one_adapter_leave_no_old_tile_behind(builder: GpuBatchBui
     builder.build([item(1, 1, adapter_slot=slot) for slot in range(4)])
     builder.build([item(1, 1, adapter_slot=5) for _ in range(3)])
     assert captured.segments.tiles is not None
-    assert captured.segments.tiles.tolist() == [[5, 0, 3] * 2, *[[-1, 0, 0] * 2] * 3]
+    assert captured.segments.tiles.tolist() == [[5, 0, 3] * 2, *[[-1, 1, 0] * 2] * 3]
 
 
 def test_longer_contexts_are_cut_into_more_parts_in_time(builder: GpuBatchBuilder) -> None:
