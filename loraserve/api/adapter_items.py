@@ -9,12 +9,12 @@ import msgspec
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
 from loraserve.api.schemas.aliases import AliasItem, CanaryItem
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapter_edits import live_version, versions_of
-from loraserve.control.adapters import AdapterService
-from loraserve.control.pins import live_numbers, pin_at
-from loraserve.control.principal import Principal
-from loraserve.control.residency import DigestResidency, Residency
-from loraserve.control.usage_traffic import AdapterTraffic
+from loraserve.control.adapters.pins import live_numbers, pin_at
+from loraserve.control.adapters.service import AdapterService
+from loraserve.control.contents.residency import DigestResidency, Residency
+from loraserve.control.documents.adapter_edits import live_version, versions_of
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.usage.traffic import AdapterTraffic
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tier, VersionRecord
 
 

@@ -8,8 +8,8 @@ from loraserve.api.identity import system_fingerprint
 from loraserve.api.inference_call import InferenceCalls
 from loraserve.api.sampling import SamplingChecker
 from loraserve.api.ui_files import UiFile, read_ui_files
-from loraserve.control.adapter_names import label_of
 from loraserve.control.control_plane import ControlPlane
+from loraserve.control.names.adapter_names import label_of
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.turns import Turns
 from loraserve.store.records import AdapterDoc, AnyDocument

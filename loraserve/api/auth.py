@@ -9,8 +9,8 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 
 from loraserve.api.needs import ACTION, ANYONE, EVERY_TENANT, PUBLIC_OPT
-from loraserve.control.authenticator import Authenticator
-from loraserve.control.principal import Principal
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import ErrorCode, ServingError
 
 STATE_KEY = "loraserve_principal"

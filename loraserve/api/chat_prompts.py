@@ -9,8 +9,8 @@ from loraserve.api.prompts import check_not_empty, truncate
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.api.tools import ToolUse
-from loraserve.control.admission import reserve_tokens
-from loraserve.control.running import Asked, Route
+from loraserve.control.requests.admission import reserve_tokens
+from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.conversation import Conversation
 from loraserve.serving.generation import Prompt
 

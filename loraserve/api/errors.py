@@ -13,7 +13,7 @@ from loraserve.api.report_items import report_item
 from loraserve.api.request_notes import notes_of
 from loraserve.api.schemas.reports import ReportItem
 from loraserve.api.state import runtime_of
-from loraserve.control.report import AdapterRejectedError
+from loraserve.control.ingest.report import AdapterRejectedError
 from loraserve.control.unavailable import live_unavailable
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value

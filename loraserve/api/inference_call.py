@@ -12,15 +12,15 @@ from litestar.types import Scope
 from loraserve.api.processing_time import received_s
 from loraserve.api.request_id import own_request_id
 from loraserve.api.request_notes import notes_of
-from loraserve.control.adapter_names import label_of
-from loraserve.control.admission import Admission
-from loraserve.control.admitted import Admitted
-from loraserve.control.catalog import Catalog
-from loraserve.control.outcome import Outcome
-from loraserve.control.principal import Principal
-from loraserve.control.residency import Residency
-from loraserve.control.resolve import ResolvedAdapter, Target
-from loraserve.control.running import Asked, Progress
+from loraserve.control.contents.residency import Residency
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.names.adapter_names import label_of
+from loraserve.control.names.resolve import ResolvedAdapter, Target
+from loraserve.control.requests.admission import Admission
+from loraserve.control.requests.admitted import Admitted
+from loraserve.control.requests.running import Asked, Progress
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
 from loraserve.live.requests import EndState
 from loraserve.serving.bound_adapter import BoundAdapter

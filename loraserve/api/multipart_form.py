@@ -14,7 +14,7 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from multipart import MultipartError, MultipartSegment, ParserLimitReached, PushMultipartParser, parse_options_header
 
 from loraserve.api.bodies import stream_body
-from loraserve.control.uploads import form_too_large
+from loraserve.control.uploads.service import form_too_large
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 from loraserve.store.uploads import SPOOL

@@ -6,7 +6,7 @@ from typing import Any
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ControllerRouterHandler
 
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 
 ACTION = "action"
 PUBLIC_OPT = "public"

@@ -7,7 +7,7 @@ from typing import Any, cast
 from litestar.handlers import HTTPRouteHandler
 
 from loraserve.api.needs import ACTION, EVERY_TENANT, PUBLIC_OPT
-from loraserve.control.principal import Action, roles_for
+from loraserve.control.tenancy.principal import Action, roles_for
 
 Json = dict[str, Any]
 PATH_PARAMETER = re.compile(r"\{(\w+):\w+\}")

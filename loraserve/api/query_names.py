@@ -5,7 +5,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter
 
 from loraserve.api.needs import ACTION
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 

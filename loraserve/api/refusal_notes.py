@@ -6,8 +6,8 @@ from litestar.handlers import BaseRouteHandler
 from loraserve.api.auth import STATE_KEY, OnRefusal, address_of, method_of
 from loraserve.api.needs import ACTION
 from loraserve.api.request_id import request_id_of
-from loraserve.control.principal import Action, Principal
-from loraserve.control.refusals import UNKNOWN_ACTOR, Refusals
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.control.tenancy.refusals import UNKNOWN_ACTOR, Refusals
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT
 

@@ -1,7 +1,7 @@
 """From validation reports to what the API shows."""
 
 from loraserve.api.schemas.reports import CheckItem, ReportItem
-from loraserve.control.report import Report
+from loraserve.control.ingest.report import Report
 
 
 def report_item(report: Report) -> ReportItem:

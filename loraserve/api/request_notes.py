@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from loraserve.api.needs import ACTION
-from loraserve.control.principal import Action
-from loraserve.control.resolve import Target
-from loraserve.control.running import Asked
+from loraserve.control.names.resolve import Target
+from loraserve.control.requests.running import Asked
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from loraserve.api.inference_call import InferenceCall
 from loraserve.api.processing_time import received_s
 from loraserve.api.request_id import own_request_id
 from loraserve.api.request_notes import RequestNotes
-from loraserve.control.principal import Principal
-from loraserve.control.resolve import Target
-from loraserve.control.running import Route
+from loraserve.control.names.resolve import Target
+from loraserve.control.requests.running import Route
+from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import SERVER_FAULTS
 from loraserve.serving.generation import Generation
 

@@ -5,8 +5,8 @@ from litestar.datastructures import Cookie
 
 from loraserve.api.auth import TENANT_HEADER, given_key, method_of
 from loraserve.api.open_mode import SAFE_METHODS
-from loraserve.control.principal import Principal
-from loraserve.control.sessions import SessionService, is_csrf_token
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.tenancy.sessions import SessionService, is_csrf_token
 from loraserve.live.sessions import SESSION_S
 from loraserve.serving.errors import ErrorCode, ServingError
 

@@ -9,7 +9,7 @@ from litestar import Request
 from loraserve.api.bodies import stream_body
 from loraserve.api.report_items import report_item
 from loraserve.api.schemas.uploads import UploadFileItem, UploadItem, UploadResult
-from loraserve.control.upload_states import report_of
+from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.upload_session import UploadSession
 

@@ -11,7 +11,7 @@ from loraserve_adapters.base_layout import BaseLayout
 from loraserve.api.report_items import report_item
 from loraserve.cli.admin_output import print_report
 from loraserve.cli.serve_settings import DEMO
-from loraserve.control.report import validate_adapter
+from loraserve.control.ingest.report import validate_adapter
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
 

@@ -13,10 +13,10 @@ from loraserve_adapters.source import read_adapter
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.start_error import StartError
-from loraserve.control.adapter_edits import live_version
 from loraserve.control.control_plane import ControlPlane
 from loraserve.control.declared import ControlSettings, Declared, open_declared
-from loraserve.control.principal import server_principal
+from loraserve.control.documents.adapter_edits import live_version
+from loraserve.control.tenancy.principal import server_principal
 from loraserve.live.errors import LiveError
 from loraserve.live.private_server import PrivateServer
 from loraserve.serving.errors import ServingError

@@ -8,7 +8,7 @@ import rich_click as click
 
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.trace_settings import TraceDestination, trace_destination
-from loraserve.control.api_keys import try_parse_id
+from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue

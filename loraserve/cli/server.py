@@ -180,7 +180,7 @@ class _Server:
 
 def _names(context: AppContext) -> list[str]:
     """Of the adapters that requests without a key, or with that of the command line, can use."""
-    from loraserve.control.principal import server_principal
+    from loraserve.control.tenancy.principal import server_principal
     from loraserve.store.records import DEFAULT_TENANT
 
     visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))

@@ -87,8 +87,8 @@ async def _build(
     from loraserve.api.app_context import AppContext
     from loraserve.cli.control_start import publish_configured
     from loraserve.cli.http_server import HttpServer
-    from loraserve.control.adapter_names import CatalogNames
     from loraserve.control.control_plane import build_control
+    from loraserve.control.names.adapter_names import CatalogNames
     from loraserve.serving.runtime import build_runtime
 
     limits = _adapter_limits(settings.max_lora_rank)

@@ -9,8 +9,8 @@ from typing import cast
 import msgspec
 import rich_click as click
 
-from loraserve.control.sessions import new_link
-from loraserve.control.snapshot_records import ProcessSnapshot
+from loraserve.control.requests.snapshot_records import ProcessSnapshot
+from loraserve.control.tenancy.sessions import new_link
 from loraserve.live.audit import AuditEntry
 from loraserve.live.errors import LiveUnavailableError, LiveUrlError
 from loraserve.live.live_store import LiveStore

@@ -8,39 +8,39 @@ from pathlib import Path
 
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 
-from loraserve.control.adapter_edits import SWEEP_EVERY_S
-from loraserve.control.adapters import AdapterService
-from loraserve.control.admission import Admission, AdmissionSettings
-from loraserve.control.aliases import AliasService
-from loraserve.control.authenticator import Authenticator
+from loraserve.control.adapters.aliases import AliasService
+from loraserve.control.adapters.pins import Pins
+from loraserve.control.adapters.service import AdapterService
+from loraserve.control.adapters.versions import VersionService
 from loraserve.control.background import Background
-from loraserve.control.catalog import Catalog
-from loraserve.control.certificate import Certifier
-from loraserve.control.content_loader import ContentLoader
-from loraserve.control.contents import Contents
+from loraserve.control.contents.certificate import Certifier
+from loraserve.control.contents.loader import ContentLoader
+from loraserve.control.contents.reachability import sweep_contents
+from loraserve.control.contents.residency import Residency
+from loraserve.control.contents.smoke import SmokeTest
+from loraserve.control.contents.stored import Contents
 from loraserve.control.declared import Declared
-from loraserve.control.draining import Draining
-from loraserve.control.erasure import Erasure
-from loraserve.control.ingest import Ingest, packed_folder
-from loraserve.control.keys import KeyService
-from loraserve.control.login_attempts import LoginAttempts
+from loraserve.control.deletion.erasure import Erasure
+from loraserve.control.deletion.remains import Remains
+from loraserve.control.deletion.tenant_deletion import TenantDeletionService
+from loraserve.control.documents.adapter_edits import SWEEP_EVERY_S
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.ingest.processes import Ingest, packed_folder
+from loraserve.control.names.resolve import Resolver
+from loraserve.control.names.served_base import served_base
 from loraserve.control.observer import Observer, build_observer
-from loraserve.control.other_servers import OtherServers
-from loraserve.control.pins import Pins
-from loraserve.control.reachability import sweep_contents
-from loraserve.control.remains import Remains
-from loraserve.control.residency import Residency
-from loraserve.control.resolve import Resolver
-from loraserve.control.revocation import Revocation
-from loraserve.control.running import RunningRequests
-from loraserve.control.served_base import served_base
-from loraserve.control.sessions import SessionService
-from loraserve.control.smoke import SmokeTest
-from loraserve.control.tenant_deletion import TenantDeletionService
-from loraserve.control.tenants import TenantService
-from loraserve.control.uploads import UploadService
-from loraserve.control.usage_writer import UsageWriter
-from loraserve.control.versions import VersionService
+from loraserve.control.requests.admission import Admission, AdmissionSettings
+from loraserve.control.requests.draining import Draining
+from loraserve.control.requests.other_servers import OtherServers
+from loraserve.control.requests.revocation import Revocation
+from loraserve.control.requests.running import RunningRequests
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.keys import KeyService
+from loraserve.control.tenancy.login_attempts import LoginAttempts
+from loraserve.control.tenancy.sessions import SessionService
+from loraserve.control.tenancy.tenants import TenantService
+from loraserve.control.uploads.service import UploadService
+from loraserve.control.usage.writer import UsageWriter
 from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import msgspec
 
-from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.authenticator import Authenticator
-from loraserve.control.catalog import Catalog
-from loraserve.control.declarations import Declarations
-from loraserve.control.keys import KeyService
-from loraserve.control.outage import Outage
-from loraserve.control.quota import Quota
-from loraserve.control.tenants import TenantService
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.documents.outage import Outage
+from loraserve.control.names.adapter_access import AdapterAccess
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.keys import KeyService
+from loraserve.control.tenancy.quota import Quota
+from loraserve.control.tenancy.tenants import TenantService
 from loraserve.live.connection import CALL_S
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.live.live_store import LiveStore

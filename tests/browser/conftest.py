@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from loraserve.control.offline_keys import create_key_offline
+from loraserve.control.tenancy.offline_keys import create_key_offline
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
 from tests.browser.console import Console

@@ -14,9 +14,9 @@ import pytest
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
 
 from loraserve.control import control_plane
-from loraserve.control.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
+from loraserve.control.contents.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
 from loraserve.control.declared import Declared
-from loraserve.control.ingest import Ingest
+from loraserve.control.ingest.processes import Ingest
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
@@ -26,7 +26,7 @@ from tests.support.tiny_models import save_tiny_model
 from tests.support.uploads import UploadBench
 from tests.zoo.artifacts import CONFIG, WEIGHTS
 
-MEASURE = (sys.executable, "-m", "loraserve.control.certificate_child")
+MEASURE = (sys.executable, "-m", "loraserve.control.contents.certificate_child")
 DIE = (sys.executable, "-c", "raise SystemExit(1)")
 
 
@@ -119,7 +119,7 @@ def run_child(published: Published, script: str, **changes: object) -> Certifica
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            f"{script}\nfrom loraserve.control.certificate_child import main\nmain()",
+            f"{script}\nfrom loraserve.control.contents.certificate_child import main\nmain()",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 import psutil
 import pytest
 
-from loraserve.control.forked_jobs import Ended, ForkedJobs, ForkServerError
+from loraserve.control.ingest.forked_jobs import Ended, ForkedJobs, ForkServerError
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
 from tests.support.small_sockets import MACOS_BYTES, small_pair
 
@@ -255,7 +255,7 @@ def test_jobs_whose_server_dies_fail_and_the_next_gets_another() -> None:
 
 
 def test_a_server_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraserve.control.forked_jobs.KILLED_WITHIN_S", 0.2)
+    monkeypatch.setattr("loraserve.control.ingest.forked_jobs.KILLED_WITHIN_S", 0.2)
 
     async def run(jobs: ForkedJobs) -> None:
         assert (await jobs.run(b"a")).answer == b"A"
@@ -314,7 +314,7 @@ def test_it_ends_with_its_children_when_it_is_closed_or_nobody_has_it() -> None:
 def test_nothing_is_left_when_the_process_that_uses_it_is_killed() -> None:
     program = f"""
 import asyncio, os, sys
-from loraserve.control.forked_jobs import ForkedJobs
+from loraserve.control.ingest.forked_jobs import ForkedJobs
 jobs = ForkedJobs({fork_server_of(HANG)!r}, dict(os.environ), max_answer_bytes=1, max_error_bytes=1)
 asyncio.run(jobs.run(b""))
 """

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loraserve.control.offline_keys import create_key_offline
+from loraserve.control.tenancy.offline_keys import create_key_offline
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.key_names import DEFAULT_PREFIX
 from loraserve.store.documents import DocumentStore

@@ -22,16 +22,16 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve_adapters.packed_file import layout_fingerprint, read_packed
 from loraserve_adapters.source import read_adapter
 
-from loraserve.control.ingest import DoesNotFitError, Ingest, IngestError, packed_folder
-from loraserve.control.ingest_job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
-from loraserve.control.upload_states import report_of
+from loraserve.control.ingest.job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
+from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError, packed_folder
+from loraserve.control.uploads.states import report_of
 from loraserve.store.upload_session import UploadState
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
 from tests.support.uploads import ALICE, UploadBench, announced, body
 from tests.unit.adapters.folders import lora_key, safetensors_bytes, tiny_layout
 from tests.zoo.artifacts import CONFIG, WEIGHTS, files, good_tensors
 
-CHILD = (sys.executable, "-c", "import sys; from loraserve.control.ingest_child import main; sys.exit(main())")
+CHILD = (sys.executable, "-c", "import sys; from loraserve.control.ingest.child import main; sys.exit(main())")
 """One job without the fork server."""
 MIB = 1 << 20
 
@@ -129,8 +129,8 @@ def test_it_can_open_nothing_and_start_nothing_once_it_reads(tmp_path: Path) -> 
     """Its own limits, applied in a process of their own."""
     probe = """
 import os, resource, sys
-from loraserve.control.ingest_child import _give_up_rights
-from loraserve.control.ingest_job import ResourceLimits
+from loraserve.control.ingest.child import _give_up_rights
+from loraserve.control.ingest.job import ResourceLimits
 _give_up_rights(ResourceLimits(cpu_s=5, address_space_bytes=1 << 30, file_size_bytes=100))
 for attempt in (lambda: open("/etc/hostname"), lambda: open(sys.argv[1], "w"), os.pipe, lambda: os.open("/", 0)):
     try:
@@ -153,7 +153,7 @@ except MemoryError:
 def test_on_macos_where_memory_cannot_be_bounded_an_adapter_is_read_all_the_same(tmp_path: Path) -> None:
     child = """
 import resource, sys
-from loraserve.control.ingest_child import main
+from loraserve.control.ingest.child import main
 sys.platform = "darwin"
 setrlimit = resource.setrlimit
 
@@ -325,9 +325,9 @@ def test_kills_of_the_process_at_random_moments_leave_all_or_nothing(tmp_path: P
     bench, rng = UploadBench(tmp_path), random.Random(1)
 
     async def run() -> None:
-        of_others = our_fork_servers("ingest_child")
+        of_others = our_fork_servers("ingest.child")
         life_s = await life_of_one_process(bench)
-        (server,) = set(our_fork_servers("ingest_child")).difference(of_others)
+        (server,) = set(our_fork_servers("ingest.child")).difference(of_others)
         num_in_time, num_kills = 0, 0
         while num_in_time < 40:
             assert num_kills < 400
@@ -343,12 +343,12 @@ def test_a_kill_at_any_change_of_a_file_leaves_all_or_nothing(tmp_path: Path) ->
     num_changes = tmp_path / "num-changes"
     script = f"""
 from pathlib import Path
-from loraserve.control.ingest_child import main
+from loraserve.control.ingest.child import main
 from tests.support.crash_points import die_at_change
 die_at_change(int(Path({str(num_changes)!r}).read_text()))
 main()
 """
-    imports = f"sys.path[:] = {sys.path!r}\nimport loraserve.control.ingest_child, tests.support.crash_points"
+    imports = f"sys.path[:] = {sys.path!r}\nimport loraserve.control.ingest.child, tests.support.crash_points"
     bench = UploadBench(tmp_path / "data", command=fork_server_of(script, imports))
 
     async def run() -> int:

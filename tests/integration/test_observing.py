@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loraserve.control.ingest_child import OF_THE_FILES
+from loraserve.control.ingest.child import OF_THE_FILES
 from tests.support.management import (
     ADAPTER_FILES,
     add_adapter,

@@ -20,8 +20,8 @@ import httpx
 import psutil
 import pytest
 
-from loraserve.control.offline_keys import create_key_offline
-from loraserve.control.uploads import MAX_OPEN_UPLOADS
+from loraserve.control.tenancy.offline_keys import create_key_offline
+from loraserve.control.uploads.service import MAX_OPEN_UPLOADS
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
 from tests.support.forked_process import ForkedProcess

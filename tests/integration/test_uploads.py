@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loraserve.control.adapter_edits import Content
-from loraserve.control.principal import Principal
-from loraserve.control.report import AdapterRejectedError, Report
-from loraserve.control.upload_errors import OFFSET_HEADER
-from loraserve.control.upload_states import report_of
-from loraserve.control.uploads import MAX_OPEN_UPLOADS
-from loraserve.control.versions import Published
+from loraserve.control.adapters.versions import Published
+from loraserve.control.documents.adapter_edits import Content
+from loraserve.control.ingest.report import AdapterRejectedError, Report
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.uploads.errors import OFFSET_HEADER
+from loraserve.control.uploads.service import MAX_OPEN_UPLOADS
+from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.errors import IncompleteBlobError
 from loraserve.store.upload_session import CHUNK_BYTES, UploadFile, UploadSession, UploadState
@@ -224,7 +224,7 @@ def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
 def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
     bench: UploadBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.uploads.MAX_OPEN_UPLOADS", 2)
+    monkeypatch.setattr("loraserve.control.uploads.service.MAX_OPEN_UPLOADS", 2)
     folder = tmp_path / "form"
     folder.mkdir()
     for name, data in files().items():

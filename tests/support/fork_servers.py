@@ -8,7 +8,7 @@ import psutil
 
 _PROGRAM = """
 import os, sys
-from loraserve.control.fork_server import serve
+from loraserve.control.ingest.fork_server import serve
 
 {before}
 

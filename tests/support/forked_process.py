@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TextIO
 
-from loraserve.control.fork_server import RECEIVED
+from loraserve.control.ingest.fork_server import RECEIVED
 
 END_S = 10.0
 

@@ -16,11 +16,11 @@ from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.api.app import create_app
 from loraserve.api.app_context import AppContext
-from loraserve.control.adapter_edits import Content
-from loraserve.control.adapter_names import CatalogNames
 from loraserve.control.control_plane import ControlPlane, build_control
 from loraserve.control.declared import ControlSettings, open_declared
-from loraserve.control.principal import server_principal
+from loraserve.control.documents.adapter_edits import Content
+from loraserve.control.names.adapter_names import CatalogNames
+from loraserve.control.tenancy.principal import server_principal
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.settings import ServingSettings
 from loraserve.store.records import SHARED_TENANT, Document, TenantDoc

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from loraserve_adapters.base_layout import BaseLayout
 
-from loraserve.control.offline_keys import create_key_offline
+from loraserve.control.tenancy.offline_keys import create_key_offline
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import ANY_TENANT, Role
 from tests.support.server_process import WAIT_S, ServerProcess

@@ -10,12 +10,12 @@ from typing import Any
 
 from loraserve_adapters.base_layout import BaseLayout
 
-from loraserve.control.adapter_edits import Content, add_version, find_published
-from loraserve.control.ingest import Ingest, packed_folder
-from loraserve.control.principal import Principal, server_principal
-from loraserve.control.upload_commits import Smoke
-from loraserve.control.uploads import UploadService
-from loraserve.control.versions import Published
+from loraserve.control.adapters.versions import Published
+from loraserve.control.documents.adapter_edits import Content, add_version, find_published
+from loraserve.control.ingest.processes import Ingest, packed_folder
+from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.uploads.commits import Smoke
+from loraserve.control.uploads.service import UploadService
 from loraserve.store.blobs import BLOB_FILES, BlobStore
 from loraserve.store.records import AdapterDoc, BaseRecord, Document, DocumentKind, adapter_id
 from loraserve.store.upload_session import UPLOAD_FILES, UploadFile, UploadSession

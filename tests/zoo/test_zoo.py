@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from loraserve_adapters.checks import Check
 
-from loraserve.control.report import AdapterRejectedError, Report
-from loraserve.control.upload_states import report_of
+from loraserve.control.ingest.report import AdapterRejectedError, Report
+from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.errors import UploadFileError
 from loraserve.store.upload_session import UploadFile, UploadState

@@ -19,12 +19,12 @@ from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, AdapterList, PatchAdapterRequest
-from loraserve.control.adapter_queries import NOTHING_USED, AdapterQuery, AdapterSort, AdapterState
-from loraserve.control.adapters import AdapterPatch
+from loraserve.control.adapters.queries import NOTHING_USED, AdapterQuery, AdapterSort, AdapterState
+from loraserve.control.adapters.service import AdapterPatch
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.principal import Action
-from loraserve.control.request_totals import AdapterKey
-from loraserve.control.usage_traffic import NO_TRAFFIC, AdapterTraffic
+from loraserve.control.tenancy.principal import Action
+from loraserve.control.usage.request_totals import AdapterKey
+from loraserve.control.usage.traffic import NO_TRAFFIC, AdapterTraffic
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.store.records import AdapterDoc, Document
 

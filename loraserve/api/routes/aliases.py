@@ -17,8 +17,8 @@ from loraserve.api.operation_docs import CREATE_ONLY, IF_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.adapters import PinItem, PinRequest
 from loraserve.api.schemas.aliases import AliasItem, PutAliasRequest, RollbackRequest
-from loraserve.control.adapter_edits import CanaryShare
-from loraserve.control.principal import Action
+from loraserve.control.documents.adapter_edits import CanaryShare
+from loraserve.control.tenancy.principal import Action
 
 PUT_DECODER = msgspec.json.Decoder(PutAliasRequest, strict=True)
 ROLLBACK_DECODER = msgspec.json.Decoder(RollbackRequest, strict=True)

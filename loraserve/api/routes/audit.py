@@ -14,10 +14,10 @@ from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.audit import AuditItem, AuditList
 from loraserve.api.table_format import as_attachment
-from loraserve.control.audit_trail import AuditedAct, AuditQuery
 from loraserve.control.csv_text import csv_text
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.audit_trail import AuditedAct, AuditQuery
+from loraserve.control.tenancy.principal import Action
 
 COLUMNS = ("id", "at", "actor", "action", "outcome", "kind", "subject", "tenant", "request_id", "detail")
 

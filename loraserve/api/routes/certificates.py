@@ -11,8 +11,8 @@ from loraserve.api.auth import principal_of
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.certificates import CertificateState, CertificateView
-from loraserve.control.certificate import Certificate, CertificateStatus
-from loraserve.control.principal import Action
+from loraserve.control.contents.certificate import Certificate, CertificateStatus
+from loraserve.control.tenancy.principal import Action
 
 STATES = {
     CertificateStatus.AGREES: CertificateState.DONE,

@@ -26,7 +26,7 @@ from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
 from loraserve.api.tools import ToolUse, tool_use
-from loraserve.control.running import Route
+from loraserve.control.requests.running import Route
 from loraserve.serving.errors import invalid_value
 
 DECODER = msgspec.json.Decoder(ChatCompletionRequest, strict=True)

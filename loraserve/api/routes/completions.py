@@ -24,8 +24,8 @@ from loraserve.api.request_id import request_id_of
 from loraserve.api.respond import respond
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
-from loraserve.control.admission import reserve_tokens
-from loraserve.control.running import Asked, Route
+from loraserve.control.requests.admission import reserve_tokens
+from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
 from loraserve.serving.tokenizer import TextTokenizer

@@ -7,7 +7,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.config import ConfigItem, ConfigView
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.settings import SettingSource, SettingValue
 

@@ -8,9 +8,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from loraserve.api.app_context import AppContext
 from loraserve.api.identity import server_version
 from loraserve.api.needs import PUBLIC
-from loraserve.control.live_views import RedisState
-from loraserve.control.snapshot_records import EngineState
-from loraserve.control.snapshots import engine_state
+from loraserve.control.monitoring.live_views import RedisState
+from loraserve.control.requests.snapshot_records import EngineState
+from loraserve.control.requests.snapshots import engine_state
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]
 """Load balancers probe with either."""

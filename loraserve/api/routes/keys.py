@@ -26,9 +26,9 @@ from loraserve.api.schemas.keys import (
     PatchKeyRequest,
     RotateKeyRequest,
 )
-from loraserve.control.key_documents import IssuedKey, KeyPatch
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.key_documents import IssuedKey, KeyPatch
+from loraserve.control.tenancy.principal import Action
 from loraserve.store.records import Document, KeyDoc
 
 MAX_GRACE_S = 30 * 24 * 3600

@@ -14,8 +14,8 @@ from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.operation_docs import IF_NONE_MATCH, heeds
 from loraserve.api.schemas.live import ArenaExtent, EngineItem, EngineList, KvBlocks, LiveView, QueueRow
-from loraserve.control.live_views import EngineView
-from loraserve.control.principal import Action
+from loraserve.control.monitoring.live_views import EngineView
+from loraserve.control.tenancy.principal import Action
 
 
 @get("/v1/live", opt={**needs(Action.READ), **heeds(IF_NONE_MATCH)}, responses=ERROR_RESPONSES, tags=["live"])

@@ -23,8 +23,8 @@ from loraserve.api.ranges import unsupported
 from loraserve.api.respond import open_stream, respond_whole
 from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
-from loraserve.control.admission import reserve_tokens
-from loraserve.control.running import Asked, Route
+from loraserve.control.requests.admission import reserve_tokens
+from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.conversation import ChatMessage, Conversation
 from loraserve.serving.generation import Generation, Prompt

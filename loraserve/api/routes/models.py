@@ -11,8 +11,8 @@ from loraserve.api.auth import principal_of
 from loraserve.api.needs import ANY_KEY
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
-from loraserve.control.adapter_edits import live_version
-from loraserve.control.resolve import ResolvedAdapter
+from loraserve.control.documents.adapter_edits import live_version
+from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.serving.engine_errors import model_not_found
 
 OWNER = "loraserve"

@@ -13,9 +13,9 @@ from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.requests import RequestItem, RequestList
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.principal import Action
-from loraserve.control.requests import RequestQuery
-from loraserve.control.snapshot_records import RequestRecord, RequestState
+from loraserve.control.requests.service import RequestQuery
+from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
+from loraserve.control.tenancy.principal import Action
 
 
 @get("/v1/requests", opt=needs(Action.READ), responses=ERROR_RESPONSES, tags=["requests"])

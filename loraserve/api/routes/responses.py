@@ -25,7 +25,7 @@ from loraserve.api.response_writer import ResponseWriter
 from loraserve.api.schemas.response_answer import ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.token_names import TokenNames
-from loraserve.control.running import Route
+from loraserve.control.requests.running import Route
 from loraserve.serving.errors import ErrorCode, ServingError
 
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)

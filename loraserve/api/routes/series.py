@@ -11,9 +11,9 @@ from loraserve.api.auth import principal_of
 from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.series import SeriesView
-from loraserve.control.principal import Action
-from loraserve.control.series_records import SeriesSample
-from loraserve.control.series_reports import Chart, Window
+from loraserve.control.monitoring.series_records import SeriesSample
+from loraserve.control.monitoring.series_reports import Chart, Window
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.latency_histogram import percentile_ms
 
 Column = list[float | None]

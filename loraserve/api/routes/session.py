@@ -13,9 +13,9 @@ from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest, LinkItem, SessionItem
 from loraserve.api.session_cookie import check_same_page, session_cookie, session_token
-from loraserve.control.principal import Action, Principal
-from loraserve.control.refusals import UNKNOWN_ACTOR
-from loraserve.control.sessions import NewSession
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.control.tenancy.refusals import UNKNOWN_ACTOR
+from loraserve.control.tenancy.sessions import NewSession
 from loraserve.live.sessions import SESSION_S, Session
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT

@@ -16,10 +16,10 @@ from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest, TenantItem, TenantList
+from loraserve.control.documents.tenant_edits import TenantState
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.principal import Action
-from loraserve.control.tenant_edits import TenantState
-from loraserve.control.tenants import TenantPatch
+from loraserve.control.tenancy.principal import Action
+from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.store.records import Document, TenantDoc
 
 DRAINING = ResponseSpec(TenantItem, description="Some server or engine has not let go yet.", generate_examples=False)

@@ -14,7 +14,7 @@ from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.ranges import check_token_ids
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 from loraserve.api.tools import checked_tools
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 TOKENIZE_DECODER = msgspec.json.Decoder(TokenizeRequest, strict=True)

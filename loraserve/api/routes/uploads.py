@@ -18,7 +18,7 @@ from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.uploads import ChunkReceived, CreateUploadRequest, UploadItem, UploadList
 from loraserve.api.uploads import chunk_of, upload_item
 from loraserve.control.paging import DEFAULT_PAGE, page_of
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 from loraserve.store.upload_session import UploadFile
 
 MAX_WAIT_S = 30.0

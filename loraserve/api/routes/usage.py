@@ -14,9 +14,9 @@ from loraserve.api.needs import needs
 from loraserve.api.openapi import ERROR_RESPONSES
 from loraserve.api.schemas.usage_report import UsageReport, UsageRow
 from loraserve.api.table_format import as_attachment
-from loraserve.control.principal import Action
-from loraserve.control.usage_metrics import Metric
-from loraserve.control.usage_reports import GroupBy, Interval, UsageQuestion, UsageTotals, as_csv
+from loraserve.control.tenancy.principal import Action
+from loraserve.control.usage.metrics import Metric
+from loraserve.control.usage.reports import GroupBy, Interval, UsageQuestion, UsageTotals, as_csv
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 
 DAY_S = 24 * 3600.0

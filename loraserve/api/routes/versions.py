@@ -20,7 +20,7 @@ from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.reports import ReportItem
 from loraserve.api.schemas.versions import VersionItem, VersionList
 from loraserve.control.paging import DEFAULT_PAGE, page_of
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 

@@ -15,9 +15,9 @@ from loraserve.api.openapi import ERROR_RESPONSES, json_body
 from loraserve.api.ranges import unsupported
 from loraserve.api.request_id import request_id_of
 from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
-from loraserve.control.catalog import Catalog
-from loraserve.control.principal import Action, Principal
-from loraserve.control.report import AdapterRejectedError
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.ingest.report import AdapterRejectedError
+from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.records import SHARED_TENANT
 

@@ -5,7 +5,7 @@ from msgspec import UNSET, UnsetType
 
 from loraserve.api.schemas.aliases import AliasItem
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapter_queries import AdapterState
+from loraserve.control.adapters.queries import AdapterState
 from loraserve.store.records import Tier
 
 

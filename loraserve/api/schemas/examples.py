@@ -14,8 +14,8 @@ from loraserve.api.schemas.uploads import (
     UploadResult,
 )
 from loraserve.api.schemas.versions import VersionItem
-from loraserve.control.adapter_queries import AdapterState
-from loraserve.control.tenant_edits import TenantState
+from loraserve.control.adapters.queries import AdapterState
+from loraserve.control.documents.tenant_edits import TenantState
 from loraserve.store.records import Limits, Role, Status, Tier
 from loraserve.store.upload_session import UploadState
 

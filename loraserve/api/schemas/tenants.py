@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loraserve.control.tenant_edits import TenantState
+from loraserve.control.documents.tenant_edits import TenantState
 from loraserve.store.records import Limits, Status
 
 

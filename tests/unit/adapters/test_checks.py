@@ -9,7 +9,7 @@ from loraserve_adapters.config import parse_config
 from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.errors import AdapterError
 
-from loraserve.control.report import Report, validate_adapter
+from loraserve.control.ingest.report import Report, validate_adapter
 from tests.unit.adapters.folders import config_of, lora_key, lora_tensors, tiny_layout, write_folder
 
 LAYOUT = tiny_layout()

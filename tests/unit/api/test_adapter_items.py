@@ -2,7 +2,7 @@ from pathlib import Path
 
 from loraserve.api.adapter_items import AdapterItems
 from loraserve.api.schemas.adapters import AdapterDetail
-from loraserve.control.principal import Principal, server_principal
+from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.engine.request import EngineStats
 from loraserve.store.records import Role, Tier
 from tests.support.valkey import Valkey, valkey

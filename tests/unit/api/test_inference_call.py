@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from loraserve.api.inference_call import Demand, salted
 from loraserve.api.processing_time import STATE_KEY
-from loraserve.control.principal import server_principal
-from loraserve.control.running import Asked
+from loraserve.control.requests.running import Asked
+from loraserve.control.tenancy.principal import server_principal
 from loraserve.store.records import DEFAULT_TENANT
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import LiveServer, live_server, make_settings

@@ -3,7 +3,7 @@ from litestar import get
 
 from loraserve.api.needs import PUBLIC, check_all_need, needs
 from loraserve.api.route_table import ROUTES
-from loraserve.control.principal import Action
+from loraserve.control.tenancy.principal import Action
 
 
 @get("/forgotten")

@@ -16,7 +16,7 @@ from loraserve.cli.main import main
 from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
 from loraserve.cli.start_error import StartError
-from loraserve.control.api_keys import generate_key
+from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.valkey import Valkey, valkey

@@ -14,39 +14,39 @@ import msgspec
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.packed_file import packed_file_name
 
-from loraserve.control.adapter_access import AdapterAccess
-from loraserve.control.adapter_edits import Content
-from loraserve.control.adapters import AdapterService
-from loraserve.control.admission import Admission, AdmissionSettings
-from loraserve.control.admitted import Admitted
-from loraserve.control.aliases import AliasService
-from loraserve.control.authenticator import Authenticator
+from loraserve.control.adapters.aliases import AliasService
+from loraserve.control.adapters.pins import Pins
+from loraserve.control.adapters.service import AdapterService
+from loraserve.control.adapters.versions import VersionService
 from loraserve.control.background import cancelled
-from loraserve.control.catalog import Catalog
-from loraserve.control.content_loader import ContentLoader
-from loraserve.control.declarations import Declarations
-from loraserve.control.draining import Draining
-from loraserve.control.erasure import Erasure
-from loraserve.control.ingest import IngestError, packed_folder
-from loraserve.control.keys import KeyService
-from loraserve.control.other_servers import OtherServers
-from loraserve.control.outage import LocalLimits, Outage
-from loraserve.control.outcome import Outcome
-from loraserve.control.pins import Pins
-from loraserve.control.principal import Principal, server_principal
-from loraserve.control.quota import Quota
-from loraserve.control.reachability import sweep_contents
-from loraserve.control.remains import Remains
-from loraserve.control.residency import Residency
-from loraserve.control.resolve import Resolver
-from loraserve.control.revocation import Revocation
-from loraserve.control.running import RunningRequests
-from loraserve.control.served_base import served_base
-from loraserve.control.snapshots import Snapshots
-from loraserve.control.tenant_deletion import TenantDeletionService
-from loraserve.control.tenants import TenantService
-from loraserve.control.usage_writer import UsageWriter
-from loraserve.control.versions import VersionService
+from loraserve.control.contents.loader import ContentLoader
+from loraserve.control.contents.reachability import sweep_contents
+from loraserve.control.contents.residency import Residency
+from loraserve.control.deletion.erasure import Erasure
+from loraserve.control.deletion.remains import Remains
+from loraserve.control.deletion.tenant_deletion import TenantDeletionService
+from loraserve.control.documents.adapter_edits import Content
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.documents.outage import LocalLimits, Outage
+from loraserve.control.ingest.processes import IngestError, packed_folder
+from loraserve.control.names.adapter_access import AdapterAccess
+from loraserve.control.names.resolve import Resolver
+from loraserve.control.names.served_base import served_base
+from loraserve.control.requests.admission import Admission, AdmissionSettings
+from loraserve.control.requests.admitted import Admitted
+from loraserve.control.requests.draining import Draining
+from loraserve.control.requests.other_servers import OtherServers
+from loraserve.control.requests.revocation import Revocation
+from loraserve.control.requests.running import RunningRequests
+from loraserve.control.requests.snapshots import Snapshots
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.keys import KeyService
+from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.tenancy.quota import Quota
+from loraserve.control.tenancy.tenants import TenantService
+from loraserve.control.usage.outcome import Outcome
+from loraserve.control.usage.writer import UsageWriter
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import EndState
 from loraserve.serving.engine_client import AdapterLoadError

@@ -1,0 +1,96 @@
+"""What lists of adapters are asked by: state, text, tag, order."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+from loraserve.control.documents.adapter_edits import live_version
+from loraserve.control.paging import DEFAULT_PAGE
+from loraserve.control.usage.request_totals import AdapterKey
+from loraserve.control.usage.traffic import NO_TRAFFIC, AdapterTraffic
+from loraserve.store.records import AdapterDoc, Document
+
+NOTHING_USED: Mapping[AdapterKey, AdapterTraffic] = MappingProxyType({})
+
+
+class AdapterState(StrEnum):
+    READY = "ready"
+    DISABLED = "disabled"
+    EMPTY = "empty"
+    """No version yet."""
+    OTHER_BASE = "other_base"
+    """Its live version was made for another base model than the served one."""
+    DRAINING = "draining"
+    """Deleted, with requests that still run or an engine that still has it."""
+    DELETED = "deleted"
+
+
+class AdapterSort(StrEnum):
+    """A minus: the largest or newest first. Equals are in order of their names."""
+
+    NAME = "name"
+    NAME_DOWN = "-name"
+    SIZE = "size"
+    """Of the live version."""
+    LARGEST = "-size"
+    CREATED = "created_at"
+    NEWEST = "-created_at"
+    UPDATED = "updated_at"
+    LAST_UPDATED = "-updated_at"
+    REQUESTS = "requests"
+    """In the last 24 hours."""
+    MOST_REQUESTS = "-requests"
+    LAST_USED = "last_used"
+    """What was never used counts as the oldest."""
+    LATEST_USED = "-last_used"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterQuery:
+    q: str = ""
+    """Part of the name or the description, case ignored."""
+    tag: str | None = None
+    state: AdapterState | None = None
+    """None = all but deleted ones."""
+    sort: AdapterSort = AdapterSort.NAME
+    limit: int = DEFAULT_PAGE
+    cursor: str | None = None
+
+    def matches(self, document: Document[AdapterDoc], state_of: Callable[[Document[AdapterDoc]], AdapterState]) -> bool:
+        doc = document.doc
+        if self.tag is not None and self.tag not in doc.tags:
+            return False
+        part = self.q.casefold()
+        if part and part not in doc.name.casefold() and part not in doc.description.casefold():
+            return False
+        return doc.deleted_at is None if self.state is None else state_of(document) is self.state
+
+
+ALL_ADAPTERS = AdapterQuery()
+"""Deleted ones aside."""
+
+
+def sort_key(
+    sort: AdapterSort, traffic: Mapping[AdapterKey, AdapterTraffic]
+) -> tuple[Callable[[Document[AdapterDoc]], Any], bool]:
+    """And whether the largest comes first."""
+
+    def of(document: Document[AdapterDoc]) -> AdapterTraffic:
+        return traffic.get((document.doc.tenant, document.doc.name), NO_TRAFFIC)
+
+    keys: dict[str, Callable[[Document[AdapterDoc]], Any]] = {
+        AdapterSort.NAME: lambda document: document.doc.name,
+        AdapterSort.SIZE: lambda document: _live_size_bytes(document.doc),
+        AdapterSort.CREATED: lambda document: document.doc.created_at,
+        AdapterSort.UPDATED: lambda document: document.at,
+        AdapterSort.REQUESTS: lambda document: of(document).num_requests,
+        AdapterSort.LAST_USED: lambda document: of(document).last_used_at or 0.0,
+    }
+    return keys[sort.removeprefix("-")], sort.startswith("-")
+
+
+def _live_size_bytes(doc: AdapterDoc) -> int:
+    live = live_version(doc)
+    return 0 if live is None else live.size_bytes

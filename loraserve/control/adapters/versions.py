@@ -1,0 +1,116 @@
+"""Versions of an adapter: published by uploads, deleted by people."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from loraserve.control.documents.adapter_edits import (
+    Content,
+    add_version,
+    find_published,
+    remove_version,
+    version_of,
+    versions_of,
+)
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.names.adapter_access import AdapterAccess
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.tenancy.quota import Quota
+from loraserve.serving.errors import invalid_value
+from loraserve.store.errors import InvalidNameError
+from loraserve.store.names import check_adapter_name
+from loraserve.store.records import AdapterDoc, BaseRecord, Document, VersionRecord, adapter_id
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    document: Document[AdapterDoc]
+    version: VersionRecord
+    created: bool
+    """False: the adapter had a version with this content already."""
+
+
+class VersionService:
+    """Called on the event loop. Every method raises `ServingError`."""
+
+    def __init__(
+        self,
+        access: AdapterAccess,
+        declarations: Declarations,
+        quota: Quota,
+        *,
+        base: BaseRecord,
+        base_names: Sequence[str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """base: the one that uploads are checked against; base_names: all that it is called."""
+        self._access = access
+        self._declarations = declarations
+        self._quota = quota
+        self._base = base
+        self._base_names = base_names
+        self._clock = clock
+
+    def check_name(self, name: str) -> None:
+        """Whether an adapter may be called that."""
+        try:
+            check_adapter_name(name, self._base_names)
+        except InvalidNameError as error:
+            raise invalid_value("name", f"is refused: {error}.") from None
+
+    async def publish(
+        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+    ) -> Published:
+        """Of the acting tenant. The first version becomes live in any case. Idempotent by upload id and by digest.
+
+        The blob must be in the store, which is not checked here.
+        """
+        self.check_name(name)
+        principal.require_adapter(name)
+        tenant = principal.acting_tenant
+        created = False
+
+        def change(current: Document[AdapterDoc] | None) -> AdapterDoc:
+            nonlocal created
+            doc = current.doc if current is not None else None
+            created = doc is None or doc.deleted_at is not None or find_published(doc, content) is None
+            if created:
+                self._quota.check(tenant, name, content.size_bytes)
+            return add_version(
+                doc, tenant, name, content, self._base, activate=activate, by=principal.actor, now=self._clock()
+            )
+
+        document = await self._declarations.edit(
+            AdapterDoc,
+            adapter_id(tenant, name),
+            change,
+            actor=principal.actor,
+            action="version.publish",
+            request_id=request_id,
+            turn=self._quota.turn(tenant),
+        )
+        version = find_published(document.doc, content)
+        assert version is not None
+        return Published(document, version, created)
+
+    async def list(self, principal: Principal, name: str) -> tuple[Document[AdapterDoc], list[VersionRecord]]:
+        """Newest first, without deleted ones; with what any server committed before this call, as `read`."""
+        document = await self._access.read(principal, name)
+        return document, versions_of(document.doc)[::-1]
+
+    async def read(self, principal: Principal, name: str, n: int) -> tuple[Document[AdapterDoc], VersionRecord]:
+        document = await self._access.read(principal, name)
+        return document, version_of(document.doc, n)
+
+    async def delete(
+        self, principal: Principal, request_id: str, name: str, n: int, *, expected_rev: int | None = None
+    ) -> Document[AdapterDoc]:
+        """Refused (409) while an alias or canary leads to it. Its number is never used again."""
+        return await self._access.edit(
+            principal,
+            request_id,
+            name,
+            "version.delete",
+            lambda doc: remove_version(doc, n, now=self._clock()),
+            expected_rev=expected_rev,
+        )

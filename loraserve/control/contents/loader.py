@@ -1,0 +1,83 @@
+"""Gets one content into the engine, packed anew where its packed file is lost, damaged or of another base."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from loraserve_adapters.packed_file import packed_file_name
+
+from loraserve.control.ingest.processes import DoesNotFitError, IngestError
+from loraserve.control.names.served_base import does_not_fit
+from loraserve.serving.engine_client import AdapterLoadError, EngineClient, EngineDeadError
+from loraserve.serving.engine_errors import engine_dead
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import BlobStore
+
+logger = logging.getLogger(__name__)
+
+Packer = Callable[[str, Path], Awaitable[Path]]
+"""Makes the packed file of a digest from its blob's folder. See `Ingest.pack`."""
+
+
+class ContentLoader:
+    """Called on the event loop, one call for a digest at a time."""
+
+    def __init__(
+        self, engine: EngineClient, blobs: BlobStore, *, packed_dir: Path, packer: Packer, base_name: str
+    ) -> None:
+        """base_name: what the served base is called."""
+        self._engine = engine
+        self._blobs = blobs
+        self._packed_dir = packed_dir
+        self._packer = packer
+        self._base_name = base_name
+
+    async def load(self, digest: str) -> int:
+        """Size of the packed file. Raises `ServingError`: the content is gone or unreadable, does not fit the base,
+        the engine refuses it or is dead."""
+        path = self._packed_dir / packed_file_name(digest, self._engine.model.layout)
+        size_bytes = await asyncio.to_thread(_size_of, path)
+        if size_bytes is not None:
+            try:
+                await self._load_packed(digest, path)
+                return size_bytes
+            except AdapterLoadError as error:
+                # A damaged cache is written again from the content itself.
+                logger.warning("the packed file of %s is not usable (%s); it is made again", digest[:12], error)
+        await self._pack(digest)
+        try:
+            await self._load_packed(digest, path)
+        except AdapterLoadError as error:
+            raise ServingError(ErrorCode.ADAPTER_INVALID, f"The engine refuses the adapter: {error}.") from error
+        return await asyncio.to_thread(_size_of, path) or 0
+
+    async def _load_packed(self, digest: str, path: Path) -> None:
+        try:
+            await self._engine.load(digest, str(path))
+        except EngineDeadError as error:
+            raise engine_dead() from error
+
+    async def _pack(self, digest: str) -> None:
+        folder = await asyncio.to_thread(self._blobs.folder, digest)
+        if folder is None:
+            raise _unreadable(digest, "its files are gone")
+        try:
+            await self._packer(digest, folder)
+        except DoesNotFitError as error:
+            raise does_not_fit(self._base_name, error.reason) from error
+        except (IngestError, OSError) as error:
+            raise _unreadable(digest, str(error)) from error
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _unreadable(digest: str, reason: str) -> ServingError:
+    logger.error("adapter content %s cannot be loaded: %s", digest, reason)
+    message = "The adapter's files on this server cannot be read. Upload it again; the server's log says why."
+    return ServingError(ErrorCode.ADAPTER_UNREADABLE, message)

@@ -1,0 +1,69 @@
+"""Which adapters have a content, for naming what an engine has by digest."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.tenancy.principal import Principal
+from loraserve.store.records import SHARED_TENANT, AdapterDoc, AnyDocument, Document
+
+
+@dataclass(frozen=True, slots=True)
+class ContentName:
+    tenant: str
+    """The adapter's owner."""
+    adapter: str
+    version: int
+    is_deleted: bool
+
+
+class ContentNames:
+    """Called on the event loop."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._names: dict[str, set[ContentName]] = {}
+        self._of_document: dict[str, set[tuple[str, ContentName]]] = {}
+        for document in catalog.all_adapters():
+            self._take_in(document)
+        catalog.subscribe(self._on_change)
+
+    def name(self, principal: Principal, digest: str, tenant: str | None = None) -> ContentName | None:
+        """The name by which a tenant (by default the acting one) has it, else by which all have it; None = not known.
+
+        With a key for all tenants (`*`), any other name then.
+        """
+        tenant = principal.acting_tenant if tenant is None else tenant
+        known = [name for name in self._names.get(digest, ()) if _may_see(principal, name)]
+        if not known:
+            return None
+        order = {tenant: 0, SHARED_TENANT: 1}
+        return min(known, key=lambda name: (name.is_deleted, order.get(name.tenant, 2), name.adapter, -name.version))
+
+    def _on_change(self, document: AnyDocument) -> None:
+        if isinstance(document.doc, AdapterDoc):
+            self._take_in(cast(Document[AdapterDoc], document))
+
+    def _take_in(self, document: Document[AdapterDoc]) -> None:
+        doc = document.doc
+        for digest, name in self._of_document.pop(document.id, ()):
+            self._names[digest].discard(name)
+            if not self._names[digest]:
+                del self._names[digest]
+        named = {
+            (
+                version.digest,
+                ContentName(doc.tenant, doc.name, version.n, bool(doc.deleted_at or version.deleted_at)),
+            )
+            for version in doc.versions
+        }
+        if self._catalog.is_deleted(doc.tenant):
+            named.clear()
+        self._of_document[document.id] = named
+        for digest, name in named:
+            self._names.setdefault(digest, set()).add(name)
+
+
+def _may_see(principal: Principal, name: ContentName) -> bool:
+    is_near = name.tenant in (principal.acting_tenant, SHARED_TENANT)
+    return principal.is_any_tenant or (is_near and principal.may_use(name.adapter))

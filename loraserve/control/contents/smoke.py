@@ -1,0 +1,70 @@
+"""A first generation with a new content on the live engine, before anybody can see it."""
+
+import secrets
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from loraserve_adapters.checks import Check, CheckStatus
+from loraserve_adapters.remedies import remedy_for
+
+from loraserve.control.ingest.report import AdapterRejectedError, Report
+from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
+from loraserve.serving.engine_client import EngineClient, EngineDeadError
+from loraserve.serving.engine_errors import engine_dead
+from loraserve.serving.errors import ErrorCode, ServingError
+
+PROMPT_TOKENS = 8
+NEW_TOKENS = 4
+
+
+class Holder(Protocol):
+    """See `Residency`."""
+
+    def hold(self, digest: str) -> AbstractAsyncContextManager[object]: ...
+
+
+class SmokeTest:
+    """Values that are finite one by one can still overflow when they are multiplied: only a forward pass tells."""
+
+    def __init__(self, engine: EngineClient, residency: Holder) -> None:
+        self._engine = engine
+        self._residency = residency
+
+    async def __call__(self, digest: str) -> None:
+        """Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`."""
+        request = EngineRequest(
+            request_id=f"smoke-{secrets.token_hex(8)}",
+            prompt_token_ids=_prompt(self._engine.model.vocab_size, self._engine.model.max_model_len),
+            sampling=SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True),
+            adapter_digest=digest,
+            # A prefix of its own: nothing cached before counts, and nothing after finds this.
+            cache_salt=secrets.token_hex(16),
+        )
+        async with self._residency.hold(digest):
+            try:
+                async for outputs in self._engine.generate(request):
+                    for output in outputs:
+                        if output.finish_reason is FinishReason.ERROR:
+                            raise _failure(output.error_code, output.error or "the engine gave no reason")
+            except EngineDeadError:
+                raise engine_dead() from None
+
+
+def _prompt(vocab_size: int, max_model_len: int) -> list[int]:
+    """Tokens from all over the vocabulary."""
+    length = max(1, min(PROMPT_TOKENS, max_model_len - NEW_TOKENS))
+    return [index * vocab_size // length for index in range(length)]
+
+
+def _failure(code: EngineErrorCode | None, error: str) -> ServingError:
+    if code is not EngineErrorCode.NOT_FINITE:
+        return ServingError(ErrorCode.ENGINE_ERROR, f"The first generation with the adapter failed: {error}.")
+    check = Check(
+        name="smoke",
+        status=CheckStatus.FAIL,
+        message=f"the first generation with the adapter failed: {error}",
+        code="not_finite",
+        expected="finite logits",
+        remedy=remedy_for("not_finite"),
+    )
+    return AdapterRejectedError(Report(checks=[check]))

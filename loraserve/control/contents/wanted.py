@@ -1,0 +1,52 @@
+"""Which contents the documents refer to, kept up with every change."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import cast
+
+from loraserve.control.documents.adapter_edits import wants
+from loraserve.control.documents.catalog import Catalog
+from loraserve.store.records import AdapterDoc, AnyDocument, Document
+
+
+class WantedContents:
+    """Called on the event loop. A document that is deleted, or its tenant, wants nothing, though it may be restored."""
+
+    def __init__(
+        self, catalog: Catalog, on_dropped: Callable[[str], None], *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """on_dropped: told each digest that a document stops referring to; others may still."""
+        self._catalog = catalog
+        self._on_dropped = on_dropped
+        self._clock = clock
+        self._wanted_by: dict[str, set[str]] = {}
+        """By document."""
+        self._num_wanting: Counter[str] = Counter()
+        for document in catalog.all_adapters():
+            self._take_in(document)
+        catalog.subscribe(self._on_change)
+
+    def __contains__(self, digest: str) -> bool:
+        return self._num_wanting[digest] > 0
+
+    def _on_change(self, document: AnyDocument) -> None:
+        if isinstance(document.doc, AdapterDoc):
+            for digest in self._take_in(cast(Document[AdapterDoc], document)):
+                self._on_dropped(digest)
+
+    def _take_in(self, document: Document[AdapterDoc]) -> set[str]:
+        """What this document wanted and does not want any more."""
+        is_gone = self._catalog.is_deleted(document.doc.tenant)
+        new = set[str]() if is_gone else wants(document.doc, now=self._clock(), restorable=False)
+        old = self._wanted_by.get(document.id, set())
+        self._num_wanting.update(new - old)
+        self._num_wanting.subtract(old - new)
+        for digest in old - new:
+            if self._num_wanting[digest] == 0:
+                del self._num_wanting[digest]
+        if new:
+            self._wanted_by[document.id] = new
+        else:
+            self._wanted_by.pop(document.id, None)
+        return old - new

@@ -1,0 +1,144 @@
+"""Erases tenants that were deleted more than 24 hours ago: first that is decided, then done, then said.
+
+Every step can be repeated, by any server, so a server that is killed in between leaves the rest to the next sweep. What
+a server that lags, or one of an older release, writes of a tenant that is erased already is removed by the next sweep
+too.
+
+NOTE: a server never loses its last key by this, and so never opens: it takes a key for all tenants (`*`) to delete a
+tenant that has keys, and that key's document stays.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from loraserve.control.deletion.remains import Found, Remains
+from loraserve.control.documents.catalog import RECONCILE_EVERY_S, Catalog
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.documents.tenant_edits import is_overdue, mark_erased, mark_erasing
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ServingError
+from loraserve.store.errors import DamagedFileError
+from loraserve.store.records import Document, DocumentKind, TenantDoc
+
+HEARD_AFTER_S = 2 * RECONCILE_EVERY_S
+"""Every server that runs knows by then that a tenant is to be erased, and puts nothing of it into Redis any more."""
+REMOVED_AT_ONCE = 100
+"""Documents; a server that shuts down waits for no more of them."""
+ACTOR = "server"
+
+logger = logging.getLogger(__name__)
+
+
+class Erasure:
+    """`sweep` is called on the event loop, by every server now and then."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        declarations: Declarations,
+        live: LiveStore,
+        remains: Remains,
+        sweep_contents: Callable[[float], object],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """sweep_contents: removes what no document leads to at that time. Synchronous."""
+        self._catalog = catalog
+        self._declarations = declarations
+        self._live = live
+        self._remains = remains
+        self._sweep_contents = sweep_contents
+        self._clock = clock
+
+    async def sweep(self) -> None:
+        """Also removes all other contents that no document leads to. Raises `DamagedFileError`.
+
+        The time is this server's or Redis's, whichever is earlier: what a clock that runs ahead would remove, nobody
+        can bring back.
+        """
+        now = self._clock()
+        emptied: set[str] = set()
+        with _later_without_redis():
+            now = min(now, await self._live.connection.server_time_ms() / 1000)
+            await self._decide(now)
+            emptied = await self._empty(now)
+        await asyncio.to_thread(self._sweep_contents, now)
+        with _later_without_redis():
+            for tenant in emptied:
+                await self._edit(tenant, "tenant.erased", lambda current: mark_erased(current.doc, now=self._clock()))
+
+    async def _decide(self, now: float) -> None:
+        for document in self._catalog.known_tenants():
+            if is_overdue(document.doc, now):
+                await self._begin(document.id, now)
+
+    async def _begin(self, tenant: str, now: float) -> None:
+        """NOTE: not on an older copy of a data directory, in which a tenant is deleted that was restored since."""
+        newest_rev = await self._live.documents.revision(DocumentKind.TENANT, tenant)
+
+        def change(current: Document[TenantDoc]) -> TenantDoc:
+            if current.rev < newest_rev:
+                logger.error(
+                    "the tenant %r is not erased: Redis knows revision %d of it, the data directory %d",
+                    tenant,
+                    newest_rev,
+                    current.rev,
+                )
+                return current.doc
+            return mark_erasing(current.doc, now=now)
+
+        await self._edit(tenant, "tenant.erase", change)
+
+    async def _empty(self, now: float) -> set[str]:
+        """Of tenants that are being erased, or were, there is nothing in Redis or on the disk afterwards but their own
+        documents, usage and contents. Returns those of which that is to be said. Raises `LiveUnavailableError`.
+        """
+        erasing = {document.id: document.doc for document in self._catalog.known_tenants() if _is_due(document, now)}
+        if not erasing:
+            return set()
+        found = await asyncio.to_thread(self._remains.find, {*erasing})
+        await self._remove(found)
+        await self._live.requests.forget(found.tenants)
+        unsaid = {tenant for tenant in found.tenants if erasing[tenant].erased_at is None}
+        await asyncio.to_thread(self._remains.forget_history, unsaid)
+        return unsaid if found.is_all else set()
+
+    async def _remove(self, found: Found) -> None:
+        for kind, document_ids in found.documents.items():
+            for at in range(0, len(document_ids), REMOVED_AT_ONCE):
+                doomed = document_ids[at : at + REMOVED_AT_ONCE]
+                # First, as the disk is what tells the next sweep of what is left.
+                await self._live.documents.remove(kind, doomed)
+                await asyncio.to_thread(self._remains.remove, kind, doomed)
+        await self._catalog.forget_erased()
+        await asyncio.to_thread(self._remains.remove_uploads, found.uploads)
+
+    async def _edit(self, tenant: str, action: str, change: Callable[[Document[TenantDoc]], TenantDoc]) -> None:
+        """Nothing happens while its document cannot be read, so that others are erased all the same."""
+
+        def checked(current: Document[TenantDoc] | None) -> TenantDoc:
+            assert current is not None, "a tenant's document is never removed"
+            return change(current)
+
+        try:
+            await self._declarations.edit(TenantDoc, tenant, checked, actor=ACTOR, action=action, request_id="")
+        except DamagedFileError as damage:
+            logger.error("the tenant %r is erased later: %s", tenant, damage)
+
+
+def _is_due(document: Document[TenantDoc], now: float) -> bool:
+    doc = document.doc
+    return doc.is_erasing and (doc.erased_at is not None or now >= document.at + HEARD_AFTER_S)
+
+
+@contextlib.contextmanager
+def _later_without_redis() -> Iterator[None]:
+    """What is not done now is left to the next sweep."""
+    try:
+        yield
+    except (ServingError, LiveUnavailableError) as error:
+        logger.warning("deleted tenants are erased later: %s", error)

@@ -1,0 +1,270 @@
+"""The newest revision of every document, in memory, kept level with the disk and with Redis."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Iterable
+
+from loraserve.control.documents.index import DocumentIndex
+from loraserve.control.documents.outage import Outage
+from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark
+from loraserve.store.errors import DamagedFileError
+from loraserve.store.records import AnyDocument, DocumentKind
+
+RECONCILE_EVERY_S = 60.0
+FOLLOW_WAIT_S = 1.0
+RETRY_S = 0.5
+PUTS_AT_ONCE = 8
+"""Of 16 sockets, so that a reconciliation leaves some to requests."""
+
+logger = logging.getLogger(__name__)
+
+
+class Catalog(DocumentIndex):
+    """Called on the event loop. `catch_up`, then `run` as a task; `synchronise` when Redis turns out to be another."""
+
+    def __init__(self, documents: DocumentStore, live: LiveStore, outage: Outage) -> None:
+        super().__init__()
+        self._documents = documents
+        self._live = live
+        self._outage = outage
+        self._marks: dict[DocumentKind, ScanMark] = {}
+        self._commits_seen_ns = 0
+        self._untold: dict[tuple[DocumentKind, str], AnyDocument] = {}
+        """What Redis may not have, though it is level otherwise: put each second, until it takes them."""
+        self._position: str | None = None
+        self._synchronising: asyncio.Task[None] | None = None
+        self._was_told_of_keys = False
+        """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
+
+    @property
+    def has_keys(self) -> bool:
+        """Revoked ones count, and those whose documents cannot be read."""
+        return self._was_told_of_keys or super().has_keys
+
+    @property
+    def ready(self) -> bool:
+        """Whether disk, Redis and memory were found level since Redis last came (back)."""
+        return self._position is not None and self._live.view.accepted is not None
+
+    async def catch_up(self) -> None:
+        """Whatever any server committed before this call is known afterwards: enough to read, not to admit."""
+        await self._scan()
+
+    async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """Read one document from disk and see that Redis has it. Raises `LiveUnavailableError`."""
+        document = await self._read(kind, document_id)
+        if document is not None:
+            self.apply(document)
+            await self._put(document)
+        return self.get(kind, document_id)
+
+    async def reread(self, kind: DocumentKind, document_id: str) -> None:
+        """Whatever any server committed of this document before this call is known afterwards."""
+        document = await self._read(kind, document_id)
+        if document is not None:
+            self.apply(document)
+
+    async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """As `refresh`, content with the disk when Redis is gone."""
+        with contextlib.suppress(LiveUnavailableError):
+            return await self.refresh(kind, document_id)
+        return self.get(kind, document_id)
+
+    def tell_later(self, document: AnyDocument) -> None:
+        """One that is known here is put into Redis within a second, or as soon as it takes it.
+
+        Other servers find it on disk meanwhile: a key or tenant within two seconds, an adapter within a minute.
+        """
+        self._untold[document.kind, document.id] = document
+
+    async def synchronise(self) -> None:
+        """Level with a Redis that was emptied or restarted, or is older: all documents by revision, then it counts.
+
+        Returns at once when that is not needed; all callers wait for the same work. Raises `LiveUnavailableError`.
+        """
+        if self.ready:
+            return
+        if self._synchronising is None or self._synchronising.done():
+            self._synchronising = asyncio.create_task(self._synchronise())
+            self._synchronising.add_done_callback(_note_seen)
+        await asyncio.shield(self._synchronising)
+
+    async def _synchronise(self) -> None:
+        while not self.ready:
+            mark = await self._live.view.begin()
+            position = await self._live.changes.latest()
+            await self._scan()
+            self._untold.clear()
+            for kind in DocumentKind:
+                await self._level(kind)
+            if await self._live.view.accept(mark):
+                self._position = position
+
+    async def run(self) -> None:
+        """Follow all changes until cancelled. Raises `LiveSchemaError`."""
+        while True:
+            try:
+                await self.synchronise()
+                await self._follow()
+            except LiveRestartedError:
+                continue
+            except LiveUnavailableError as error:
+                if self._outage.failed():
+                    logger.warning("Redis is not reachable: %s", error)
+                # What is changed on disk meanwhile, such as a key revoked offline, holds all the same.
+                await self._scan()
+                await asyncio.sleep(RETRY_S)
+
+    async def close(self) -> None:
+        """Nothing goes on in the background afterwards."""
+        if self._synchronising is not None:
+            self._synchronising.cancel()
+            await asyncio.gather(self._synchronising, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
+        while self.ready:
+            assert self._position is not None
+            for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
+                known = self.get(change.kind, change.id)
+                if known is None or known.rev < change.rev:
+                    await self.reread(change.kind, change.id)
+                if change.kind is DocumentKind.KEY and not self.has_keys:
+                    self._warn_of_older_disk(change.kind, change.id, change.rev)
+                    self._note_keys()
+                self._position = change.position
+            if not await self._live.view.is_current():
+                return
+            self._outage.succeeded()
+            await self._notice_commits()
+            if time.monotonic() >= next_reconcile_s:
+                next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
+                await self._scan()
+            await self._put_untold()
+
+    async def _notice_commits(self) -> None:
+        """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`, and tenants
+        deleted by a server that died before it told anybody."""
+        commits_ns = await asyncio.to_thread(self._documents.last_commit_ns)
+        if commits_ns == self._commits_seen_ns:
+            return
+        if commits_ns < time.time_ns() - UNSETTLED_NS:
+            self._commits_seen_ns = commits_ns
+        await self._scan([DocumentKind.TENANT, DocumentKind.KEY])
+
+    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> None:
+        """Know the documents whose folders changed since the last scan; Redis is told of them later."""
+        # First: what is there now, and not known after all was read, cannot be read.
+        has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
+        for kind in kinds:
+            changed, self._marks[kind] = await asyncio.to_thread(
+                self._documents.scan_changed, kind, self._marks.get(kind)
+            )
+            for document in changed:
+                self.apply(document)
+                self.tell_later(document)
+        if has_key_files:
+            self._note_keys()
+
+    async def _level(self, kind: DocumentKind) -> None:
+        """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
+        revisions = await self._live.documents.revisions(kind)
+        for document_id, rev in revisions.items():
+            known = self.get(kind, document_id)
+            if known is None or known.rev < rev:
+                document = await self._read(kind, document_id)
+                if document is not None:
+                    self.apply(document)
+                elif await self._forget_erased(kind, document_id):
+                    continue
+                if document is None or document.rev < rev:
+                    self._warn_of_older_disk(kind, document_id, rev)
+        if kind is DocumentKind.KEY and revisions:
+            self._note_keys()
+        await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
+
+    async def forget_erased(self) -> None:
+        """Redis has no document of an erased tenant afterwards, whoever put it there. Raises `LiveUnavailableError`."""
+        for kind in (DocumentKind.KEY, DocumentKind.ADAPTER):
+            for document_id in await self._live.documents.ids(kind):
+                if self.get(kind, document_id) is None:
+                    await self._forget_erased(kind, document_id)
+
+    async def _forget_erased(self, kind: DocumentKind, document_id: str) -> bool:
+        """Whether a document that the disk does not have is an erased tenant's, as an older Redis may still hold it:
+        it is removed there then. Tenants must be level."""
+        document = await self._live.documents.get(kind, document_id)
+        if document is None or not self.is_erased(document):
+            return False
+        await self._live.documents.remove(kind, [document_id])
+        return True
+
+    async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
+        pending = iter([*documents])
+
+        async def put_next() -> None:
+            for document in pending:
+                await self._put(document)
+
+        workers = [asyncio.create_task(put_next()) for _ in range(PUTS_AT_ONCE)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def _put_untold(self) -> None:
+        if not self._untold:
+            return
+        untold = self._untold.copy()
+        await self._put_all(untold.values())
+        for key, document in untold.items():
+            if self._untold.get(key) is document:
+                del self._untold[key]
+
+    async def _put(self, document: AnyDocument) -> None:
+        if self.is_erased(document):
+            return
+        rev = await self._live.documents.put(document)
+        if rev > document.rev:
+            newer = await self._read(document.kind, document.id)
+            if newer is not None:
+                self.apply(newer)
+            if newer is None or newer.rev < rev:
+                self._warn_of_older_disk(document.kind, document.id, rev)
+
+    async def _read(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """None where there is none, or it is damaged."""
+        try:
+            return await asyncio.to_thread(self._documents.get, kind, document_id)
+        except DamagedFileError as damage:
+            logger.error("%s", damage)
+            return None
+
+    def _note_keys(self) -> None:
+        """Somebody made keys. NOTE: where none of their documents can be read, nobody is let in, not everybody."""
+        if not self.has_keys:
+            logger.error(
+                "there are keys, and none of their documents can be read: the server is closed and takes none of them. "
+                "Restore what is named above, or make a key: loraserve keys create --role admin --data-dir DIR"
+            )
+        self._was_told_of_keys = True
+
+    def _warn_of_older_disk(self, kind: DocumentKind, document_id: str, rev: int) -> None:
+        logger.error(
+            "Redis knows revision %d of %s %r, which the data directory does not have: is it an older copy? "
+            "Requests that need it are refused. Give this server its own --redis-prefix, or empty that Redis.",
+            rev,
+            kind,
+            document_id,
+        )
+
+
+def _note_seen(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it may be gone; its error is not a bug that nobody looked at."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,150 @@
+"""The only way to change a document: disk, then Redis, then this process's memory, then the answer.
+
+Redis is asked before whether it would take the change, so that a change which others would not hear of is refused. What
+is on disk all the same when Redis fails in between is done, and told later.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.unavailable import live_unavailable
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.documents import DocumentStore
+from loraserve.store.errors import RevisionTakenError
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc
+
+MAX_TRIES = 8
+"""Of one edit, against others that commit the same document at the same time."""
+
+D = TypeVar("D", TenantDoc, KeyDoc, AdapterDoc)
+
+KIND_OF: dict[type, DocumentKind] = {
+    TenantDoc: DocumentKind.TENANT,
+    KeyDoc: DocumentKind.KEY,
+    AdapterDoc: DocumentKind.ADAPTER,
+}
+
+logger = logging.getLogger(__name__)
+
+
+class Declarations:
+    """Called on the event loop."""
+
+    def __init__(
+        self, documents: DocumentStore, live: LiveStore, catalog: Catalog, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._documents = documents
+        self._live = live
+        self._catalog = catalog
+        self._clock = clock
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def edit(
+        self,
+        kind: type[D],
+        document_id: str,
+        change: Callable[[Document[D] | None], D],
+        *,
+        actor: str,
+        action: str,
+        request_id: str,
+        expected_rev: int | None = None,
+        turn: contextlib.AbstractAsyncContextManager[None] | None = None,
+    ) -> Document[D]:
+        """Commit what `change` makes of the newest revision (None = there is none); unchanged content commits nothing.
+
+        `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
+        when it is not the newest. turn: held from before `change` until after the commit. Raises `ServingError`: 409
+        when others keep winning, 503 when Redis takes no changes: then nothing is committed. Cancelling the caller does
+        not stop a commit half-way.
+        """
+        held = turn or contextlib.nullcontext()
+        work = self._edit(kind, document_id, change, actor, action, request_id, expected_rev, held)
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    async def close(self) -> None:
+        """Commits whose callers are gone have ended afterwards."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _edit(
+        self,
+        kind: type[D],
+        document_id: str,
+        change: Callable[[Document[D] | None], D],
+        actor: str,
+        action: str,
+        request_id: str,
+        expected_rev: int | None,
+        turn: contextlib.AbstractAsyncContextManager[None],
+    ) -> Document[D]:
+        # First, since what is on disk counts: a revocation during an outage must fail, not take effect unseen.
+        await self._check_live()
+        async with turn:
+            for _ in range(MAX_TRIES):
+                found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
+                current = cast(Document[D] | None, found)
+                _check_precondition(current, expected_rev)
+                doc = change(current)
+                if current is not None and doc == current.doc:
+                    await self._tell(cast(AnyDocument, current))
+                    return current
+                document = Document(
+                    kind=KIND_OF[kind],
+                    id=document_id,
+                    rev=1 if current is None else current.rev + 1,
+                    at=self._clock(),
+                    actor=actor,
+                    action=action,
+                    request_id=request_id,
+                    deleted=not isinstance(doc, KeyDoc) and doc.deleted_at is not None,
+                    doc=doc,
+                )
+                try:
+                    await asyncio.to_thread(self._documents.commit, cast(AnyDocument, document))
+                except RevisionTakenError:
+                    continue
+                await self._tell(cast(AnyDocument, document))
+                return document
+        message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
+        raise ServingError(ErrorCode.CONFLICT, message)
+
+    async def _check_live(self) -> None:
+        try:
+            await self._live.documents.check_writable()
+        except LiveUnavailableError as error:
+            raise live_unavailable() from error
+
+    async def _tell(self, document: AnyDocument) -> None:
+        """NOTE: never fails. What is on disk holds, and some of it cannot be done again: a secret is shown once."""
+        try:
+            await self._live.documents.put(document)
+        except LiveUnavailableError as error:
+            logger.warning(
+                "%s %s revision %d is on disk, Redis is told later: %s", document.kind, document.id, document.rev, error
+            )
+            self._catalog.tell_later(document)
+        finally:
+            self._catalog.apply(document)
+
+    def _forget(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # The caller may be gone; an error nobody fetched would be logged as a bug.
+            task.exception()
+
+
+def _check_precondition(current: Document[D] | None, expected_rev: int | None) -> None:
+    if expected_rev is not None and (current is None or current.rev != expected_rev):
+        found = "it does not exist" if current is None else f"it is at revision {current.rev}"
+        message = f"If-Match asks for revision {expected_rev}, but {found}. Read it again and decide anew."
+        raise ServingError(ErrorCode.PRECONDITION_FAILED, message)

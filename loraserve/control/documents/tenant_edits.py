@@ -1,0 +1,112 @@
+"""What deleting, restoring and erasing make of a tenant's document. Pure: time comes in as an argument."""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from loraserve.control.documents.adapter_edits import RESTORABLE_S
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT, Document, Status, TenantDoc
+
+DAY_S = 86_400.0
+BUILTIN_TENANTS = frozenset({DEFAULT_TENANT, SHARED_TENANT})
+
+
+class TenantState(StrEnum):
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    DRAINING = "draining"
+    """Deleted, with requests that still end or an engine that still has its adapters."""
+    DELETED = "deleted"
+    """It can be restored for 24 h; after them, what it had is being removed."""
+    ERASED = "erased"
+    """Nothing of it is left but its id and its usage."""
+
+
+def state_of(doc: TenantDoc, *, goes_on: bool) -> TenantState:
+    """goes_on: whether anything of it still runs."""
+    if doc.deleted_at is None:
+        return TenantState.ACTIVE if doc.status is Status.ACTIVE else TenantState.SUSPENDED
+    if doc.erased_at is not None:
+        return TenantState.ERASED
+    return TenantState.DRAINING if goes_on else TenantState.DELETED
+
+
+def check_deletable(tenant: str) -> None:
+    """Raises `ServingError` (409)."""
+    if tenant in BUILTIN_TENANTS:
+        message = f"'{tenant}' is a tenant that every server has, and cannot be deleted. Suspend it instead."
+        raise ServingError(ErrorCode.CONFLICT, message)
+
+
+def mark_deleted(doc: TenantDoc, *, now: float) -> TenantDoc:
+    """A deleted one stays as it is: its 24 h do not begin again."""
+    return doc if doc.deleted_at is not None else replace(doc, deleted_at=now)
+
+
+def mark_restored(tenant: str, doc: TenantDoc, *, now: float) -> TenantDoc:
+    if doc.deleted_at is None:
+        return doc
+    if not _is_restorable(doc, now):
+        message = f"The tenant '{tenant}' was deleted {_day(doc.deleted_at)}, more than 24 hours ago: it is erased."
+        raise ServingError(ErrorCode.CONFLICT, message)
+    return replace(doc, deleted_at=None)
+
+
+def is_overdue(doc: TenantDoc, now: float) -> bool:
+    """Whether it was deleted so long ago that it is to be erased, and is not yet."""
+    return doc.deleted_at is not None and not doc.is_erasing and not _is_restorable(doc, now)
+
+
+def mark_erasing(doc: TenantDoc, *, now: float) -> TenantDoc:
+    """What is left of it: that there was one, so that its id is not given again. A restored one is not touched."""
+    if not is_overdue(doc, now):
+        return doc
+    return TenantDoc(status=doc.status, kv_salt="", deleted_at=doc.deleted_at, is_erasing=True)
+
+
+def mark_erased(doc: TenantDoc, *, now: float) -> TenantDoc:
+    """Only of one that is being erased."""
+    return replace(doc, erased_at=now) if doc.is_erasing and doc.erased_at is None else doc
+
+
+def was_there_since(doc: TenantDoc, since: float) -> bool:
+    """Whether it may have used anything in the days that begin with the one of this time."""
+    return doc.deleted_at is None or doc.deleted_at + DAY_S >= since
+
+
+def id_taken(tenant: Document[TenantDoc], now: float) -> ServingError:
+    """For a new tenant of an id that there is or was."""
+    deleted_at = tenant.doc.deleted_at
+    if deleted_at is None:
+        message = f"The tenant '{tenant.id}' exists already."
+    elif _is_restorable(tenant.doc, now):
+        message = (
+            f"The tenant '{tenant.id}' was deleted {_day(deleted_at)} and can be restored until "
+            f"{_day(deleted_at + RESTORABLE_S)}: POST /v1/tenants/{tenant.id}/restore, or "
+            f"`loraserve tenants restore {tenant.id}`. Its id is not given again."
+        )
+    else:
+        message = (
+            f"There was a tenant '{tenant.id}', deleted {_day(deleted_at)}. Its usage is kept under that id, which is "
+            "therefore not given again. Choose another."
+        )
+    return ServingError(ErrorCode.CONFLICT, message, param="id")
+
+
+def tenant_not_found(tenant: str) -> ServingError:
+    return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
+
+
+def tenant_deleted(tenant: str) -> ServingError:
+    """For what ran then."""
+    return ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' was deleted while the request ran.")
+
+
+def _is_restorable(doc: TenantDoc, now: float) -> bool:
+    return doc.deleted_at is not None and not doc.is_erasing and now < doc.deleted_at + RESTORABLE_S
+
+
+def _day(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"

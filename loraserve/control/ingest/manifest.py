@@ -1,0 +1,54 @@
+"""What is known of a content after its validation, stored with it: nobody evaluates a tenant's files again."""
+
+import msgspec
+
+from loraserve.control.ingest.report import Report
+
+MANIFEST_FORMAT = 1
+
+
+class TensorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    dtype: str
+    """As in the file, such as "BF16"."""
+    shape: list[int]
+    sha256: str
+    """Hex, of its bytes as they are in the file."""
+
+
+class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    """As in `model.named_modules()` of transformers."""
+    lora_rank: int
+    scaling: float
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = MANIFEST_FORMAT
+    digest: str
+    config: msgspec.Raw
+    """The canonical config: the fields that decide the computation, with defaults filled in."""
+    tensors: list[TensorRecord]
+    """By name."""
+    modules: list[ModuleRecord]
+    """The linears that the adapter changes, in the base's order."""
+    base_fingerprint: str
+    """Of the base model that it was validated against."""
+    base_dtype: str
+    lora_ranks: list[int]
+    """The different ones, ascending."""
+    lora_alpha: float
+    use_rslora: bool
+    target_modules: list[str]
+    """Kinds of modules, such as "q_proj", sorted."""
+    dtypes: list[str]
+    num_parameters: int
+    packed_file: str
+    """Name of its packed form for that base."""
+    packed_bytes: int
+    """Of the packed form: what it takes in the engine's arena."""
+    report: Report
+
+    @property
+    def max_lora_rank(self) -> int:
+        return max(self.lora_ranks)

@@ -1,0 +1,205 @@
+"""Runs the processes that read tenants' files: a few at a time, bounded in time, and harmless when they die.
+
+One for each job: what an adapter's bytes may do to a process ends with it.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from signal import Signals
+
+import msgspec
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.packed_file import packed_file_name
+from loraserve_adapters.sync_file import sync_folder
+
+from loraserve.control.ingest.forked_jobs import ForkedJobs, ForkServerError
+from loraserve.control.ingest.job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
+from loraserve.control.ingest.manifest import Manifest
+from loraserve.control.ingest.report import Report
+from loraserve.engine.cpu_budget import available_cpus
+from loraserve.serving.our_modules import module_command, python_environment
+from loraserve.store.blobs import MANIFEST_FILE
+from loraserve.store.durable import data_folder
+
+ADDRESS_SPACE_BYTES = 1 << 30
+"""Several times what numpy maps. Measured: 49 MiB resident at most for 2 GiB of float32, 33 MiB for 64 KiB."""
+BASE_CPU_S = 20
+BYTES_PER_CPU_S = 20_000_000
+"""Measured: 2 GiB of float32 for a bfloat16 base in 15 s on a shared core, so 140 MB/s; much slower is a fault."""
+MAX_ANSWER_BYTES = 64 << 20
+MAX_ERROR_BYTES = 8192
+PASSED_ENVIRONMENT = ("PATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+
+_logger = logging.getLogger(__name__)
+
+
+class IngestError(Exception):
+    """The process died or ran out of time, so the adapter is neither accepted nor refused; the message says why."""
+
+
+class DoesNotFitError(IngestError):
+    """Content that was accepted once is refused now: it was made for another base model."""
+
+    def __init__(self, digest: str, reason: str) -> None:
+        super().__init__(f"adapter {digest[:12]} does not fit the served base model: {reason}")
+        self.reason = reason
+
+
+class Ingest:
+    """Called on the event loop; jobs beyond `num_processes` wait for their turn."""
+
+    def __init__(
+        self,
+        *,
+        packed_dir: Path,
+        layout: Callable[[], BaseLayout],
+        base_names: Sequence[str] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        num_processes: int | None = None,
+        timeout_s: float = 900.0,
+        command: Sequence[str] = module_command("loraserve.control.ingest.child"),
+    ) -> None:
+        """layout: the engine's, once it is ready. num_processes: None = one for each core that this process may use."""
+        self._packed_dir = packed_dir
+        self._layout = layout
+        self._base_names = list(base_names)
+        self._limits = limits
+        self._turns = asyncio.Semaphore(num_processes or available_cpus())
+        self._timeout_s = timeout_s
+        self._jobs = ForkedJobs(
+            command, _environment(), max_answer_bytes=MAX_ANSWER_BYTES, max_error_bytes=MAX_ERROR_BYTES
+        )
+
+    async def close(self) -> None:
+        """Ends what still runs."""
+        await self._jobs.wait_closed()
+
+    async def judge(self, config: Path, weights: Path, weights_size: int) -> Report:
+        """From the config and as much of the weights as holds their header. Raises `IngestError`."""
+        job = JudgeJob(
+            config_path=str(config),
+            weights_path=str(weights),
+            weights_size=weights_size,
+            layout=self._layout(),
+            base_names=self._base_names,
+            limits=self._limits,
+            resources=_resources(0),
+        )
+        return (await self._run(job)).report
+
+    async def ingest(self, folder: Path, sha256: Mapping[str, str]) -> JobAnswer:
+        """Everything about the two files in `folder`, which afterwards holds a blob and `PACKED_NAME` if accepted.
+
+        sha256: announced, hex, by file name. Raises `IngestError`.
+        """
+        return await self._run(self._ingest_job(folder, folder, sha256, write_content=True))
+
+    def keep_packed(self, folder: Path, manifest: Manifest) -> Path:
+        """Moves the packed form out of an ingested folder to where the engine maps it from; blocks on the disk."""
+        target = self._packed_dir / manifest.packed_file
+        os.replace(folder / PACKED_NAME, target)
+        sync_folder(self._packed_dir)
+        return target
+
+    def packed_path(self, digest: str) -> Path:
+        """Where the packed form for the served base is, or would be."""
+        return self._packed_dir / packed_file_name(digest, self._layout())
+
+    async def pack(self, digest: str, blob: Path) -> Path:
+        """Makes the packed form of a blob again, for a new base or a lost file.
+
+        Raises `IngestError`; of these `DoesNotFitError` where the content is not one for the served base model.
+        """
+        output = await asyncio.to_thread(self._new_output_folder, digest)
+        try:
+            answer = await self._run(self._ingest_job(blob, output, {}, write_content=False))
+            if answer.manifest is None:
+                if await asyncio.to_thread(self._was_accepted_before, blob):
+                    raise IngestError(f"the files of adapter {digest[:12]} are damaged: {answer.report.summary}")
+                raise DoesNotFitError(digest, answer.report.summary)
+            if answer.manifest.digest != digest:
+                raise IngestError(
+                    f"the files of adapter {digest[:12]} are damaged: they are {answer.manifest.digest[:12]}"
+                )
+            return await asyncio.to_thread(self.keep_packed, output, answer.manifest)
+        finally:
+            await asyncio.to_thread(_remove_output_folder, output)
+
+    def _ingest_job(self, folder: Path, output: Path, sha256: Mapping[str, str], *, write_content: bool) -> IngestJob:
+        weights_size = sum(path.stat().st_size for path in folder.glob("*.safetensors") if path.is_file())
+        return IngestJob(
+            folder=str(folder),
+            output_folder=str(output),
+            write_content=write_content,
+            sha256=dict(sha256),
+            layout=self._layout(),
+            base_names=self._base_names,
+            limits=self._limits,
+            resources=_resources(weights_size),
+        )
+
+    def _was_accepted_before(self, blob: Path) -> bool:
+        """For the very base that is served."""
+        manifest = msgspec.json.decode((blob / MANIFEST_FILE).read_bytes(), type=Manifest)
+        return manifest.base_fingerprint == self._layout().fingerprint
+
+    def _new_output_folder(self, digest: str) -> Path:
+        """Nobody else's: several processes may pack the same blob, and the last one's rename wins."""
+        return Path(tempfile.mkdtemp(prefix=f".{digest[:12]}-", dir=self._packed_dir))
+
+    async def _run(self, job: Job) -> JobAnswer:
+        async with self._turns:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    ended = await self._jobs.run(msgspec.json.encode(job))
+            except TimeoutError:
+                raise IngestError(f"reading the adapter took longer than {self._timeout_s:g} s") from None
+            except ForkServerError as error:
+                _logger.error("no process reads adapters: %s", error)
+                raise IngestError("no process reads the adapter; the server's log says more") from None
+        if ended.returncode != 0:
+            errors = ended.errors.decode(errors="backslashreplace")
+            _logger.error("the process that reads adapters failed (%s): %s", ended.returncode, errors)
+            raise IngestError(f"the process that reads the adapter {_ending(ended.returncode)}")
+        try:
+            return msgspec.json.decode(ended.answer, type=JobAnswer)
+        except msgspec.DecodeError as error:
+            raise IngestError(f"the process that reads the adapter gave no answer: {error}") from None
+
+
+def _resources(weights_size: int) -> ResourceLimits:
+    return ResourceLimits(
+        cpu_s=BASE_CPU_S + weights_size // BYTES_PER_CPU_S,
+        address_space_bytes=ADDRESS_SPACE_BYTES,
+        # 16-bit tensors for a float32 base take twice their size, and alignment a little.
+        file_size_bytes=2 * weights_size + (64 << 20),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Nothing of the server's secrets, and no threads of a numeric library."""
+    passed = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
+    return passed | python_environment() | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def _ending(returncode: int) -> str:
+    if returncode < 0:
+        name = Signals(-returncode).name
+        reason = " (it used more CPU time than allowed)" if name == "SIGXCPU" else ""
+        return f"was ended by {name}{reason}"
+    return f"ended with exit code {returncode}; the server's log says more"
+
+
+def _remove_output_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def packed_folder(data_dir: Path) -> Path:
+    """Where packed forms are kept; made if need be."""
+    return data_folder(data_dir, "packed")

@@ -1,0 +1,98 @@
+"""Writes a sample of this server's engine every 10 seconds, and one of each tenant that had requests."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from loraserve.control.monitoring.series_records import SeriesSample, one_after_another, tenant_sample
+from loraserve.control.usage.request_totals import RequestTotals
+from loraserve.engine.request import EngineStats
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.live.series import Interval, Sample
+from loraserve.serving.runtime import Runtime
+
+
+def tenant_series(engine: str, tenant: str) -> str:
+    """No engine's id contains an @."""
+    return f"{engine}@{tenant}"
+
+
+class SeriesSampling:
+    """Called on the event loop. What could not be written is a gap."""
+
+    def __init__(
+        self, live: LiveStore, totals: RequestTotals, engine: str, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._live = live
+        self._totals = totals
+        self._engine = engine
+        self._clock = clock
+        self._runtime: Runtime | None = None
+        self._before = EngineStats()
+        self._sampled_at = clock()
+        self._minute: dict[str, list[SeriesSample]] = {}
+        """By series, since the last coarse sample."""
+
+    def watch(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._before = runtime.engine.stats
+        self._sampled_at = self._clock()
+
+    async def run(self) -> None:
+        """Until cancelled, at the multiples of 10 s."""
+        while True:
+            await asyncio.sleep(Interval.FINE - self._clock() % Interval.FINE)
+            with contextlib.suppress(LiveUnavailableError):
+                await self.sample()
+
+    async def sample(self) -> None:
+        """What happened since the last one. Raises `LiveUnavailableError`."""
+        if self._runtime is None:
+            return
+        now = self._clock()
+        at = math.floor(now / Interval.FINE + 0.5) * Interval.FINE
+        duration_s, self._sampled_at = max(now - self._sampled_at, 1e-3), now
+        totals = self._totals.take()
+        num_requests = sum(tenant.num_requests for tenant in totals.values())
+        fine = {self._engine: self._engine_sample(self._runtime, duration_s, num_requests)}
+        for tenant, of_tenant in totals.items():
+            fine[tenant_series(self._engine, tenant)] = tenant_sample(of_tenant, duration_s)
+        for series, sample in fine.items():
+            self._minute.setdefault(series, []).append(sample)
+        coarse: dict[str, SeriesSample] = {}
+        if at % Interval.COARSE == 0:
+            coarse = {series: one_after_another(samples) for series, samples in self._minute.items()}
+            self._minute.clear()
+        for interval, samples in ((Interval.FINE, fine), (Interval.COARSE, coarse)):
+            for series, sample in samples.items():
+                body = msgspec.Raw(msgspec.json.encode(sample))
+                await self._live.series.append(interval, Sample(engine=series, at=at, body=body))
+
+    def _engine_sample(self, runtime: Runtime, duration_s: float, num_requests: int) -> SeriesSample:
+        stats, before = runtime.engine.stats, self._before
+        self._before = stats
+        measured = runtime.metrics.latencies.take()
+        return SeriesSample(
+            duration_s=duration_s,
+            num_requests=num_requests,
+            num_errors=measured.num_errors,
+            prompt_tokens=stats.num_prompt_tokens - before.num_prompt_tokens,
+            output_tokens=stats.num_generation_tokens - before.num_generation_tokens,
+            cache_queries=stats.prefix_cache_queries - before.prefix_cache_queries,
+            cache_hits=stats.prefix_cache_hits - before.prefix_cache_hits,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_used_blocks=stats.num_blocks - stats.num_free_blocks - stats.num_cached_blocks,
+            kv_blocks=stats.num_blocks,
+            arena_used_bytes=stats.arena_used_bytes,
+            arena_size_bytes=stats.arena_size_bytes,
+            num_adapter_loads=stats.num_adapter_loads - before.num_adapter_loads,
+            num_adapter_evictions=stats.num_adapter_evictions - before.num_adapter_evictions,
+            ttft=dict(measured.ttft),
+            itl=dict(measured.itl),
+        )

@@ -1,0 +1,87 @@
+"""Whose adapters a principal sees and changes. What it may not see does not exist for it."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.tenancy.principal import Principal
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import SHARED_TENANT, AdapterDoc, Document, DocumentKind, adapter_id
+
+
+def adapter_not_found(name: str) -> ServingError:
+    return ServingError(ErrorCode.ADAPTER_NOT_FOUND, f"The adapter '{name[:256]}' does not exist.", param="name")
+
+
+class AdapterAccess:
+    """Reads: the acting tenant's adapters and the shared ones, a tenant's own hiding a shared one of the same name.
+
+    Writes: the acting tenant's own only; a shared one gives 403, a foreign one the same 404 as a missing one.
+    """
+
+    def __init__(self, catalog: Catalog, declarations: Declarations) -> None:
+        self._catalog = catalog
+        self._declarations = declarations
+
+    def readable(self, principal: Principal) -> list[Document[AdapterDoc]]:
+        """Deleted ones too, in no order."""
+        found = {document.doc.name: document for document in self._catalog.adapters(SHARED_TENANT)}
+        for document in self._catalog.adapters(principal.acting_tenant):
+            if document.doc.deleted_at is None or document.doc.name not in found:
+                found[document.doc.name] = document
+        return [document for name, document in found.items() if principal.may_use(name)]
+
+    def get(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
+        """Raises `ServingError` (404)."""
+        if principal.may_use(name):
+            for tenant in (principal.acting_tenant, SHARED_TENANT):
+                document = self._catalog.adapter(tenant, name)
+                if document is not None and (with_deleted or document.doc.deleted_at is None):
+                    return document
+        raise adapter_not_found(name)
+
+    async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
+        """As `get`, with what any server committed before this call."""
+        for tenant in (principal.acting_tenant, SHARED_TENANT):
+            await self._catalog.reread(DocumentKind.ADAPTER, adapter_id(tenant, name))
+        return self.get(principal, name, with_deleted=with_deleted)
+
+    async def edit(
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        action: str,
+        change: Callable[[AdapterDoc], AdapterDoc],
+        *,
+        expected_rev: int | None = None,
+        with_deleted: bool = False,
+        turn: AbstractAsyncContextManager[None] | None = None,
+    ) -> Document[AdapterDoc]:
+        """Raises `ServingError`: see `Declarations.edit`; 404 or 403 where it is not the principal's."""
+
+        def checked(current: Document[AdapterDoc] | None) -> AdapterDoc:
+            if current is None or (current.doc.deleted_at is not None and not with_deleted):
+                raise self._refused(principal, name)
+            return change(current.doc)
+
+        if not principal.may_use(name):
+            raise adapter_not_found(name)
+        return await self._declarations.edit(
+            AdapterDoc,
+            adapter_id(principal.acting_tenant, name),
+            checked,
+            actor=principal.actor,
+            action=action,
+            request_id=request_id,
+            expected_rev=expected_rev,
+            turn=turn,
+        )
+
+    def _refused(self, principal: Principal, name: str) -> ServingError:
+        shared = self._catalog.adapter(SHARED_TENANT, name)
+        if shared is None or shared.doc.deleted_at is not None or principal.acting_tenant == SHARED_TENANT:
+            return adapter_not_found(name)
+        message = f"The adapter '{name}' belongs to '{SHARED_TENANT}'. To change it takes a key for all tenants ('*') "
+        return ServingError(ErrorCode.FORBIDDEN, f"{message}that acts for '{SHARED_TENANT}' (X-Tenant).")

@@ -1,0 +1,205 @@
+"""Which adapter, at which version, a model name means. What is not known is an error, never the base model."""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loraserve.control.documents.adapter_edits import find_version, live_version, version_of
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.names.served_base import check_fits, fits
+from loraserve.control.tenancy.principal import Principal
+from loraserve.serving.engine_errors import model_not_found
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.store.names import AdapterRef, BaseRef, parse_model_ref
+from loraserve.store.records import (
+    SHARED_TENANT,
+    AdapterDoc,
+    BaseRecord,
+    Canary,
+    Document,
+    DocumentKind,
+    adapter_id,
+)
+
+MAX_SHOWN_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedAdapter:
+    """A name bound to content. A request keeps what it was bound to, whatever happens to the name."""
+
+    tenant: str
+    """Its owner: the acting tenant or `shared`."""
+    name: str
+    version: int
+    digest: str
+    alias: str | None
+    """None where the version was asked for by its number."""
+    adapter_rev: int
+    """Revision of the document."""
+    max_lora_rank: int
+    size_bytes: int
+    created: int
+    """Of the version; Unix time."""
+
+    @property
+    def document_id(self) -> str:
+        return adapter_id(self.tenant, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str
+    """What responses echo as `model`."""
+    adapter: ResolvedAdapter | None
+    """None = the base model."""
+    user: str
+    """Who a canary is sticky for; random where the request names nobody."""
+    model: str | None
+    """As requested."""
+    path_adapter: str | None = None
+    """Likewise."""
+
+
+class Resolver:
+    """Called on the event loop."""
+
+    def __init__(self, catalog: Catalog, base: BaseRecord, base_names: Sequence[str]) -> None:
+        """base_names: all that the served base is called."""
+        self._catalog = catalog
+        self._base = base
+        self._base_names = base_names
+
+    async def resolve(
+        self, principal: Principal, model: str | None, *, path_adapter: str | None = None, user: str | None = None
+    ) -> Target:
+        """model: `name`, `name@v3`, `name@alias`, `base:name` or the base's name. user: for canaries.
+
+        path_adapter: of a per-adapter base URL, where `model` may be left out or must mean the same adapter; where the
+        URL names no version, `model` may.
+        Raises `ServingError`: the same 404 for what is missing, deleted, foreign or not on the key's list; 403 for a
+        disabled adapter that the principal may see, 409 for a version that was made for another base.
+        """
+        user = user or secrets.token_hex(16)
+        if path_adapter is not None:
+            in_path = await self._bind(principal, path_adapter, user)
+            if in_path is None:
+                raise model_not_found(path_adapter[:MAX_SHOWN_CHARACTERS])
+            if model is None:
+                return Target(in_path.name, in_path, user, model, path_adapter)
+            bound = await self._bind(principal, model, user)
+            if bound is None or not _agree(path_adapter, in_path, bound):
+                raise invalid_value("model", f"is {model!r}, but the URL names the adapter '{path_adapter}'.")
+            return Target(model, bound, user, model, path_adapter)
+        if not model:
+            message = "'model' is missing. Name the base model or an adapter; GET /v1/models lists them."
+            raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="model")
+        return Target(model, await self._bind(principal, model, user), user, model)
+
+    async def again(self, principal: Principal, target: Target) -> Target:
+        """What the same request means now. Raises `ServingError`."""
+        return await self.resolve(principal, target.model, path_adapter=target.path_adapter, user=target.user)
+
+    def visible(self, principal: Principal) -> list[Document[AdapterDoc]]:
+        """For /v1/models: enabled adapters whose live version fits, by name, a tenant's own hiding shared ones."""
+        found: dict[str, Document[AdapterDoc]] = {}
+        for tenant in (SHARED_TENANT, principal.acting_tenant):
+            found.update({a.doc.name: a for a in self._catalog.adapters(tenant) if _is_there(a)})
+        return [
+            document
+            for name, document in sorted(found.items())
+            if principal.may_use(name) and document.doc.enabled and self._has_fitting_live(document.doc)
+        ]
+
+    def _has_fitting_live(self, doc: AdapterDoc) -> bool:
+        live = live_version(doc)
+        return live is not None and fits(live, self._base)
+
+    async def _bind(self, principal: Principal, model: str, user: str) -> ResolvedAdapter | None:
+        """None = the base model."""
+        ref = parse_model_ref(model, self._base_names)
+        if isinstance(ref, BaseRef):
+            return None
+        shown = model[:MAX_SHOWN_CHARACTERS]
+        if ref is None or not principal.may_use(ref.name):
+            raise model_not_found(shown)
+        try:
+            return self._bind_known(principal, ref, shown, user)
+        except ServingError:
+            # Another process may have created or changed it a moment ago.
+            for tenant in (principal.acting_tenant, SHARED_TENANT):
+                await self._catalog.try_refresh(DocumentKind.ADAPTER, adapter_id(tenant, ref.name))
+            return self._bind_known(principal, ref, shown, user)
+
+    def _bind_known(self, principal: Principal, ref: AdapterRef, shown: str, user: str) -> ResolvedAdapter:
+        document = self._find_known(principal, ref.name)
+        if document is None:
+            raise model_not_found(shown)
+        if not document.doc.enabled:
+            message = f"The adapter '{document.doc.name}' is disabled. An operator can enable it again."
+            raise ServingError(ErrorCode.FORBIDDEN, message, param="model")
+        bound = _bound(document, ref, user)
+        if bound is None:
+            raise model_not_found(shown)
+        check_fits(document.doc, version_of(document.doc, bound.version), self._base)
+        return bound
+
+    def _find_known(self, principal: Principal, name: str) -> Document[AdapterDoc] | None:
+        for tenant in (principal.acting_tenant, SHARED_TENANT):
+            document = self._catalog.adapter(tenant, name)
+            if document is not None and _is_there(document):
+                return document
+        return None
+
+
+def in_canary(tenant: str, name: str, canary: Canary, user: str) -> bool:
+    """The same user stays in while the weight is raised, and out while it is lowered to nothing.
+
+    Every part is tagged with its length, so that no two different inputs are hashed as the same bytes.
+    """
+    digest = hashlib.sha256()
+    for part in ("loraserve canary", tenant, name, canary.salt, user):
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(4, "big") + data)
+    return int.from_bytes(digest.digest(), "big") % 10_000 < canary.weight_bp
+
+
+def _agree(path_adapter: str, in_path: ResolvedAdapter, in_body: ResolvedAdapter) -> bool:
+    """A bare name in the URL leaves the version to the body."""
+    if in_path.document_id != in_body.document_id:
+        return False
+    return "@" not in path_adapter or in_path.version == in_body.version
+
+
+def _is_there(document: Document[AdapterDoc]) -> bool:
+    return document.doc.deleted_at is None
+
+
+def _bound(document: Document[AdapterDoc], ref: AdapterRef, user: str) -> ResolvedAdapter | None:
+    doc = document.doc
+    if ref.version is not None:
+        return _resolved(document, ref.version, None)
+    alias = doc.aliases.get(ref.alias)
+    if alias is None:
+        return None
+    if alias.canary is not None and in_canary(doc.tenant, doc.name, alias.canary, user):
+        return _resolved(document, alias.canary.version, ref.alias)
+    return _resolved(document, alias.version, ref.alias)
+
+
+def _resolved(document: Document[AdapterDoc], n: int, alias: str | None) -> ResolvedAdapter | None:
+    version = find_version(document.doc, n)
+    if version is None:
+        return None
+    return ResolvedAdapter(
+        tenant=document.doc.tenant,
+        name=document.doc.name,
+        version=n,
+        digest=version.digest,
+        alias=alias,
+        adapter_rev=document.rev,
+        max_lora_rank=version.max_rank,
+        size_bytes=version.size_bytes,
+        created=int(version.created_at),
+    )

@@ -1,0 +1,258 @@
+"""Every inference request passes here twice: in, against limits and revocations; out, into the usage log."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.outage import LocalLimits, Outage
+from loraserve.control.names.resolve import Resolver, Target
+from loraserve.control.requests.admitted import Admitted, documents_of
+from loraserve.control.requests.endings import ended, never_begun, usage_line, used_tokens
+from loraserve.control.requests.local_admission import LocalAdmission
+from loraserve.control.requests.queue_limits import QueueLimits
+from loraserve.control.requests.rate_headers import budget_headers, limit_error
+from loraserve.control.requests.running import RunningRequest, RunningRequests
+from loraserve.control.requests.settlements import Settlements
+from loraserve.control.tenancy.authenticator import Authenticator, check_not_suspended
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.control.usage.outcome import Outcome
+from loraserve.control.usage.request_totals import RequestTotals
+from loraserve.control.usage.writer import UsageWriter
+from loraserve.live.admission_records import (
+    AdmitCall,
+    AlreadyEnded,
+    Limited,
+    Scope,
+    Stale,
+    Used,
+    ViewChanged,
+)
+from loraserve.live.admission_records import Admitted as LiveAdmitted
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.leases import Lease
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.engine_client import EngineClient
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import DocumentKind, Limits
+
+MAX_RESERVED_OUTPUT = 256
+STALE_TRIES = 3
+
+logger = logging.getLogger(__name__)
+
+
+def reserve_tokens(num_prompt_bytes: int, max_tokens: int, num_choices: int = 1) -> int:
+    """What a request holds of its token budget before anybody tokenised it; settled exactly when it ends."""
+    return num_prompt_bytes // 4 + num_choices * min(max_tokens, MAX_RESERVED_OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    process: str
+    """Id of this process and start."""
+    max_queued: int = 256
+    """Sequences that wait for the engine."""
+    max_queued_per_tenant: int | None = None
+    """Where the tenant has no `max_queued` of its own; None = see `QueueLimits`."""
+
+
+class Admission:
+    """Called on the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        live: LiveStore,
+        authenticator: Authenticator,
+        resolver: Resolver,
+        running: RunningRequests,
+        usage: UsageWriter,
+        outage: Outage,
+        engine: EngineClient,
+        settings: AdmissionSettings,
+        *,
+        local: LocalLimits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._catalog = catalog
+        self._live = live
+        self._authenticator = authenticator
+        self._resolver = resolver
+        self._running = running
+        self._usage = usage
+        self._outage = outage
+        self._settings = settings
+        self._queues = QueueLimits(
+            catalog,
+            running,
+            engine,
+            max_queued=settings.max_queued,
+            max_queued_per_tenant=settings.max_queued_per_tenant,
+        )
+        self._local = LocalAdmission(outage, authenticator, running, local or LocalLimits())
+        self._clock = clock
+        self.totals = RequestTotals()
+        self._settlements = Settlements(live.admission)
+        self._tasks: set[asyncio.Task[bool]] = set()
+
+    async def admit(
+        self, principal: Principal, target: Target, request_id: str, *, reserve_tokens: int, num_sequences: int = 1
+    ) -> Admitted:
+        """Raises `ServingError`: 401, 403 or 404 where a newer revision says so, 429 with Retry-After, 503.
+
+        request_id: chosen by this server, unique. Cancelled: undone in the background.
+        """
+        for _ in range(STALE_TRIES):
+            principal.require(Action.INFER)
+            check_not_suspended(self._catalog, principal.acting_tenant)
+            self._queues.check(principal, num_sequences)
+            call = self._call(principal, target, request_id, reserve_tokens)
+            try:
+                with self._running.entering(principal, num_sequences):
+                    reply = await self._ask(call)
+            except asyncio.CancelledError:
+                self._undo(call)
+                raise
+            except LiveUnavailableError:
+                self._outage.failed()
+                return self._admit_locally(principal, target, call, num_sequences)
+            match reply:
+                case LiveAdmitted():
+                    self._outage.succeeded()
+                    self._outage.confirm(documents_of(principal, target))
+                    headers = budget_headers(reply.requests, reply.tokens)
+                    return self._begin(principal, target, call, num_sequences, headers, is_local=False)
+                case Limited():
+                    raise limit_error(reply)
+                case AlreadyEnded():
+                    message = f"The request {request_id} was ended before it began."
+                    raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, message)
+                case Stale():
+                    await self._refresh(principal, target, reply)
+                    principal = self._authenticator.current(principal)
+                    target = await self._resolver.again(principal, target)
+        message = "The adapter, key or tenant is being changed all the time. Retry in a moment."
+        raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)
+
+    async def finish(self, admitted: Admitted, outcome: Outcome) -> None:
+        """One usage line, leases and unused tokens back, the terminal state.
+
+        The line is written before anything is waited for; on a full disk, when there is room again. Where Redis is gone
+        the rest is left to `settle_again`.
+        """
+        if admitted.finished:
+            return
+        admitted.finished = True
+        self._running.remove(admitted.request_id)
+        now = self._clock()
+        self._usage.write(usage_line(admitted, outcome, now))
+        adapter = admitted.target.adapter
+        key = None if adapter is None else (adapter.tenant, adapter.name)
+        self.totals.count(admitted.lease.tenant, key, outcome, now)
+        if admitted.is_local:
+            self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
+        await self._settlements.settle(ended(admitted, outcome, now))
+
+    async def settle_again(self) -> None:
+        """What ended while Redis was gone; to be called now and then."""
+        await self._settlements.retry()
+
+    async def close(self) -> None:
+        """Nothing is left to be undone or settled afterwards, where Redis is there."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._settlements.retry()
+
+    async def _ask(self, call: AdmitCall) -> LiveAdmitted | Limited | Stale | AlreadyEnded:
+        """Raises `LiveUnavailableError`, also for a Redis that keeps being replaced."""
+        for _ in range(STALE_TRIES):
+            await self._catalog.synchronise()
+            reply = await self._live.admission.admit(call)
+            if not isinstance(reply, ViewChanged):
+                return reply
+        raise LiveUnavailableError("Redis is emptied or restarted again and again")
+
+    def _call(self, principal: Principal, target: Target, request_id: str, reserve: int) -> AdmitCall:
+        tenant = self._catalog.tenant(principal.acting_tenant)
+        assert tenant is not None
+        key = self._catalog.key(principal.key_id) if principal.key_id is not None else None
+        return AdmitCall(
+            lease=Lease(
+                request_id=request_id,
+                process=self._settings.process,
+                tenant=principal.acting_tenant,
+                key_id=principal.key_id,
+            ),
+            tenant_rev=tenant.rev,
+            tenant_limits=tenant.doc.limits,
+            # What the principal was made of: if the key changed since then, Redis says so.
+            key_rev=principal.key_rev if principal.key_id is not None else None,
+            key_limits=key.doc.limits if key is not None else Limits(),
+            adapter=(
+                None if target.adapter is None else Used(id=target.adapter.document_id, rev=target.adapter.adapter_rev)
+            ),
+            reserve_tokens=reserve,
+        )
+
+    async def _refresh(self, principal: Principal, target: Target, stale: Stale) -> None:
+        for scope in stale.scopes:
+            match scope:
+                case Scope.TENANT:
+                    await self._catalog.try_refresh(DocumentKind.TENANT, principal.acting_tenant)
+                case Scope.KEY if principal.key_id is not None:
+                    await self._catalog.try_refresh(DocumentKind.KEY, principal.key_id)
+                case Scope.ADAPTER if target.adapter is not None:
+                    await self._catalog.try_refresh(DocumentKind.ADAPTER, target.adapter.document_id)
+                case _:
+                    raise AssertionError(f"stale {scope}, which the request does not depend on")
+
+    def _begin(
+        self,
+        principal: Principal,
+        target: Target,
+        call: AdmitCall,
+        num_sequences: int,
+        headers: Mapping[str, str],
+        *,
+        is_local: bool,
+    ) -> Admitted:
+        request_id = call.lease.request_id
+        # One that was deleted since it was asked is ended by `Revocation`, as whatever else runs.
+        tenant = self._catalog.known_tenant(principal.acting_tenant)
+        assert tenant is not None
+        running = RunningRequest(request_id, principal, target, self._clock(), num_sequences)
+        self._running.add(running)
+        limits = {(DocumentKind.TENANT, principal.acting_tenant): call.tenant_limits}
+        if principal.key_id is not None:
+            limits[DocumentKind.KEY, principal.key_id] = call.key_limits
+        return Admitted(
+            request_id=request_id,
+            principal=principal,
+            target=target,
+            running=running,
+            kv_salt=tenant.doc.kv_salt,
+            reserved_tokens=call.reserve_tokens,
+            headers=headers,
+            lease=call.lease,
+            limits=limits,
+            is_local=is_local,
+        )
+
+    def _admit_locally(self, principal: Principal, target: Target, call: AdmitCall, num_sequences: int) -> Admitted:
+        """Redis is gone. Raises `ServingError`."""
+        try:
+            principal = self._local.admit(principal, target, call)
+        except ServingError:
+            self._undo(call)
+            raise
+        # Counted by all servers again as soon as Redis is back.
+        self._live.leases.hold(call.lease)
+        return self._begin(principal, target, call, num_sequences, {}, is_local=True)
+
+    def _undo(self, call: AdmitCall) -> None:
+        """The request did not begin; whether Redis let it in is not known."""
+        task = asyncio.create_task(self._settlements.settle(never_begun(call, self._clock())))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,92 @@
+"""Waits until nobody uses a deleted adapter, or what a deleted tenant had: no request on any server, no engine that has
+the contents."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+
+from loraserve.control.contents.residency import Residency
+from loraserve.control.documents.adapter_edits import versions_of
+from loraserve.control.requests.other_servers import OtherServers
+from loraserve.control.requests.running import RunningRequests
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import AdapterDoc, adapter_id
+
+ACK_WAIT_S = 5.0
+"""How long a deletion waits for other servers to abort what is overdue, and for engines to let go then."""
+ASK_OTHERS_EVERY_S = 0.2
+
+
+class Draining:
+    """Called on the event loop.
+
+    NOTE: requests are counted by adapter and not by content, since another adapter may have the same content.
+    """
+
+    def __init__(self, running: RunningRequests, residency: Residency, others: OtherServers) -> None:
+        self._running = running
+        self._residency = residency
+        self._others = others
+
+    def goes_on(self, doc: AdapterDoc) -> bool:
+        """On this server, whatever others do."""
+        return bool(self._running.of_adapter(doc.tenant, doc.name)) or any(
+            not self._residency.has_forgotten(digest) for digest in self._gone(doc)
+        )
+
+    async def finish(self, doc: AdapterDoc, drain_s: float) -> bool:
+        """Whether its requests have ended and the engines have let go: see `ACK_WAIT_S`.
+
+        doc: as deleted. What still runs here after `drain_s` is aborted; other servers do the same by themselves.
+        """
+        since = await self._others.last_said()
+        overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
+        if not await self._running.wait_while(lambda: self._running.of_adapter(doc.tenant, doc.name), drain_s):
+            for request in self._running.of_adapter(doc.tenant, doc.name):
+                request.abort(adapter_deleted(doc.name))
+        adapter = adapter_id(doc.tenant, doc.name)
+        if not await _ends(lambda: self._others.any_runs(adapter, since), overdue_s):
+            return False
+        if not await self._is_let_go(self._gone(doc), since):
+            return False
+        return not self._running.of_adapter(doc.tenant, doc.name)
+
+    def goes_on_for(self, tenant: str, adapters: Iterable[AdapterDoc]) -> bool:
+        """As `goes_on`, for a deleted tenant. adapters: all that it had."""
+        return self._running.has_any_of(tenant) or any(self.goes_on(doc) for doc in adapters)
+
+    async def finish_tenant(self, tenant: str, adapters: Collection[AdapterDoc]) -> bool:
+        """As `finish`, for a deleted tenant, whose requests are being aborted. adapters: all that it had."""
+        since = await self._others.last_said()
+        deadline_s = time.monotonic() + ACK_WAIT_S
+        if not await self._running.wait_while(lambda: self._running.has_any_of(tenant), ACK_WAIT_S):
+            return False
+        if not await _ends(lambda: self._others.any_serves(tenant, since), deadline_s):
+            return False
+        gone = {digest for doc in adapters for digest in self._gone(doc)}
+        return await self._is_let_go(gone, since) and not self._running.has_any_of(tenant)
+
+    async def _is_let_go(self, digests: set[str], since: Mapping[str, float]) -> bool:
+        """Whether no engine has these contents any more, within `ACK_WAIT_S`."""
+        deadline_s = time.monotonic() + ACK_WAIT_S
+        if not await self._residency.wait_unloaded(digests, ACK_WAIT_S):
+            return False
+        return await _ends(lambda: self._others.any_has(digests, since), deadline_s)
+
+    def _gone(self, doc: AdapterDoc) -> set[str]:
+        """Its contents that no adapter has any more."""
+        return {version.digest for version in versions_of(doc) if not self._residency.is_wanted(version.digest)}
+
+
+async def _ends(goes_on: Callable[[], Awaitable[bool]], deadline_s: float) -> bool:
+    """Whether what other servers are asked about is over by then; monotonic time."""
+    while await goes_on():
+        if time.monotonic() >= deadline_s:
+            return False
+        await asyncio.sleep(ASK_OTHERS_EVERY_S)
+    return True
+
+
+def adapter_deleted(name: str) -> ServingError:
+    """For requests that run beyond the time to drain."""
+    return ServingError(ErrorCode.MODEL_NOT_FOUND, f"The adapter '{name}' was deleted while the request ran.")

@@ -1,0 +1,90 @@
+"""What is left of a request that has ended: a line of the usage log, and what Redis keeps to show and to settle."""
+
+import msgspec
+
+from loraserve.control.requests.admitted import Admitted
+from loraserve.control.usage.outcome import Outcome, RequestSummary, billed_outcome
+from loraserve.live.admission_records import AdmitCall, FinishCall
+from loraserve.live.requests import EndedRequest, EndState
+from loraserve.store.records import DocumentKind
+from loraserve.store.usage_log import UsageLine
+
+
+def usage_line(admitted: Admitted, outcome: Outcome, now: float) -> UsageLine:
+    adapter = admitted.target.adapter
+    return UsageLine(
+        request_id=admitted.request_id,
+        at=now,
+        tenant=admitted.lease.tenant,
+        key_id=None if admitted.principal.is_open else admitted.principal.actor,
+        adapter=None if adapter is None else adapter.name,
+        adapter_tenant=None if adapter is None else adapter.tenant,
+        version=None if adapter is None else adapter.version,
+        digest=None if adapter is None else adapter.digest,
+        prompt_tokens=outcome.num_prompt_tokens,
+        cached_tokens=outcome.num_cached_tokens,
+        output_tokens=outcome.num_output_tokens,
+        outcome=billed_outcome(outcome),
+        ttft_ms=outcome.ttft_ms,
+        duration_ms=(now - admitted.running.received_at) * 1000,
+    )
+
+
+def used_tokens(outcome: Outcome) -> int:
+    """As token limits count them."""
+    return outcome.num_prompt_tokens + outcome.num_output_tokens
+
+
+def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
+    # A local admission took nothing from the buckets in Redis, so all that was used is still to be taken.
+    reserved_there = 0 if admitted.is_local else admitted.reserved_tokens
+    return FinishCall(
+        lease=admitted.lease,
+        request=EndedRequest(
+            request_id=admitted.request_id,
+            tenant=admitted.lease.tenant,
+            state=outcome.ending,
+            at=now,
+            summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
+        ),
+        unused_tokens=reserved_there - used_tokens(outcome),
+        was_admitted=not admitted.is_local,
+        tenant_limits=admitted.limits_of(DocumentKind.TENANT),
+        key_limits=admitted.limits_of(DocumentKind.KEY),
+    )
+
+
+def never_begun(call: AdmitCall, now: float) -> FinishCall:
+    """Of a request of which is not known whether Redis let it in."""
+    return FinishCall(
+        lease=call.lease,
+        request=EndedRequest(
+            request_id=call.lease.request_id, tenant=call.lease.tenant, state=EndState.ABORTED, at=now
+        ),
+        unused_tokens=call.reserve_tokens,
+        was_admitted=False,
+        tenant_limits=call.tenant_limits,
+        key_limits=call.key_limits,
+    )
+
+
+def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary:
+    adapter = admitted.target.adapter
+    return RequestSummary(
+        key_id=None if admitted.principal.is_open else admitted.principal.actor,
+        adapter=None if adapter is None else adapter.name,
+        adapter_tenant=None if adapter is None else adapter.tenant,
+        version=None if adapter is None else adapter.version,
+        route=admitted.running.asked.route,
+        stream=admitted.running.asked.stream,
+        received_at=admitted.running.received_at,
+        duration_ms=(now - admitted.running.received_at) * 1000,
+        finish_reason=outcome.finish_reason,
+        prompt_tokens=outcome.num_prompt_tokens,
+        cached_tokens=outcome.num_cached_tokens,
+        output_tokens=outcome.num_output_tokens,
+        queue_ms=outcome.queue_ms,
+        adapter_load_ms=outcome.adapter_load_ms,
+        ttft_ms=outcome.ttft_ms,
+        error_code=outcome.error_code,
+    )

@@ -1,0 +1,55 @@
+"""Admission without Redis: within the limits as this process alone counts them."""
+
+from loraserve.control.documents.outage import DocumentRef, LocalLimits, LocalRefusal, Outage
+from loraserve.control.names.resolve import Target
+from loraserve.control.requests.admitted import Admitted, documents_of
+from loraserve.control.requests.rate_headers import limit_error
+from loraserve.control.requests.running import RunningRequests
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.unavailable import live_unavailable
+from loraserve.live.admission_records import AdmitCall, Limited, Measure, Scope
+from loraserve.store.records import DocumentKind, Limits
+
+
+class LocalAdmission:
+    """Called on the event loop."""
+
+    def __init__(
+        self, outage: Outage, authenticator: Authenticator, running: RunningRequests, limits: LocalLimits
+    ) -> None:
+        self._outage = outage
+        self._authenticator = authenticator
+        self._running = running
+        self._limits = limits
+
+    def admit(self, principal: Principal, target: Target, call: AdmitCall) -> Principal:
+        """Takes what the call asks for; returns the principal as it is now. Raises `ServingError`."""
+        if not self._outage.allows(documents_of(principal, target)):
+            raise live_unavailable()
+        # As they are now: what the disk says during the outage holds too.
+        principal = self._authenticator.current(principal)
+        tenant = (DocumentKind.TENANT, principal.acting_tenant)
+        scopes: list[tuple[DocumentRef, Limits, int]] = [
+            (tenant, call.tenant_limits, self._running.num_of_tenant(principal.acting_tenant))
+        ]
+        if principal.key_id is not None:
+            key = (DocumentKind.KEY, principal.key_id)
+            scopes.append((key, call.key_limits, self._running.num_of_key(principal.key_id)))
+        refusal = self._limits.try_take(scopes, call.reserve_tokens)
+        if refusal is not None:
+            raise limit_error(_limited(refusal))
+        return principal
+
+    def give_back(self, admitted: Admitted, num_tokens: int) -> None:
+        """num_tokens: not used of those it took; negative: more was used."""
+        self._limits.give_back([*admitted.limits], num_tokens)
+
+
+def _limited(refusal: LocalRefusal) -> Limited:
+    return Limited(
+        scope=Scope.TENANT if refusal.kind is DocumentKind.TENANT else Scope.KEY,
+        measure=Measure(refusal.measure),
+        limit=refusal.limit,
+        retry_ms=None if refusal.retry_s is None else int(refusal.retry_s * 1000),
+    )

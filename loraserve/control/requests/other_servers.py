@@ -1,0 +1,56 @@
+"""What the other servers on the same Redis run and have, as they say themselves each second."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from loraserve.control.requests.snapshot_records import ProcessSnapshot, short_digest
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.live.snapshots import SnapshotKind
+
+
+class OtherServers:
+    """By their newest snapshots; those that are gone run and have nothing. While Redis is gone nobody can tell, so
+    that they may run and have everything."""
+
+    def __init__(self, live: LiveStore, process: str) -> None:
+        """process: this one."""
+        self._live = live
+        self._process = process
+        self._decoder = msgspec.json.Decoder(ProcessSnapshot)
+
+    async def last_said(self) -> Mapping[str, float]:
+        """When each of them last told, by its own clock."""
+        try:
+            snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
+        except LiveUnavailableError:
+            return {}
+        return {snapshot.owner: snapshot.at for snapshot in snapshots}
+
+    async def any_runs(self, adapter: str, since: Mapping[str, float]) -> bool:
+        """Whether one may have a request for an adapter: it says so, or has said nothing new since `last_said`.
+
+        adapter: its document's id.
+        """
+        return await self._any(lambda process: adapter in process.adapters, since)
+
+    async def any_serves(self, tenant: str, since: Mapping[str, float]) -> bool:
+        """Likewise, whether one may have a request of a tenant."""
+        return await self._any(lambda process: tenant in process.tenants, since)
+
+    async def any_has(self, digests: set[str], since: Mapping[str, float]) -> bool:
+        """Likewise, whether the engine of one may know one of these contents."""
+        wanted = {short_digest(digest) for digest in digests}
+        return bool(wanted) and await self._any(lambda process: not wanted.isdisjoint(process.digests), since)
+
+    async def _any(self, says: Callable[[ProcessSnapshot], bool], since: Mapping[str, float]) -> bool:
+        try:
+            snapshots = await self._live.snapshots.all(SnapshotKind.PROCESS)
+        except LiveUnavailableError:
+            return True
+        return any(
+            snapshot.at == since.get(snapshot.owner) or says(self._decoder.decode(snapshot.body))
+            for snapshot in snapshots
+            if snapshot.owner != self._process
+        )

@@ -1,0 +1,98 @@
+"""Requests as people see them, from what runs and from what Redis keeps of what ended."""
+
+import msgspec
+
+from loraserve.control.requests.running import RunningRequest
+from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
+from loraserve.control.usage.outcome import RequestSummary
+from loraserve.live.leases import Lease
+from loraserve.live.requests import EndedRequest, EndState
+
+STATE_OF = {
+    EndState.ABORTED: RequestState.ABORT,
+    EndState.FAILED: RequestState.ERROR,
+    EndState.LOST: RequestState.LOST,
+}
+
+
+def record_of_running(running: RunningRequest, now: float) -> RequestRecord:
+    adapter, progress = running.target.adapter, running.progress()
+    return RequestRecord(
+        id=running.request_id,
+        tenant=running.tenant,
+        key_id=None if running.principal.is_open else running.principal.actor,
+        adapter=None if adapter is None else adapter.name,
+        adapter_tenant=None if adapter is None else adapter.tenant,
+        version=None if adapter is None else adapter.version,
+        route=running.asked.route,
+        state=RequestState.RUNNING,
+        stream=running.asked.stream,
+        at=running.received_at,
+        num_prompt_tokens=progress.num_prompt_tokens,
+        num_cached_tokens=progress.num_cached_tokens,
+        num_output_tokens=progress.num_output_tokens,
+        queue_ms=progress.queue_ms,
+        adapter_load_ms=progress.adapter_load_ms,
+        ttft_ms=progress.ttft_ms,
+        duration_ms=(now - running.received_at) * 1000,
+    )
+
+
+def record_of_ended(ended: EndedRequest) -> RequestRecord | None:
+    """None for one that never began."""
+    try:
+        summary = msgspec.json.decode(ended.summary, type=RequestSummary)
+    except msgspec.ValidationError:
+        return None
+    return RequestRecord(
+        id=ended.request_id,
+        tenant=ended.tenant,
+        key_id=summary.key_id,
+        adapter=summary.adapter,
+        adapter_tenant=summary.adapter_tenant,
+        version=summary.version,
+        route=summary.route,
+        state=STATE_OF.get(ended.state) or _finished(summary.finish_reason),
+        error=summary.error_code,
+        stream=summary.stream,
+        at=summary.received_at,
+        num_prompt_tokens=summary.prompt_tokens,
+        num_cached_tokens=summary.cached_tokens,
+        num_output_tokens=summary.output_tokens,
+        queue_ms=summary.queue_ms,
+        adapter_load_ms=summary.adapter_load_ms,
+        ttft_ms=summary.ttft_ms,
+        duration_ms=summary.duration_ms,
+    )
+
+
+def lost_request(lease: Lease, last: RequestRecord | None, now: float) -> EndedRequest:
+    """last: what its process last said of it; None = not known any more."""
+    summary = RequestSummary(
+        key_id=lease.key_id if last is None else last.key_id,
+        adapter=None if last is None else last.adapter,
+        adapter_tenant=None if last is None else last.adapter_tenant,
+        version=None if last is None else last.version,
+        route="" if last is None else last.route,
+        stream=last is not None and last.stream,
+        received_at=now if last is None else last.at,
+        duration_ms=0.0 if last is None else (last.duration_ms or 0.0),
+        finish_reason=RequestState.LOST,
+        prompt_tokens=0 if last is None else (last.num_prompt_tokens or 0),
+        cached_tokens=0 if last is None else (last.num_cached_tokens or 0),
+        output_tokens=0 if last is None else (last.num_output_tokens or 0),
+        queue_ms=None if last is None else last.queue_ms,
+        adapter_load_ms=None if last is None else last.adapter_load_ms,
+        ttft_ms=None if last is None else last.ttft_ms,
+    )
+    return EndedRequest(
+        request_id=lease.request_id,
+        tenant=lease.tenant,
+        state=EndState.LOST,
+        at=now,
+        summary=msgspec.Raw(msgspec.json.encode(summary)),
+    )
+
+
+def _finished(finish_reason: str) -> RequestState:
+    return RequestState.LENGTH if finish_reason == RequestState.LENGTH else RequestState.STOP

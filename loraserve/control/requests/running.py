@@ -1,0 +1,166 @@
+"""The requests that run in this process, so that they can be counted, listed and ended from outside."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from loraserve.control.names.resolve import ResolvedAdapter, Target
+from loraserve.control.tenancy.principal import Principal
+from loraserve.serving.errors import ServingError
+
+
+class Route(StrEnum):
+    CHAT = "chat.completions"
+    COMPLETIONS = "completions"
+    GENERATE = "generate"
+    RESPONSES = "responses"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How a request came in."""
+
+    route: Route = Route.COMPLETIONS
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is; None = not known yet."""
+
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    num_output_tokens: int | None = None
+    queue_ms: float | None = None
+    adapter_load_ms: float | None = None
+    ttft_ms: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RunningRequest:
+    """Admitted and not finished."""
+
+    request_id: str
+    principal: Principal
+    target: Target
+    received_at: float
+    """Unix time of its arrival. Its owner sets it, like the next ones; until then that of its admission."""
+    num_sequences: int
+    started: bool = False
+    """Whether it has its first token, which its owner sets: until then it counts as queued."""
+    asked: Asked = Asked()
+    progress: Callable[[], Progress] = Progress
+    ended_with: ServingError | None = None
+    """Why it was ended from outside."""
+    _on_abort: list[Callable[[ServingError], None]] = field(default_factory=list)
+
+    @property
+    def tenant(self) -> str:
+        return self.principal.acting_tenant
+
+    def on_abort(self, callback: Callable[[ServingError], None]) -> None:
+        """Called once, when the request is ended from outside; at once if it was already. It must not raise."""
+        if self.ended_with is not None:
+            callback(self.ended_with)
+        else:
+            self._on_abort.append(callback)
+
+    def abort(self, error: ServingError) -> None:
+        """End it: its stream closes with `error`. Only the first call has an effect."""
+        if self.ended_with is not None:
+            return
+        self.ended_with = error
+        callbacks, self._on_abort = self._on_abort, []
+        for callback in callbacks:
+            callback(error)
+
+
+class RunningRequests:
+    """All methods are called on the event loop."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, RunningRequest] = {}
+        self._entering: list[tuple[Principal, int]] = []
+        """Whose admission is waited for, and of how many sequences."""
+        self._ended: asyncio.Event | None = None
+        """For whoever waits for some to end."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[RunningRequest]:
+        """A snapshot: requests may end meanwhile."""
+        return iter([*self._requests.values()])
+
+    def get(self, request_id: str) -> RunningRequest | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: RunningRequest) -> None:
+        self._requests[request.request_id] = request
+
+    def remove(self, request_id: str) -> None:
+        """Nothing happens to what is gone."""
+        self._requests.pop(request_id, None)
+        self._note_ended()
+
+    @contextlib.contextmanager
+    def entering(self, principal: Principal, num_sequences: int) -> Generator[None]:
+        """Meanwhile these sequences count as queued, so that a burst is counted before the first of it is admitted."""
+        entry = (principal, num_sequences)
+        self._entering.append(entry)
+        try:
+            yield
+        finally:
+            self._entering.remove(entry)
+            self._note_ended()
+
+    def num_sequences(self) -> int:
+        """With those that are `entering`."""
+        num_running = sum(request.num_sequences for request in self._requests.values())
+        return num_running + sum(num_entering for _, num_entering in self._entering)
+
+    def num_queued(self, tenant: str | None = None, key_id: str | None = None) -> int:
+        """Sequences that have no token yet, with those that are `entering`: of a tenant, of a key, or all."""
+        waiting = [
+            (request.principal, request.num_sequences) for request in self._requests.values() if not request.started
+        ]
+        return sum(
+            num_sequences
+            for principal, num_sequences in (*waiting, *self._entering)
+            if (tenant is None or principal.acting_tenant == tenant) and (key_id is None or principal.key_id == key_id)
+        )
+
+    def num_of_tenant(self, tenant: str) -> int:
+        return sum(request.tenant == tenant for request in self._requests.values())
+
+    def has_any_of(self, tenant: str) -> bool:
+        """With those that are `entering`."""
+        return self.num_of_tenant(tenant) > 0 or any(who.acting_tenant == tenant for who, _ in self._entering)
+
+    def num_of_key(self, key_id: str) -> int:
+        return sum(request.principal.key_id == key_id for request in self._requests.values())
+
+    def of_adapter(self, tenant: str, name: str) -> list[RunningRequest]:
+        return [request for request in self._requests.values() if _is_of(request.target.adapter, tenant, name)]
+
+    async def wait_while(self, goes_on: Callable[[], object], timeout_s: float) -> bool:
+        """Whether what some requests keep true is over by then. goes_on: asked again whenever one has ended."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while goes_on():
+                    self._ended = self._ended or asyncio.Event()
+                    await self._ended.wait()
+        except TimeoutError:
+            return not goes_on()
+        return True
+
+    def _note_ended(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+
+
+def _is_of(adapter: ResolvedAdapter | None, tenant: str, name: str) -> bool:
+    return adapter is not None and adapter.tenant == tenant and adapter.name == name

@@ -1,0 +1,205 @@
+"""This server's engine and requests, told to all each second; and what the others told."""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from loraserve.control.contents.residency import Residency
+from loraserve.control.requests.records import record_of_running
+from loraserve.control.requests.running import RunningRequests
+from loraserve.control.requests.snapshot_records import (
+    EngineSnapshot,
+    EngineState,
+    ProcessSnapshot,
+    RequestRecord,
+    ResidentAdapter,
+    RunningSnapshot,
+    short_digest,
+)
+from loraserve.control.timed_cache import TimedCache
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.live.snapshots import Snapshot, SnapshotKind
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.runtime import Runtime
+
+EVERY_S = 1.0
+KEEP_S = 0.5
+LONG_STEPS = 3
+"""An engine that is silent for as many of its longest steps is stalled."""
+RATE_OVER = 10
+"""Seconds that tokens per second are told over."""
+
+
+class Snapshots:
+    """Called on the event loop. Nothing is told before `watch`."""
+
+    def __init__(
+        self,
+        live: LiveStore,
+        running: RunningRequests,
+        residency: Residency,
+        *,
+        process: str,
+        engine: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._live = live
+        self._running = running
+        self._residency = residency
+        self._process = process
+        self._engine = engine
+        self._clock = clock
+        self._started_at = clock()
+        self._url = ""
+        self._runtime: Runtime | None = None
+        self._computed: deque[tuple[float, int]] = deque(maxlen=RATE_OVER + 1)
+        """(monotonic seconds, tokens computed by then), each second."""
+        self._engine_decoder = msgspec.json.Decoder(EngineSnapshot)
+        self._running_decoder = msgspec.json.Decoder(RunningSnapshot)
+        self._engines: TimedCache[None, dict[str, EngineSnapshot]] = TimedCache(KEEP_S, self._read_engines)
+
+    def watch(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    async def listens_at(self, url: str) -> None:
+        """Where a client on this machine finds the server; told at once, if Redis is there."""
+        self._url = url
+        with contextlib.suppress(LiveUnavailableError):
+            await self.tell()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(LiveUnavailableError):
+                await self.tell()
+            await asyncio.sleep(EVERY_S)
+
+    async def tell(self) -> None:
+        """Also ends what others asked to end here. Raises `LiveUnavailableError`."""
+        runtime = self._runtime
+        if runtime is None:
+            return
+        stats = runtime.engine.stats
+        self._computed.append((time.monotonic(), stats.num_prompt_tokens + stats.num_generation_tokens))
+        await self._put(SnapshotKind.ENGINE, self._engine, self.own_engine(runtime))
+        await self._put(SnapshotKind.PROCESS, self._process, self._own_process())
+        await self._put(SnapshotKind.REQUESTS, self._process, RunningSnapshot(requests=self.own_requests()))
+        for request_id in await self._live.aborts.take(self._process):
+            self.abort_own(request_id)
+
+    def _own_process(self) -> ProcessSnapshot:
+        adapters = {running.target.adapter.document_id for running in self._running if running.target.adapter}
+        return ProcessSnapshot(
+            engine=self._engine,
+            url=self._url,
+            digests=[short_digest(digest) for digest in self._residency.not_forgotten()],
+            adapters=sorted(adapters),
+            tenants=sorted({running.tenant for running in self._running}),
+        )
+
+    async def withdraw(self) -> None:
+        """This server ends. Raises `LiveUnavailableError`."""
+        self._runtime = None
+        await self._live.snapshots.remove(SnapshotKind.ENGINE, self._engine)
+        await self._live.snapshots.remove(SnapshotKind.PROCESS, self._process)
+        await self._live.snapshots.remove(SnapshotKind.REQUESTS, self._process)
+
+    def own_engine(self, runtime: Runtime) -> EngineSnapshot:
+        model, stats = runtime.engine.model, runtime.engine.stats
+        in_use = frozenset(stats.running_adapters)
+        arena = [
+            ResidentAdapter(offset, size, digest, digest in in_use)
+            for digest, (offset, size) in zip(stats.resident_adapters, stats.resident_extents, strict=False)
+        ]
+        return EngineSnapshot(
+            state=engine_state(runtime),
+            at=self._clock(),
+            started_at=self._started_at,
+            model=runtime.settings.served_model_names[0],
+            device=model.device,
+            dtype=model.dtype,
+            backend=model.backend,
+            max_model_len=model.max_model_len,
+            max_num_seqs=model.max_num_seqs,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_blocks=stats.num_blocks,
+            num_free_blocks=stats.num_free_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            block_size=model.block_size,
+            arena_size_bytes=stats.arena_size_bytes,
+            arena_used_bytes=stats.arena_used_bytes,
+            arena=sorted(arena, key=lambda resident: resident.offset_bytes),
+            num_adapter_loads=stats.num_adapter_loads,
+            num_adapter_evictions=stats.num_adapter_evictions,
+            num_preemptions=stats.num_preemptions,
+            tokens_per_s=self._tokens_per_s(),
+            queues=stats.queues,
+        )
+
+    async def engines(self) -> dict[str, EngineSnapshot]:
+        """By id, at most half a second old; while Redis is gone, only this server's own."""
+        try:
+            return await self._engines.get(None)
+        except LiveUnavailableError:
+            return {} if self._runtime is None else {self._engine: self.own_engine(self._runtime)}
+
+    def own_requests(self) -> list[RequestRecord]:
+        now = self._clock()
+        return [record_of_running(running, now) for running in self._running]
+
+    async def requests(self) -> dict[str, list[RequestRecord]]:
+        """What runs, by process. Raises `LiveUnavailableError`."""
+        alive = {snapshot.owner for snapshot in await self._live.snapshots.all(SnapshotKind.PROCESS)}
+        found = {
+            snapshot.owner: self._running_decoder.decode(snapshot.body).requests
+            for snapshot in await self._live.snapshots.all(SnapshotKind.REQUESTS)
+            if snapshot.owner in alive
+        }
+        return {**found, self._process: self.own_requests()}
+
+    async def last_requests(self, process: str) -> list[RequestRecord]:
+        """What a process last said that it runs, up to a minute ago. Raises `LiveUnavailableError`."""
+        snapshot = await self._live.snapshots.get(SnapshotKind.REQUESTS, process)
+        return [] if snapshot is None else self._running_decoder.decode(snapshot.body).requests
+
+    def abort_own(self, request_id: str) -> bool:
+        """False: it does not run here."""
+        running = self._running.get(request_id)
+        if running is not None:
+            running.abort(ServingError(ErrorCode.REQUEST_ABORTED, "An operator of the server ended this request."))
+        return running is not None
+
+    async def _read_engines(self, _key: None) -> dict[str, EngineSnapshot]:
+        snapshots = await self._live.snapshots.all(SnapshotKind.ENGINE)
+        return {snapshot.owner: self._engine_decoder.decode(snapshot.body) for snapshot in snapshots}
+
+    async def _put(self, kind: SnapshotKind, owner: str, body: msgspec.Struct) -> None:
+        raw = msgspec.Raw(msgspec.json.encode(body))
+        snapshot = Snapshot(owner=owner, at=self._clock(), body=raw)
+        await self._live.snapshots.put(kind, snapshot)
+
+    def _tokens_per_s(self) -> float:
+        if len(self._computed) < 2:
+            return 0.0
+        (first_s, first), (last_s, last) = self._computed[0], self._computed[-1]
+        return max(0, last - first) / max(last_s - first_s, 1e-3)
+
+
+def engine_state(runtime: Runtime) -> EngineState:
+    """The engine proves that it is ready by progress, not by existing."""
+    engine = runtime.engine
+    if engine.error is not None:
+        return EngineState.DEAD
+    if runtime.lifecycle.draining:
+        return EngineState.DRAINING
+    stats = engine.stats
+    has_work = stats.num_running > 0 or stats.num_waiting > 0 or runtime.lifecycle.num_sequences > 0
+    patience_s = max(runtime.settings.progress_timeout_s, LONG_STEPS * engine.longest_step_s)
+    is_stalled = has_work and time.monotonic() - engine.last_progress_s >= patience_s
+    return EngineState.STALLED if is_stalled else EngineState.READY

@@ -1,0 +1,141 @@
+"""Who changed what, and who was refused: read back from the revisions themselves."""
+
+import asyncio
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from loraserve.control.paging import DEFAULT_PAGE, MAX_PAGE, Page, decode_cursor, encode_cursor
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.control.unavailable import live_unavailable
+from loraserve.live.audit import AuditEntry, AuditRecord
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import invalid_value
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import DocumentKind, adapter_id
+
+SCANNED_AT_ONCE = 500
+MAX_EXPORTED = 10_000
+POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+SECRETS = frozenset({"sha256", "previous_sha256", "kv_salt", "salt"})
+"""Of no use to people, and some to whoever wants to guess."""
+REFUSED = ".refused"
+KINDS = frozenset(kind.value for kind in DocumentKind)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditQuery:
+    actor: str | None = None
+    action: str | None = None
+    """Exactly, or all that begin so where it ends in a dot."""
+    kind: str | None = None
+    limit: int = DEFAULT_PAGE
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedAct:
+    position: str
+    entry: AuditEntry
+    before: Json | None = None
+    """The document; None where there was none, or the revision was pruned."""
+    after: Json | None = None
+
+    @property
+    def was_refused(self) -> bool:
+        return self.entry.action.endswith(REFUSED)
+
+
+class AuditTrail:
+    """Called on the event loop. Admins see their tenant's entries; with a key for all tenants (`*`), all.
+
+    A key for some adapters does not see what was done to others.
+
+    Every method raises `ServingError`: 403, 503 while Redis is gone.
+    """
+
+    def __init__(self, live: LiveStore, documents: DocumentStore) -> None:
+        self._live = live
+        self._documents = documents
+
+    async def list(self, principal: Principal, query: AuditQuery) -> Page[AuditedAct]:
+        """Newest first, with what each changed."""
+        if not 1 <= query.limit <= MAX_PAGE:
+            raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
+        found = await self._found(principal, query, query.limit + 1)
+        page = found[: query.limit]
+        next_cursor = encode_cursor(page[-1].position) if len(found) > query.limit else None
+        return Page(await asyncio.to_thread(self._with_documents, page), next_cursor)
+
+    async def export(self, principal: Principal, query: AuditQuery) -> "list[AuditedAct]":
+        """The newest 10,000 that match, with what each changed."""
+        found = await self._found(principal, query, MAX_EXPORTED)
+        return await asyncio.to_thread(self._with_documents, found)
+
+    async def _found(self, principal: Principal, query: AuditQuery, count: int) -> "list[AuditRecord]":
+        principal.require(Action.ADMINISTER)
+        before = None if query.cursor is None else _position(query.cursor)
+        found: list[AuditRecord] = []
+        try:
+            while len(found) < count:
+                records = await self._live.audit.read(SCANNED_AT_ONCE, before)
+                found += [record for record in records if _matches(principal, record.entry, query)]
+                if len(records) < SCANNED_AT_ONCE:
+                    break
+                before = records[-1].position
+        except LiveUnavailableError as error:
+            raise live_unavailable() from error
+        return found[:count]
+
+    def _with_documents(self, records: "Iterable[AuditRecord]") -> "list[AuditedAct]":
+        return [self._with_document(record) for record in records]
+
+    def _with_document(self, record: AuditRecord) -> AuditedAct:
+        entry = record.entry
+        if entry.rev == 0 or entry.kind not in KINDS:
+            return AuditedAct(record.position, entry)
+        before, after = (self._shown(entry, rev) for rev in (entry.rev - 1, entry.rev))
+        return AuditedAct(record.position, entry, before, after)
+
+    def _shown(self, entry: AuditEntry, rev: int) -> Json | None:
+        document = self._documents.revision(DocumentKind(entry.kind), entry.id, rev)
+        if document is None:
+            return None
+        # All fields, also those that the file leaves out.
+        return without_secrets(msgspec.to_builtins(asdict(document.doc)))
+
+
+def without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_secrets(inner) for name, inner in value.items() if name not in SECRETS}
+    return [without_secrets(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _matches(principal: Principal, entry: AuditEntry, query: AuditQuery) -> bool:
+    return (
+        (principal.is_any_tenant or entry.tenant == principal.tenant)
+        and (
+            entry.kind != DocumentKind.ADAPTER or principal.may_use(entry.id.removeprefix(adapter_id(entry.tenant, "")))
+        )
+        and (query.actor is None or entry.actor == query.actor)
+        and (query.kind is None or entry.kind == query.kind)
+        and (query.action is None or _is_action(entry.action, query.action))
+    )
+
+
+def _is_action(action: str, wanted: str) -> bool:
+    return action.startswith(wanted) if wanted.endswith(".") else action == wanted
+
+
+def _position(cursor: str) -> str:
+    position = decode_cursor(cursor)
+    if not POSITION.fullmatch(position):
+        raise invalid_value("cursor", "is not one of this list. Start again without a cursor.")
+    return position

@@ -1,0 +1,198 @@
+"""From what a client sends to a principal. The same checks again decide whether a running request may go on."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.tenancy.api_keys import hash_key, is_key, try_parse_id
+from loraserve.control.tenancy.principal import FLAG_KEY_ID, OPEN_ACTOR, Principal
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import (
+    ANY_TENANT,
+    DEFAULT_TENANT,
+    Document,
+    DocumentKind,
+    KeyDoc,
+    Role,
+    Status,
+)
+
+NO_HASH = "0" * 64
+
+
+class Authenticator:
+    """Called on the event loop."""
+
+    def __init__(
+        self, catalog: Catalog, flag_keys: Sequence[str] = (), *, clock: Callable[[], float] = time.time
+    ) -> None:
+        """flag_keys: `--api-key`: may infer for the tenant `default`. One that has a document is what that says."""
+        self._catalog = catalog
+        self._flag_hashes = [hash_key(key) for key in flag_keys]
+        self._clock = clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no key is asked for: there is none and never was."""
+        return not self._flag_hashes and not self._catalog.has_keys
+
+    @property
+    def has_admin(self) -> bool:
+        """Whether there is an active admin key for all tenants (`*`)."""
+        return self.newest_admin is not None
+
+    @property
+    def newest_admin(self) -> str | None:
+        """Id of the youngest active admin key for all tenants (`*`)."""
+        admins = [
+            document
+            for document in self._catalog.all_keys()
+            if document.doc.role is Role.ADMIN and document.doc.tenant == ANY_TENANT and self._is_active(document.doc)
+        ]
+        return max(admins, key=lambda document: document.doc.created_at).id if admins else None
+
+    async def authenticate(self, text: str | None, acting_tenant: str | None = None) -> Principal:
+        """text: the key as sent. acting_tenant: `X-Tenant`. Raises `ServingError`: 401, 403 or 404."""
+        if self.is_open:
+            anyone = Principal(OPEN_ACTOR, Role.ADMIN, ANY_TENANT, DEFAULT_TENANT)
+            await self._learn_tenant(anyone, acting_tenant)
+            return self._act_for(anyone, acting_tenant)
+        if not text:
+            raise _refused("No API key was sent. Send one as 'Authorization: Bearer ls-…'.")
+        # NOTE: all are compared, so that time tells nothing.
+        num_equal = sum(is_key(text, flag) for flag in self._flag_hashes)
+        if num_equal > 0 and not self._is_declared(text):
+            flag = Principal(FLAG_KEY_ID, Role.INFER, DEFAULT_TENANT, DEFAULT_TENANT)
+            await self._learn_tenant(flag, acting_tenant)
+            return self._act_for(flag, acting_tenant)
+        principal = await self._of_text(text)
+        await self._learn_tenant(principal, acting_tenant)
+        return self._act_for(principal, acting_tenant)
+
+    def _is_declared(self, text: str) -> bool:
+        """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
+        key_id = try_parse_id(text)
+        return key_id is not None and self._catalog.get(DocumentKind.KEY, key_id) is not None
+
+    async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
+        """For who uses this key without sending it. Raises `ServingError`.
+
+        sha256: of the secret that a session or link was made with, which has to work still; None = the newest.
+        """
+        document = self._catalog.key(key_id)
+        if document is None or not self._is_good(document.doc, sha256):
+            document = await self._newest_key(key_id)
+        if document is None or not self._is_good(document.doc, sha256):
+            raise _refused("The API key of this session was rotated or does not work any more. Log in again.")
+        principal = self._principal(document, is_old_secret=sha256 not in (None, document.doc.sha256))
+        await self._learn_tenant(principal, acting_tenant)
+        return self._act_for(principal, acting_tenant)
+
+    def newest_sha256(self, key_id: str) -> str:
+        """Of the secret of a key that is known."""
+        document = self._catalog.key(key_id)
+        assert document is not None
+        return document.doc.sha256
+
+    def current(self, principal: Principal) -> Principal:
+        """The same principal by the newest documents. Raises `ServingError` where it lost what it had."""
+        if principal.key_id is None:
+            self._check_tenant(principal)
+            return principal
+        document = self._catalog.key(principal.key_id)
+        if document is None or not self._is_active(document.doc):
+            raise _refused("The API key was revoked, was suspended or has expired.")
+        if principal.is_old_secret and not self._is_old_secret_good(document.doc):
+            raise _refused("The API key was rotated, and the time for the old one is over.")
+        newest = self._principal(document, is_old_secret=principal.is_old_secret)
+        newest = replace(newest, acting_tenant=principal.acting_tenant)
+        if not newest.is_any_tenant and newest.acting_tenant != newest.tenant:
+            raise _refused("The API key is of another tenant now.")
+        self._check_tenant(newest)
+        return newest
+
+    async def _of_text(self, text: str) -> Principal:
+        key_id = try_parse_id(text)
+        document = self._catalog.key(key_id) if key_id is not None else None
+        if key_id is not None and (
+            document is None or not is_key(text, document.doc.sha256) or not self._is_active(document.doc)
+        ):
+            document = await self._newest_key(key_id)
+        doc = document.doc if document is not None else None
+        is_newest = is_key(text, doc.sha256 if doc is not None else NO_HASH)
+        is_previous = is_key(text, (doc.previous_sha256 if doc is not None else None) or NO_HASH)
+        if document is None or doc is None or not (is_newest or (is_previous and self._is_old_secret_good(doc))):
+            raise _refused("The API key is not known. Check that it was copied whole.")
+        if not self._is_active(doc):
+            raise _refused("The API key was revoked, was suspended or has expired. Ask an admin for another.")
+        return self._principal(document, is_old_secret=not is_newest)
+
+    async def _newest_key(self, key_id: str) -> Document[KeyDoc] | None:
+        """Another process may have created, rotated or resumed it a moment ago, or restored its tenant."""
+        document = await self._catalog.try_refresh(DocumentKind.KEY, key_id)
+        if document is not None and isinstance(document.doc, KeyDoc) and self._catalog.is_deleted(document.doc.tenant):
+            await self._catalog.try_refresh(DocumentKind.TENANT, document.doc.tenant)
+        return self._catalog.key(key_id)
+
+    async def _learn_tenant(self, principal: Principal, acting_tenant: str | None) -> None:
+        """Another process may have created or resumed it a moment ago."""
+        tenant = acting_tenant if acting_tenant is not None and principal.is_any_tenant else principal.acting_tenant
+        document = self._catalog.tenant(tenant)
+        if document is None or document.doc.status is not Status.ACTIVE:
+            await self._catalog.try_refresh(DocumentKind.TENANT, tenant)
+
+    def _act_for(self, principal: Principal, acting_tenant: str | None) -> Principal:
+        if acting_tenant is not None and acting_tenant != principal.acting_tenant:
+            if not principal.is_any_tenant:
+                message = "X-Tenant names another tenant than your key's. Only a key for all tenants ('*') may do that."
+                raise ServingError(ErrorCode.FORBIDDEN, message)
+            if self._catalog.tenant(acting_tenant) is None:
+                message = f"X-Tenant: the tenant '{acting_tenant[:64]}' does not exist."
+                raise ServingError(ErrorCode.NOT_FOUND, message, param="X-Tenant")
+            principal = replace(principal, acting_tenant=acting_tenant)
+        self._check_tenant(principal)
+        return principal
+
+    def _check_tenant(self, principal: Principal) -> None:
+        """A key for all tenants (`*`) can still look at a suspended one, an admin's also lift the suspension."""
+        if not principal.is_any_tenant:
+            check_not_suspended(self._catalog, principal.acting_tenant)
+
+    def _is_active(self, doc: KeyDoc) -> bool:
+        return doc.status is Status.ACTIVE and (doc.expires_at is None or self._clock() < doc.expires_at)
+
+    def _is_good(self, doc: KeyDoc, sha256: str | None) -> bool:
+        """Whether the key works, and with the secret of this hash; None = the newest."""
+        is_old = sha256 == doc.previous_sha256 and self._is_old_secret_good(doc)
+        return self._is_active(doc) and (sha256 in (None, doc.sha256) or is_old)
+
+    def _is_old_secret_good(self, doc: KeyDoc) -> bool:
+        return doc.previous_until is not None and self._clock() < doc.previous_until
+
+    @staticmethod
+    def _principal(document: Document[KeyDoc], *, is_old_secret: bool) -> Principal:
+        doc = document.doc
+        return Principal(
+            actor=document.id,
+            role=doc.role,
+            tenant=doc.tenant,
+            acting_tenant=DEFAULT_TENANT if doc.tenant == ANY_TENANT else doc.tenant,
+            key_id=document.id,
+            key_rev=document.rev,
+            adapters=None if doc.adapters is None else frozenset(doc.adapters),
+            is_old_secret=is_old_secret,
+        )
+
+
+def check_not_suspended(catalog: Catalog, tenant: str) -> None:
+    """Raises `ServingError`."""
+    document = catalog.tenant(tenant)
+    if document is None:
+        raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
+    if document.doc.status is not Status.ACTIVE:
+        raise ServingError(ErrorCode.TENANT_SUSPENDED, f"The tenant '{tenant}' is suspended.")
+
+
+def _refused(message: str) -> ServingError:
+    return ServingError(ErrorCode.INVALID_API_KEY, message)

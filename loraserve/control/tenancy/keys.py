@@ -1,0 +1,196 @@
+"""API keys: made, changed, rotated and revoked by admins."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.declarations import Declarations
+from loraserve.control.documents.limit_checks import NO_LIMITS
+from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
+from loraserve.control.tenancy.api_keys import generate_key
+from loraserve.control.tenancy.key_documents import (
+    IssuedKey,
+    KeyPatch,
+    key_not_found,
+    new_doc,
+    patched,
+    rotated,
+)
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
+
+
+class KeyService:
+    """An admin of one tenant sees and changes that tenant's keys; an admin key for all tenants (`*`), all of them.
+
+    A foreign key is not found, as a missing one. Every method raises `ServingError`; `expected_rev`: 412 when it is not
+    the newest revision. Called on the event loop.
+    """
+
+    def __init__(self, catalog: Catalog, declarations: Declarations, *, clock: Callable[[], float] = time.time) -> None:
+        self._catalog = catalog
+        self._declarations = declarations
+        self._clock = clock
+
+    def list(
+        self, principal: Principal, *, tenant: str | None = None, limit: int = DEFAULT_PAGE, cursor: str | None = None
+    ) -> Page[Document[KeyDoc]]:
+        """Newest first, revoked ones too. An admin key for all tenants (`*`) sees all, or those of `tenant`."""
+        principal.require(Action.ADMINISTER)
+        found = [
+            document
+            for document in self._catalog.all_keys()
+            if _may_see(principal, document.doc) and tenant in (None, document.doc.tenant)
+        ]
+        found.sort(key=lambda document: (-document.doc.created_at, document.id))
+        return page_of(found, lambda document: document.id, limit=limit, cursor=cursor)
+
+    async def read(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+        """With what any server committed before this call."""
+        principal.require(Action.ADMINISTER)
+        await self._catalog.reread(DocumentKind.KEY, key_id)
+        document = self._catalog.key(key_id)
+        if document is None or not _may_see(principal, document.doc):
+            raise key_not_found(key_id)
+        return document
+
+    async def lent(self, principal: Principal, key_id: str) -> Document[KeyDoc]:
+        """A key whose rights the principal may give to somebody: as `read`, and no wider than their own."""
+        document = await self.read(principal, key_id)
+        _check_no_wider(principal, document.doc)
+        return document
+
+    async def create(
+        self,
+        principal: Principal,
+        request_id: str,
+        *,
+        role: Role,
+        tenant: str | None = None,
+        name: str = "",
+        adapters: Sequence[str] | None = None,
+        limits: Limits = NO_LIMITS,
+        expires_at: float | None = None,
+    ) -> IssuedKey:
+        """tenant: None = the one the principal acts for; `ANY_TENANT` only with an admin key for all tenants."""
+        principal.require(Action.ADMINISTER)
+        tenant = principal.acting_tenant if tenant is None else tenant
+        if tenant != principal.tenant and not principal.is_any_tenant:
+            raise ServingError(ErrorCode.FORBIDDEN, "You can make keys of your own tenant only.", param="tenant")
+        if tenant != ANY_TENANT and self._catalog.tenant(tenant) is None:
+            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param="tenant")
+        new = generate_key()
+        doc = new_doc(
+            new,
+            role=role,
+            tenant=tenant,
+            name=name,
+            adapters=adapters,
+            limits=limits,
+            expires_at=expires_at,
+            now=self._clock(),
+        )
+        _check_no_wider(principal, doc)
+
+        def change(current: Document[KeyDoc] | None) -> KeyDoc:
+            assert current is None, "a random key id is taken"
+            return doc
+
+        document = await self._edit(principal, request_id, new.id, "key.create", change)
+        return IssuedKey(document, new.text)
+
+    async def patch(
+        self, principal: Principal, request_id: str, key_id: str, patch: KeyPatch, *, expected_rev: int | None = None
+    ) -> Document[KeyDoc]:
+        def change(doc: KeyDoc) -> KeyDoc:
+            changed = patched(doc, patch, self._clock())
+            _check_no_wider(principal, changed)
+            return changed
+
+        return await self._change(principal, request_id, key_id, "key.change", change, expected_rev)
+
+    async def rotate(
+        self, principal: Principal, request_id: str, key_id: str, *, grace_s: float, expected_rev: int | None = None
+    ) -> IssuedKey:
+        """A new secret under the same id; the one before works for another `grace_s`."""
+        new = generate_key(key_id)
+
+        def change(doc: KeyDoc) -> KeyDoc:
+            _check_no_wider(principal, doc)
+            return rotated(doc, new, grace_s, self._clock())
+
+        document = await self._change(principal, request_id, key_id, "key.rotate", change, expected_rev)
+        return IssuedKey(document, new.text)
+
+    async def revoke(
+        self, principal: Principal, request_id: str, key_id: str, *, expected_rev: int | None = None
+    ) -> Document[KeyDoc]:
+        """For good. Revoking a revoked key changes nothing."""
+        return await self._change(
+            principal,
+            request_id,
+            key_id,
+            "key.revoke",
+            lambda doc: replace(doc, status=Status.REVOKED),
+            expected_rev,
+            with_revoked=True,
+        )
+
+    async def _change(
+        self,
+        principal: Principal,
+        request_id: str,
+        key_id: str,
+        action: str,
+        change: Callable[[KeyDoc], KeyDoc],
+        expected_rev: int | None,
+        *,
+        with_revoked: bool = False,
+    ) -> Document[KeyDoc]:
+        def checked(current: Document[KeyDoc] | None) -> KeyDoc:
+            if current is None or not _may_see(principal, current.doc):
+                raise key_not_found(key_id)
+            if current.doc.status is Status.REVOKED and not with_revoked:
+                raise ServingError(
+                    ErrorCode.CONFLICT, f"The key '{key_id}' is revoked, which is final. Make a new one."
+                )
+            return change(current.doc)
+
+        # Before an If-Match is looked at, which would tell that a foreign key exists.
+        await self.read(principal, key_id)
+        return await self._edit(principal, request_id, key_id, action, checked, expected_rev)
+
+    async def _edit(
+        self,
+        principal: Principal,
+        request_id: str,
+        key_id: str,
+        action: str,
+        change: Callable[[Document[KeyDoc] | None], KeyDoc],
+        expected_rev: int | None = None,
+    ) -> Document[KeyDoc]:
+        return await self._declarations.edit(
+            KeyDoc,
+            key_id,
+            change,
+            actor=principal.actor,
+            action=action,
+            request_id=request_id,
+            expected_rev=expected_rev,
+        )
+
+
+def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:
+    """Nobody makes, changes or lends a key that may do more than their own."""
+    if principal.adapters is None:
+        return
+    if doc.adapters is None or not principal.adapters.issuperset(doc.adapters):
+        message = "Your key may use some adapters only, so this key must list some of those and no others."
+        raise ServingError(ErrorCode.FORBIDDEN, message, param="adapters")
+
+
+def _may_see(principal: Principal, doc: KeyDoc) -> bool:
+    return principal.is_any_tenant or doc.tenant == principal.tenant

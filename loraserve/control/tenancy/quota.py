@@ -1,0 +1,170 @@
+"""What a tenant may keep: adapters, and bytes over all their versions, deleted ones too while they are on the disk."""
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from datetime import UTC, datetime
+
+from loraserve.control.documents.adapter_edits import emptied, kept_until
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.turns import Turns
+from loraserve.store.records import AdapterDoc, Limits
+
+WAIT_S = 30.0
+"""For other servers; twice as long as one that was killed keeps its lease."""
+POLL_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+class Quota:
+    """Called on the event loop."""
+
+    def __init__(self, catalog: Catalog, live: LiveStore, *, clock: Callable[[], float] = time.time) -> None:
+        self._catalog = catalog
+        self._live = live
+        self._clock = clock
+        self._turns = Turns()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncGenerator[None]:
+        """One at a time for each tenant, over all servers, with everything known that they committed before.
+
+        Enter it before `check`, and leave it when what was checked is committed: then no two share the last byte.
+        Raises `ServingError`: 503 when Redis is gone or others do not get done.
+        """
+        async with self._turns.take(tenant):
+            token = secrets.token_hex(16)
+            try:
+                await self._take_lease(tenant, token)
+            except LiveUnavailableError as error:
+                raise live_unavailable() from error
+            try:
+                if self._is_limited(tenant):
+                    await self._catalog.catch_up()
+                yield
+            finally:
+                await self._release_lease(tenant, token)
+
+    def num_adapters(self, tenant: str) -> int:
+        """Without deleted ones; of a deleted tenant, those it had."""
+        return sum(document.doc.deleted_at is None for document in self._catalog.held_adapters(tenant))
+
+    def adapter_bytes(self, tenant: str) -> int:
+        """Over all versions whose content is on the disk; content shared with others counts in full.
+
+        Also of a deleted tenant, as long as it can be restored.
+        """
+        docs = (document.doc for document in self._catalog.held_adapters(tenant))
+        return sum(size_bytes for size_bytes, _ in _kept(docs, self._clock()))
+
+    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
+        """Whether a version of that size may be added. Raises `ServingError`.
+
+        open_bytes: of the tenant's other uploads that are not committed yet.
+        """
+        self.check_adapters(tenant, name)
+        limit = self._limits(tenant).max_adapter_bytes
+        if limit is None:
+            return
+        now = self._clock()
+        docs = (_to_add_to(document.doc, name, now) for document in self._catalog.adapters(tenant))
+        kept = [*_kept(docs, now)]
+        used = sum(kept_bytes for kept_bytes, _ in kept) + open_bytes
+        if used + size_bytes > limit:
+            message = (
+                f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
+                f"{limit}. Delete versions, or ask for a higher limit.{_of_deleted(kept)}"
+            )
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None:
+        """What an upload may have at most, whatever name it turns out to have; None = no limit. Raises `ServingError`.
+
+        It may be refused all the same once its name is known: see `check`.
+        """
+        limit = self._limits(tenant).max_adapter_bytes
+        if limit is None:
+            return None
+        docs = (document.doc for document in self._catalog.adapters(tenant) if document.doc.deleted_at is None)
+        used = sum(kept_bytes for kept_bytes, _ in _kept(docs, self._clock()))
+        return max(0, limit - used - open_bytes)
+
+    def check_adapters(self, tenant: str, name: str) -> None:
+        """Whether there may be an adapter of that name. Raises `ServingError`."""
+        limit = self._limits(tenant).max_adapters
+        existing = self._catalog.adapter(tenant, name)
+        is_new = existing is None or existing.doc.deleted_at is not None
+        if limit is not None and is_new and (num_adapters := self.num_adapters(tenant)) + 1 > limit:
+            message = (
+                f"The tenant '{tenant}' has {num_adapters} adapters, its limit is {limit}. "
+                "Delete one, or ask for a higher limit."
+            )
+            raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def _limits(self, tenant: str) -> Limits:
+        """Raises `ServingError` (404)."""
+        document = self._catalog.tenant(tenant)
+        if document is None:
+            raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant}' does not exist.")
+        return document.doc.limits
+
+    def _is_limited(self, tenant: str) -> bool:
+        document = self._catalog.tenant(tenant)
+        if document is None:
+            return True
+        limits = document.doc.limits
+        return limits.max_adapters is not None or limits.max_adapter_bytes is not None
+
+    async def _take_lease(self, tenant: str, token: str) -> None:
+        deadline_s = time.monotonic() + WAIT_S
+        while not await self._live.publish_leases.try_take(tenant, token):
+            if time.monotonic() >= deadline_s:
+                message = (
+                    f"Other servers kept publishing adapters of the tenant '{tenant}' for {WAIT_S:g} s, and two at "
+                    "once could exceed its quota. Try again."
+                )
+                raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+            await asyncio.sleep(POLL_S)
+
+    async def _release_lease(self, tenant: str, token: str) -> None:
+        try:
+            if not await self._live.publish_leases.release(tenant, token):
+                logger.warning("publishing for the tenant %s took longer than its lease", tenant)
+        except LiveUnavailableError:
+            logger.warning("the lease for publishing of the tenant %s could not be released; it lapses", tenant)
+
+
+def _to_add_to(doc: AdapterDoc, name: str, now: float) -> AdapterDoc:
+    """A deleted adapter of that name begins anew, and cannot be restored."""
+    return emptied(doc, now) if doc.name == name and doc.deleted_at is not None else doc
+
+
+def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[tuple[int, float]]:
+    """Bytes of each version whose content is on the disk, and until when."""
+    for doc in docs:
+        for version in doc.versions:
+            until = kept_until(doc, version)
+            if now < until:
+                yield version.size_bytes, until
+
+
+def _of_deleted(kept: Iterable[tuple[int, float]]) -> str:
+    """What a message adds for bytes that nobody can delete any more."""
+    deleted = [(size_bytes, until) for size_bytes, until in kept if until < math.inf]
+    if not deleted:
+        return ""
+    num_bytes = sum(size_bytes for size_bytes, _ in deleted)
+    first = datetime.fromtimestamp(min(until for _, until in deleted), UTC)
+    return (
+        f" {num_bytes} bytes are of deleted ones, which count until they are removed from the disk, "
+        f"the first of them at {first:%Y-%m-%d %H:%M} UTC."
+    )

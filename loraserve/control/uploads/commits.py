@@ -1,0 +1,161 @@
+"""From a complete upload to the published version: validated, kept, tried on the live engine, named in a document.
+
+Content is on the disk before any document names it, so a crash at any point leaves a session whose commit can be
+repeated.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+from loraserve.control.adapters.versions import Published
+from loraserve.control.documents.adapter_edits import Content
+from loraserve.control.ingest.manifest import Manifest
+from loraserve.control.ingest.processes import Ingest, IngestError
+from loraserve.control.ingest.report import AdapterRejectedError, Report
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.uploads.errors import sentence
+from loraserve.control.uploads.states import to_state
+from loraserve.serving.errors import ServingError
+from loraserve.store.blobs import BlobStore
+from loraserve.store.errors import StoreError
+from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
+from loraserve.store.uploads import UploadStore
+
+COMMIT_AGAIN = " Commit again."
+"""Ends what a failed session says, for whoever has its id."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Publisher(Protocol):
+    """See `VersionService`."""
+
+    def check_name(self, name: str) -> None: ...
+
+    async def publish(
+        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+    ) -> Published: ...
+
+
+Smoke = Callable[[str], Awaitable[None]]
+"""Generates with a digest on the live engine. Raises `AdapterRejectedError`, or `ServingError` for other reasons."""
+Certify = Callable[[str], None]
+"""Queues the parity certificate of a digest; never raises."""
+
+
+class UploadCommits:
+    """The commits that this process works on. Called on the event loop."""
+
+    def __init__(
+        self,
+        store: UploadStore,
+        blobs: BlobStore,
+        ingest: Ingest,
+        *,
+        publisher: Publisher,
+        smoke: Smoke,
+        certify: Certify,
+    ) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._ingest = ingest
+        self._publisher = publisher
+        self._smoke = smoke
+        self._certify = certify
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwritten: set[str] = set()
+        """Whose outcome could not be written: their records say that they are being committed."""
+
+    def begin(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
+        """claim: of the session, which is validating; released at the end."""
+        self._unwritten.discard(session.id)
+        task = asyncio.create_task(self._finish(claim, principal, request_id, session))
+        self._tasks[session.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(session.id, None))
+
+    def is_running(self, upload_id: str) -> bool:
+        return upload_id in self._tasks
+
+    def has_lost_outcome(self, upload_id: str) -> bool:
+        """Of one that is being committed, as its record says: it ended here, unwritten, and nobody works on it now."""
+        if upload_id not in self._unwritten:
+            return False
+        with self._store.claim(upload_id) as is_free:
+            return is_free
+
+    async def wait(self, upload_id: str, timeout_s: float) -> None:
+        """Returns when it has ended, or after that time."""
+        if (task := self._tasks.get(upload_id)) is not None:
+            await asyncio.wait({task}, timeout=timeout_s)
+
+    async def cancel(self, upload_id: str) -> None:
+        """Returns when it has ended. Its session stays in the state that it was in."""
+        if (task := self._tasks.get(upload_id)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def close(self) -> None:
+        """Stops all of them; their sessions can be committed again."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self, claim: ExitStack, principal: Principal, request_id: str, session: UploadSession) -> None:
+        """Ends in a settled state unless it is cancelled, or the store cannot write that."""
+        with claim:
+            try:
+                await self._validate_and_publish(principal, request_id, session)
+            except AdapterRejectedError as error:
+                await self._settle(session.id, UploadState.REJECTED, report=error.report)
+            except (ServingError, IngestError, StoreError) as error:
+                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(str(error))}{COMMIT_AGAIN}")
+            except OSError as error:
+                _logger.exception("upload %s failed", session.id)
+                reason = f"the data directory cannot be written ({error.strerror})"
+                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(reason)}{COMMIT_AGAIN}")
+            except Exception:
+                _logger.exception("upload %s failed", session.id)
+                reason = "Something unexpected went wrong; the server's log says what."
+                await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
+
+    async def _validate_and_publish(self, principal: Principal, request_id: str, session: UploadSession) -> None:
+        folder = await asyncio.to_thread(self._store.prepare, session.id)
+        announced = {file.name: file.sha256 for file in session.files if file.sha256 is not None}
+        answer = await self._ingest.ingest(folder, announced)
+        manifest = answer.manifest
+        if manifest is None or not answer.report.accepted:
+            raise AdapterRejectedError(answer.report)
+        await to_state(self._store, session.id, UploadState.LOADING, report=answer.report)
+        await asyncio.to_thread(self._keep, folder, manifest)
+        await self._smoke(manifest.digest)
+        content = Content(
+            digest=manifest.digest,
+            upload_id=session.id,
+            size_bytes=session.size_bytes,
+            max_rank=manifest.max_lora_rank,
+            targets=manifest.target_modules,
+        )
+        published = await self._publisher.publish(
+            principal, request_id, session.name, content, activate=session.activate
+        )
+        result = UploadResult(version=published.version.n, digest=manifest.digest, created=published.created)
+        await to_state(self._store, session.id, UploadState.READY, result=result)
+        self._certify(manifest.digest)
+
+    def _keep(self, folder: Path, manifest: Manifest) -> None:
+        self._ingest.keep_packed(folder, manifest)
+        self._blobs.publish(folder, manifest.digest)
+
+    async def _settle(
+        self, upload_id: str, state: UploadState, *, report: Report | None = None, error: str | None = None
+    ) -> None:
+        try:
+            await to_state(self._store, upload_id, state, report=report, error=error)
+        except (StoreError, OSError):
+            _logger.exception("upload %s could not become %s", upload_id, state)
+            self._unwritten.add(upload_id)

@@ -1,0 +1,49 @@
+"""How an upload's record goes from one state to the next, and what it says of the content."""
+
+import asyncio
+
+import msgspec
+
+from loraserve.control.ingest.report import AdapterRejectedError, Report
+from loraserve.store.errors import UploadStateError
+from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
+from loraserve.store.uploads import UploadStore
+
+
+async def to_state(
+    store: UploadStore,
+    upload_id: str,
+    state: UploadState,
+    *,
+    report: Report | None = None,
+    result: UploadResult | None = None,
+    error: str | None = None,
+) -> UploadSession:
+    """report: None = it stays what it is. Raises `StoreError`, also where that state cannot follow, and `OSError`."""
+
+    def change(session: UploadSession) -> UploadSession:
+        return msgspec.structs.replace(
+            session,
+            state=state,
+            report=session.report if report is None else msgspec.Raw(msgspec.json.encode(report)),
+            result=result,
+            error=error,
+        )
+
+    return await asyncio.to_thread(store.update, upload_id, change)
+
+
+def aborted(session: UploadSession) -> UploadSession:
+    """NOTE: one that came to be loading meanwhile may have a document already, so it must stay what it is."""
+    if session.state is UploadState.LOADING:
+        raise UploadStateError(session.id, session.state, "be aborted while it is published")
+    return msgspec.structs.replace(session, state=UploadState.ABORTED)
+
+
+def report_of(session: UploadSession) -> Report | None:
+    """What was checked so far."""
+    return msgspec.json.decode(session.report, type=Report | None)
+
+
+def rejection_of(session: UploadSession) -> AdapterRejectedError:
+    return AdapterRejectedError(report_of(session) or Report(checks=[]))

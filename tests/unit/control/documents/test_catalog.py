@@ -1,0 +1,257 @@
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from loraserve.control.tenancy.offline_keys import revoke_key_offline
+from loraserve.live.live_store import LiveStore
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, Status
+from tests.support.store_documents import adapter_document, key_document, tenant_document
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, two_nodes, with_tenants
+
+__all__ = ["valkey"]
+
+
+def test_start_puts_what_is_on_disk_into_an_empty_redis(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    store = DocumentStore(data_dir)
+    store.commit(adapter_document("sql", 1))
+    store.commit(adapter_document("sql", 2))
+    store.commit(tenant_document("acme"))
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            assert node.catalog.ready
+            adapter = node.catalog.adapter("acme", "sql")
+            assert adapter is not None
+            assert adapter.rev == 2
+            assert await node.live.documents.revisions(DocumentKind.ADAPTER) == {"acme/sql": 2}
+            assert await node.live.documents.revisions(DocumentKind.TENANT) == {"acme": 1}
+
+    run(scenario)
+
+
+def test_two_processes_on_one_redis_and_data_directory_see_each_others_changes(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
+            await eventually(lambda: two.catalog.tenant("acme") is not None)
+            await two.publish("sql", "one")
+            await eventually(lambda: one.catalog.adapter("acme", "sql") is not None)
+            assert one.catalog.adapter("acme", "sql") == two.catalog.adapter("acme", "sql")
+
+    run(scenario)
+
+
+def test_after_flushall_everything_declared_is_as_before(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            digest = await node.publish("sql", "one")
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            valkey.command("FLUSHALL")
+            principal = await node.authenticator.authenticate(issued.text)
+            admitted = await node.admit(principal, "sql")
+            assert admitted.target.adapter is not None
+            assert admitted.target.adapter.digest == digest
+            revisions = await node.live.documents.revisions(DocumentKind.ADAPTER)
+            assert revisions == {"acme/sql": 1}
+
+    run(scenario)
+
+
+def test_an_idle_process_levels_with_a_redis_that_was_emptied(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            valkey.command("FLUSHALL")
+            async with asyncio.timeout(20):
+                while len(await node.live.documents.revisions(DocumentKind.TENANT)) < 4:
+                    await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_an_older_redis_cannot_unrevoke_a_key(valkey: Valkey, tmp_path: Path) -> None:
+    """A replica that was behind is promoted: it holds the key as it was before its revocation."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            before = issued.document
+            await node.keys.revoke(ACME, "r", issued.document.id)
+            valkey.restart()
+            replica = LiveStore(valkey.url)
+            await replica.documents.put(before)
+            # Another process comes up on this Redis, and the one that knew goes on.
+            async with asyncio.timeout(20):
+                while (await replica.documents.revisions(DocumentKind.KEY))[before.id] != 2:
+                    await asyncio.sleep(0.01)
+            await replica.close()
+            await eventually(lambda: node.catalog.ready)
+            with pytest.raises(ServingError) as refused:
+                await node.authenticator.authenticate(issued.text)
+            assert refused.value.code is ErrorCode.INVALID_API_KEY
+            async with running_node(tmp_path / "data", valkey.url) as other:
+                key = other.catalog.key(before.id)
+                assert key is not None
+                assert key.doc.status is Status.REVOKED
+
+    run(scenario)
+
+
+def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            doc = issued.document
+            revoked = Document(
+                kind=DocumentKind.KEY,
+                id=doc.id,
+                rev=2,
+                at=1.0,
+                actor="cli",
+                action="key.revoke",
+                request_id="",
+                doc=KeyDoc(
+                    tenant="acme", role=Role.INFER, sha256=doc.doc.sha256, created_at=1.0, status=Status.REVOKED
+                ),
+            )
+            node.documents.commit(revoked)
+            await node.catalog.refresh(DocumentKind.KEY, doc.id)
+            known = node.catalog.key(doc.id)
+            assert known is not None
+            assert known.doc.status is Status.REVOKED
+            assert (await node.live.documents.revisions(DocumentKind.KEY))[doc.id] == 2
+
+    run(scenario)
+
+
+def test_whatever_a_scan_finds_is_told_to_redis(valkey: Valkey, tmp_path: Path) -> None:
+    """As when its writer died before it could, and a publisher looks at the quota."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            node.documents.commit(tenant_document("zeta"))
+            await node.catalog.catch_up()
+            assert node.catalog.tenant("zeta") is not None
+            async with asyncio.timeout(20):
+                while "zeta" not in await node.live.documents.revisions(DocumentKind.TENANT):
+                    await asyncio.sleep(0.005)
+
+    run(scenario)
+
+
+def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_reconciliation(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        # It reconciles once a minute, so long after the test has given up.
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            running = await node.admit(await node.authenticator.authenticate(issued.text))
+            revoke_key_offline(DocumentStore(tmp_path / "data"), issued.document.id)
+            await eventually(lambda: running.running.ended_with is not None)
+            assert running.running.ended_with is not None
+            assert running.running.ended_with.code is ErrorCode.INVALID_API_KEY
+            # Other servers on this Redis are told.
+            async with asyncio.timeout(20):
+                while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
+                    await asyncio.sleep(0.01)
+
+    run(scenario)
+
+
+def test_a_tenant_deleted_by_a_server_that_died_before_it_told_is_noticed_as_soon(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            running = await node.admit(await node.authenticator.authenticate(issued.text))
+            tenant = node.catalog.tenant("acme")
+            assert tenant is not None
+            deleted = replace(tenant.doc, deleted_at=node.clock.now)
+            DocumentStore(tmp_path / "data").commit(replace(tenant, rev=tenant.rev + 1, doc=deleted))
+            await eventually(lambda: running.running.ended_with is not None)
+            assert running.running.ended_with is not None
+            assert running.running.ended_with.code is ErrorCode.NOT_FOUND
+
+    run(scenario)
+
+
+def test_memory_never_goes_back_to_an_older_revision(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            assert node.catalog.apply(key_document("abcdefgh", 2))
+            assert not node.catalog.apply(key_document("abcdefgh", 1))
+            assert not node.catalog.apply(key_document("abcdefgh", 2))
+            key = node.catalog.key("abcdefgh")
+            assert key is not None
+            assert key.rev == 2
+
+    run(scenario)
+
+
+def test_says_so_when_redis_knows_more_than_the_disk(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "first", valkey.url) as node:
+            await with_tenants(node)
+        async with running_node(tmp_path / "second", valkey.url) as node:
+            assert node.catalog.tenant("acme") is None
+
+    run(scenario)
+    assert "which the data directory does not have" in caplog.text
+
+
+@pytest.mark.slow
+def test_ten_thousand_documents_are_level_again_after_flushall(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing crashes here, and 20,000 syncs would take a minute.
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    data_dir = tmp_path / "data"
+    store = DocumentStore(data_dir)
+    store.commit(tenant_document("acme"))
+    for number in range(10_000):
+        store.commit(adapter_document(f"a{number}", 1))
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False, synchronise=False) as node:
+            began_s = time.perf_counter()
+            await node.catalog.synchronise()
+            first_s = time.perf_counter() - began_s
+            valkey.command("FLUSHALL")
+            node.live.view.forget()
+            began_s = time.perf_counter()
+            await node.catalog.synchronise()
+            again_s = time.perf_counter() - began_s
+            assert len(await node.live.documents.revisions(DocumentKind.ADAPTER)) == 10_000
+            print(f"10,000 documents: first {first_s:.2f} s, after FLUSHALL {again_s:.2f} s")
+
+    run(scenario)
+
+
+def test_listeners_hear_of_every_change_once(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            heard: list[tuple[str, int]] = []
+            node.catalog.subscribe(lambda document: heard.append((document.id, document.rev)))
+            await node.tenants.create(ADMIN, "r", "acme")
+            await node.publish("sql", "one")
+            await node.publish("sql", "two")
+            assert heard == [("acme", 1), ("acme/sql", 1), ("acme/sql", 2)]
+            assert isinstance(node.catalog.all_adapters()[0].doc, AdapterDoc)
+
+    run(scenario)

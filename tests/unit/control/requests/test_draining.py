@@ -1,0 +1,76 @@
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.adapters.queries import AdapterState
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.monitoring.test_live_views import runtime_of
+from tests.unit.control.nodes import ACME, DONE, Node, eventually, run, two_nodes
+
+__all__ = ["valkey"]
+
+
+@contextlib.asynccontextmanager
+async def two_telling(data_dir: Path, url: str) -> AsyncIterator[tuple[Node, Node]]:
+    """Two servers that say all the time what they run."""
+
+    async def keep_telling(node: Node) -> None:
+        while True:
+            node.clock.now += 0.001
+            await node.snapshots.tell()
+            await asyncio.sleep(0.005)
+
+    async with two_nodes(data_dir, url) as (one, two):
+        for node in (one, two):
+            node.snapshots.watch(runtime_of(node))
+        telling = [asyncio.create_task(keep_telling(node)) for node in (one, two)]
+        try:
+            yield one, two
+        finally:
+            for task in telling:
+                task.cancel()
+            await asyncio.gather(*telling, return_exceptions=True)
+
+
+def test_another_servers_requests_are_waited_for_though_another_adapter_has_the_same_content(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+
+    async def scenario() -> None:
+        async with two_telling(tmp_path / "data", valkey.url) as (one, two):
+            digest = await one.publish("sql", "the same")
+            assert await one.publish("copy", "the same") == digest
+            admitted = await two.admit(ACME, "sql")
+            beside = await two.admit(ACME, "copy")
+            deletion = asyncio.create_task(one.adapters.delete(ACME, "r", "sql", drain_s=60))
+            # It is told several times that the request goes on.
+            told = two.clock.now + 0.1
+            await eventually(lambda: two.clock.now >= told)
+            assert not deletion.done()
+            await two.admission.finish(admitted, DONE)
+            # What runs with the other adapter is no reason to wait.
+            assert (await deletion).drained
+            assert beside.running.ended_with is None
+            assert one.adapters.state_of((await deletion).document) is AdapterState.DELETED
+
+    run(scenario)
+
+
+def test_a_request_that_another_server_does_not_end_is_not_waited_for_beyond_the_deadline(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
+    monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.1)
+
+    async def scenario() -> None:
+        async with two_telling(tmp_path / "data", valkey.url) as (one, two):
+            await one.publish("sql", "one")
+            await one.publish("copy", "one")
+            await two.admit(ACME, "sql")
+            assert not (await one.adapters.delete(ACME, "r", "sql", drain_s=0.01)).drained
+
+    run(scenario)

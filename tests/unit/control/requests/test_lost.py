@@ -1,0 +1,80 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.requests.lost import LostRequests
+from loraserve.control.requests.running import Asked, Progress, Route
+from loraserve.control.requests.service import RequestService
+from loraserve.control.requests.snapshot_records import RequestState
+from loraserve.live import leases
+from loraserve.live.snapshots import SnapshotKind
+from tests.support.live_documents import num_in_flight
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.monitoring.test_live_views import snapshots_of
+from tests.unit.control.nodes import ACME, DONE, Node, run, running_node, with_tenants
+from tests.unit.control.requests.test_service import OPERATOR
+
+__all__ = ["valkey"]
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease lapses when nobody renews it; here it counts as lapsed from its first moment on."""
+    monkeypatch.setattr(leases, "LAPSED_AFTER_MS", -leases.LEASE_MS - 1000)
+
+
+async def killed(node: Node, *, tell: bool) -> str:
+    """A request whose process dies while it runs."""
+    await with_tenants(node)
+    await node.publish("sql", "one")
+    admitted = await node.admit(ACME, "sql")
+    admitted.running.asked = Asked(Route.CHAT, stream=True)
+    admitted.running.progress = lambda: Progress(num_prompt_tokens=5, num_output_tokens=2)
+    if tell:
+        dying = snapshots_of(node, admitted.lease.process)
+        await dying.tell()
+        await node.live.snapshots.remove(SnapshotKind.PROCESS, admitted.lease.process)
+    node.running.remove(admitted.request_id)
+    # Redis has been there for long enough to have heard from everybody.
+    node.live.connection.up_since = time.monotonic() - 60
+    return admitted.request_id
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("tell", [True, False])
+def test_requests_of_a_dead_process_end_as_lost_once(valkey: Valkey, tmp_path: Path, *, tell: bool) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            request_id = await killed(node, tell=tell)
+            survivor = snapshots_of(node, "survivor", "engine-1")
+            lost = LostRequests(node.live, survivor)
+            assert [await lost.sweep(), await lost.sweep()] == [1, 0]
+            record = await RequestService(node.catalog, node.live, survivor).get(OPERATOR, request_id)
+            assert record.state is RequestState.LOST
+            if tell:
+                assert (record.adapter, record.version, record.route, record.stream) == (
+                    *("sql", 1),
+                    *("chat.completions", True),
+                )
+                assert (record.num_prompt_tokens, record.num_output_tokens) == (5, 2)
+            assert await num_in_flight(node.live, "acme") == 0
+            assert node.usage_lines() == []
+
+    run(scenario)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_process_that_lives_keeps_its_requests(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            admitted = await node.admit(ACME)
+            snapshots = snapshots_of(node, admitted.lease.process)
+            await snapshots.tell()
+            node.live.connection.up_since = time.monotonic() - 60
+            assert await LostRequests(node.live, snapshots).sweep() == 0
+            await node.admission.finish(admitted, DONE)
+            assert len(node.usage_lines()) == 1
+
+    run(scenario)

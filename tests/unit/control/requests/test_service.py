@@ -1,0 +1,180 @@
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.paging import encode_cursor
+from loraserve.control.requests.service import RequestQuery, RequestService
+from loraserve.control.requests.snapshot_records import RequestRecord, RequestState
+from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.usage.outcome import Outcome
+from loraserve.live.requests import EndState
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import ANY_TENANT, Role
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.monitoring.test_live_views import snapshots_of
+from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+GLOBEX = server_principal("globex", "cli")
+OPERATOR = Principal("k", Role.OPERATOR, "acme", "acme", "k")
+FOREIGN = Principal("k", Role.OPERATOR, "globex", "globex", "k")
+
+
+def service(node: Node) -> RequestService:
+    return RequestService(node.catalog, node.live, snapshots_of(node))
+
+
+async def ended(node: Node, principal: Principal, model: str = "tiny", outcome: Outcome = DONE) -> str:
+    admitted = await node.admit(principal, model)
+    node.clock.now += 1
+    await node.admission.finish(admitted, outcome)
+    return admitted.request_id
+
+
+async def all_pages(requests: RequestService, principal: Principal, limit: int, **query: object) -> list[RequestRecord]:
+    found: list[RequestRecord] = []
+    cursor: str | None = None
+    while True:
+        page = await requests.list(principal, RequestQuery(limit=limit, cursor=cursor, **query))  # pyright: ignore
+        assert len(page.items) <= limit
+        found += page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def test_what_runs_comes_first_and_pages_lose_nothing(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            over = [await ended(node, ACME, "sql") for _ in range(5)]
+            running = []
+            for _ in range(3):
+                node.clock.now += 1
+                running.append((await node.admit(ACME)).request_id)
+            requests = service(node)
+            for limit in (1, 2, 3, 4, 100):
+                found = await all_pages(requests, OPERATOR, limit)
+                assert [record.id for record in found] == [*reversed(running), *reversed(over)]
+            record = found[3]
+            assert (record.state, record.adapter, record.version) == (RequestState.STOP, "sql", 1)
+            assert (record.num_prompt_tokens, record.num_cached_tokens, record.num_output_tokens) == (10, 4, 6)
+            assert (record.ttft_ms, record.duration_ms) == (1.0, 1000.0)
+            assert (await requests.get(OPERATOR, over[0])).id == over[0]
+            assert (await requests.get(OPERATOR, running[0])).state is RequestState.RUNNING
+
+    run(scenario)
+
+
+def test_requests_are_filtered(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            sql = await ended(node, ACME, "sql")
+            cut = await ended(node, ACME, outcome=Outcome(EndState.COMPLETED, "length", 1, 0, 1))
+            left = await ended(node, ACME, outcome=Outcome(EndState.ABORTED, "abort", 1, 0, 1))
+            bad = await ended(node, ACME, outcome=Outcome(EndState.FAILED, "error", 1, 0, 0, error_code="not_finite"))
+            now = (await node.admit(ACME)).request_id
+            requests = service(node)
+
+            async def ids(**query: object) -> list[str]:
+                return [record.id for record in await all_pages(requests, OPERATOR, 2, **query)]
+
+            assert await ids(adapter="sql") == [sql]
+            assert await ids(adapter="") == [now, bad, left, cut]
+            assert await ids(key_id="nobody") == []
+            for state, expected in (
+                (RequestState.RUNNING, now),
+                (RequestState.STOP, sql),
+                (RequestState.LENGTH, cut),
+                (RequestState.ABORT, left),
+                (RequestState.ERROR, bad),
+            ):
+                assert await ids(state=state) == [expected]
+            assert (await requests.get(OPERATOR, bad)).error == "not_finite"
+
+    run(scenario)
+
+
+def test_a_tenants_requests_do_not_exist_for_others(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            over, running = await ended(node, ACME), (await node.admit(ACME)).request_id
+            requests = service(node)
+            assert await all_pages(requests, FOREIGN, 10) == []
+            for request_id in (over, running, "missing", "a b", "{ls}:x"):
+                for call in (requests.get, requests.abort):
+                    with pytest.raises(ServingError) as refused:
+                        await call(FOREIGN, request_id)
+                    assert refused.value.code is ErrorCode.NOT_FOUND
+                    assert refused.value.message.replace(request_id, "X") == (
+                        "The request 'X' is not known, or ended too long ago."
+                    )
+            with pytest.raises(ServingError) as refused:
+                await requests.list(FOREIGN, RequestQuery(tenant="acme"))
+            assert refused.value.code is ErrorCode.FORBIDDEN
+            with pytest.raises(ServingError):
+                await requests.list(FOREIGN, RequestQuery(tenant=ANY_TENANT))
+            assert node.running.get(running) is not None
+
+    run(scenario)
+
+
+def test_operators_of_all_tenants_page_through_all_of_them(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            over = [await ended(node, (ACME, GLOBEX)[number % 2]) for number in range(7)]
+            requests = service(node)
+            whole = [record.id for record in await all_pages(requests, ADMIN, 100, tenant=ANY_TENANT)]
+            assert sorted(whole) == sorted(over)
+            # Those of one tenant in order; several tenants' may end within one millisecond.
+            for first in (0, 1):
+                assert [found for found in whole if found in over[first::2]] == [*reversed(over[first::2])]
+            for limit in (1, 2, 3):
+                found = await all_pages(requests, ADMIN, limit, tenant=ANY_TENANT)
+                assert [record.id for record in found] == whole
+            found = await all_pages(requests, ADMIN, 2, tenant="globex")
+            assert {record.tenant for record in found} == {"globex"}
+            with pytest.raises(ServingError) as refused:
+                await requests.list(ADMIN, RequestQuery(tenant="nobody"))
+            assert refused.value.code is ErrorCode.NOT_FOUND
+
+    run(scenario)
+
+
+def test_an_operator_ends_a_request_and_a_viewer_may_not(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            admitted = await node.admit(ACME)
+            requests = service(node)
+            with pytest.raises(ServingError) as refused:
+                await requests.abort(Principal("k", Role.VIEWER, "acme", "acme", "k"), admitted.request_id)
+            assert refused.value.code is ErrorCode.FORBIDDEN
+            assert admitted.running.ended_with is None
+            await requests.abort(OPERATOR, admitted.request_id)
+            assert admitted.running.ended_with is not None
+            await node.admission.finish(admitted, Outcome(EndState.ABORTED, "abort", 1, 0, 1))
+            await requests.abort(OPERATOR, admitted.request_id)
+
+    run(scenario)
+
+
+MADE_UP = ("run", "run:1.2.3:x", "run:1-2:x", "end:12:x", "end:1.2-3:x", f"end:{10**20}-1:x")
+
+
+@pytest.mark.parametrize("cursor", ["!", *map(encode_cursor, MADE_UP)])
+def test_a_made_up_cursor_is_refused(valkey: Valkey, tmp_path: Path, cursor: str) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            with pytest.raises(ServingError) as refused:
+                await service(node).list(OPERATOR, RequestQuery(cursor=cursor))
+            assert refused.value.param == "cursor"
+
+    run(scenario)

@@ -1,0 +1,145 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
+from loraserve.control.tenancy.key_documents import KeyPatch
+from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.tenancy.refusals import HOUR_S, MAX_AN_HOUR, SAME_AGAIN_S, Refusals
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import Role
+from tests.support.clock import Clock
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+ACME_ADMIN = Principal("k", Role.ADMIN, "acme", "acme", "k")
+GLOBEX = server_principal("globex", "cli")
+
+
+def trail(node: Node) -> AuditTrail:
+    return AuditTrail(node.live, node.documents)
+
+
+def test_a_change_is_told_with_what_was_before_and_after(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "req-1", role=Role.INFER, name="ci")
+            await node.keys.patch(ACME, "req-2", issued.document.id, KeyPatch(role=Role.VIEWER))
+            page = await trail(node).list(ADMIN, AuditQuery(kind="key"))
+            changed, created = page.items
+            assert (changed.entry.actor, changed.entry.request_id, changed.entry.id) == (
+                *("cli", "req-2"),
+                issued.document.id,
+            )
+            assert changed.before is not None
+            assert changed.after is not None
+            assert (changed.before["role"], changed.after["role"], created.before) == ("infer", "viewer", None)
+            everything = repr(page.items)
+            for secret in (issued.text, issued.document.doc.sha256):
+                assert secret not in everything
+
+    run(scenario)
+
+
+def test_an_admin_of_a_tenant_reads_that_tenants_entries(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("secret", "x", GLOBEX)
+            await node.publish("sql", "y")
+            found = (await trail(node).list(ACME_ADMIN, AuditQuery())).items
+            assert {act.entry.tenant for act in found} == {"acme"}
+            everybody = (await trail(node).list(ADMIN, AuditQuery())).items
+            assert {"acme", "globex"} <= {act.entry.tenant for act in everybody}
+            with pytest.raises(ServingError) as refused:
+                await trail(node).list(Principal("k", Role.OPERATOR, "acme", "acme", "k"), AuditQuery())
+            assert refused.value.code is ErrorCode.FORBIDDEN
+
+    run(scenario)
+
+
+def test_a_key_for_some_adapters_does_not_read_of_others(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("secret", "x")
+            await node.publish("sql", "y")
+            narrow = replace(ACME_ADMIN, adapters=frozenset({"sql"}))
+            found = (await trail(node).list(narrow, AuditQuery())).items
+            assert [act.entry.id for act in found if act.entry.kind == "adapter"] == ["acme/sql"]
+            assert "secret" not in repr(found)
+
+    run(scenario)
+
+
+def test_entries_are_filtered_and_paged(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            for number in range(5):
+                await node.keys.create(ACME, f"req-{number}", role=Role.INFER)
+            found: list[str] = []
+            cursor: str | None = None
+            while True:
+                page = await trail(node).list(ADMIN, AuditQuery(action="key.", limit=2, cursor=cursor))
+                found += [act.entry.request_id for act in page.items]
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert found == [f"req-{number}" for number in reversed(range(5))]
+            assert len(await trail(node).export(ADMIN, AuditQuery(action="key.create", actor="cli"))) == 5
+            assert await trail(node).export(ADMIN, AuditQuery(action="key")) == []
+            with pytest.raises(ServingError) as refused:
+                await trail(node).list(ADMIN, AuditQuery(cursor="eA"))
+            assert refused.value.param == "cursor"
+
+    run(scenario)
+
+
+def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            steady = Clock()
+            refusals = Refusals(node.live, steady=steady)
+
+            async def note(subject: str, actor: str = "unknown", tenant: str = "*") -> int:
+                refusals.note(
+                    actor=actor,
+                    tenant=tenant,
+                    address="1.2.3.4",
+                    subject=subject,
+                    kind="request",
+                    code=ErrorCode.FORBIDDEN,
+                    request_id="r",
+                )
+                await refusals.close()
+                return len(await trail(node).export(ADMIN, AuditQuery(kind="request")))
+
+            assert [await note("GET /v1/keys"), await note("GET /v1/keys")] == [1, 1]
+            assert await note("GET /v1/keys", "key-1") == 2
+            (act, *_) = await trail(node).export(ADMIN, AuditQuery(kind="request", actor="unknown"))
+            assert act.was_refused
+            assert (act.entry.id, act.entry.detail, act.before) == ("GET /v1/keys", "1.2.3.4: forbidden", None)
+            steady.now += SAME_AGAIN_S
+            assert await note("GET /v1/keys") == 3
+            for number in range(2 * MAX_AN_HOUR):
+                await note(f"GET /{number}")
+            num_noted = 1 + MAX_AN_HOUR
+            assert await note("GET /one-more") == num_noted
+            # Strangers leave room for those with keys, and each tenant for the others.
+            for number in range(2 * MAX_AN_HOUR):
+                await note(f"GET /{number}", "key-1", "acme")
+            num_noted += MAX_AN_HOUR
+            assert await note("GET /one-more", "key-2", "acme") == num_noted
+            assert await note("GET /one-more", "key-3", "globex") == num_noted + 1
+            steady.now += HOUR_S - SAME_AGAIN_S - 1
+            assert await note("GET /one-more") == num_noted + 1
+            steady.now += 1
+            assert await note("GET /one-more") == num_noted + 2
+
+    run(scenario)

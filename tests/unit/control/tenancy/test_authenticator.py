@@ -1,0 +1,364 @@
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.tenancy.api_keys import generate_key, hash_key, is_key, try_parse_id
+from loraserve.control.tenancy.key_documents import KeyPatch
+from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
+from loraserve.control.tenancy.tenants import TenantPatch
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import ANY_TENANT, Role, Status
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+
+def test_a_key_names_its_id_and_is_kept_as_a_hash() -> None:
+    key = generate_key()
+    assert key.text.startswith(f"ls-{key.id}_")
+    assert try_parse_id(key.text) == key.id
+    assert key.sha256 == hash_key(key.text)
+    assert is_key(key.text, key.sha256)
+    assert not is_key(f"{key.text}x", key.sha256)
+    assert generate_key(key.id).sha256 != key.sha256
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ls-", "sk-abcdefgh_" + "x" * 43, "ls-ABCDEFGH_" + "x" * 43, "ls-abcdefgh_x", "\ud800"]
+)
+def test_other_texts_are_no_keys(text: str) -> None:
+    assert try_parse_id(text) is None
+
+
+async def refusal(node: Node, text: str | None, acting_tenant: str | None = None) -> ErrorCode:
+    with pytest.raises(ServingError) as refused:
+        await node.authenticator.authenticate(text, acting_tenant)
+    return refused.value.code
+
+
+def test_without_any_key_everybody_is_admin(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            assert node.authenticator.is_open
+            assert not node.authenticator.has_admin
+            principal = await node.authenticator.authenticate("whatever a client sends")
+            assert (principal.role, principal.acting_tenant, principal.actor) == (Role.ADMIN, "default", "open")
+            assert (await node.authenticator.authenticate(None, "acme")).acting_tenant == "acme"
+            assert await refusal(node, None, "nobody") is ErrorCode.NOT_FOUND
+            await node.keys.create(principal, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            assert not node.authenticator.is_open
+            assert node.authenticator.has_admin
+            assert await refusal(node, None) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def test_a_server_whose_last_key_was_revoked_stays_closed(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            await node.keys.revoke(ADMIN, "r", issued.document.id)
+            assert not node.authenticator.is_open
+            assert not node.authenticator.has_admin
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def key_files(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "docs" / "key").glob("*/*/*.json"))
+
+
+def of_a_newer_release(content: bytes) -> bytes:
+    return content.replace(b'"doc":{', b'"doc":{"field_of_tomorrow":1,')
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "torn": lambda content: content[:-20],
+    "of a newer release": of_a_newer_release,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_server_with_keys_that_cannot_be_read_is_closed_and_says_which(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
+) -> None:
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    issued = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    (path,) = key_files(data_dir)
+    path.write_bytes(damage(path.read_bytes()))
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            assert not node.authenticator.is_open
+            assert not node.authenticator.has_admin
+            for text in (None, "whatever a client sends", issued.text):
+                assert await refusal(node, text) is ErrorCode.INVALID_API_KEY
+            assert str(path) in caplog.text
+            assert "none of their documents can be read" in caplog.text
+            # What the message says.
+            other = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+            assert (await node.authenticator.authenticate(other.text)).role is Role.ADMIN
+
+    run(scenario)
+
+
+def test_the_older_revision_of_a_damaged_key_is_not_used_either(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    issued = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    revoke_key_offline(documents, issued.document.id)
+    key_files(data_dir)[-1].write_bytes(b"torn")
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            assert not node.authenticator.is_open
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def test_a_key_that_could_not_be_read_for_a_moment_works_later(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = tmp_path / "data"
+    issued = create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+    os.utime(key_files(data_dir)[0].parent, (1e9, 1e9))
+
+    def fail(path: str) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            assert not node.authenticator.is_open
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+            monkeypatch.undo()
+            await node.catalog.catch_up()
+            assert (await node.authenticator.authenticate(issued.text)).role is Role.ADMIN
+
+    monkeypatch.setattr("loraserve.store.documents._content", fail)
+    run(scenario)
+
+
+def test_an_open_server_closes_with_a_key_that_it_cannot_read(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            assert node.authenticator.is_open
+            create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+            key_files(data_dir)[0].write_bytes(b"torn")
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open
+            shutil.rmtree(data_dir / "docs" / "key")
+            (data_dir / "docs" / "key").mkdir()
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open, "it never opens again"
+
+    run(scenario)
+
+
+def test_a_closed_server_never_opens_because_its_keys_became_unreadable(valkey: Valkey, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            (path,) = key_files(data_dir)
+            path.write_bytes(b"torn")
+            os.utime(path.parent, ns=(1, 1))
+            await node.catalog.catch_up()
+            valkey.restart()
+            await node.catalog.catch_up()
+            assert not node.authenticator.is_open
+
+    run(scenario)
+
+
+def test_keys_that_only_redis_knows_of_close_a_server_too(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its data directory was lost, or is another's than that of the servers on this Redis."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "new", valkey.url) as running:
+            assert running.authenticator.is_open
+            async with running_node(tmp_path / "first", valkey.url) as node:
+                await with_tenants(node)
+                issued = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            await eventually(lambda: not running.authenticator.is_open)
+            assert await refusal(running, None) is ErrorCode.INVALID_API_KEY
+        async with running_node(tmp_path / "other", valkey.url) as started:
+            assert await refusal(started, issued.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+    assert "which the data directory does not have" in caplog.text
+
+
+def test_a_key_acts_for_its_tenant_and_only_a_key_of_all_for_others(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            own = await node.keys.create(ACME, "r", role=Role.ADMIN)
+            everyone = await node.keys.create(ADMIN, "r", role=Role.OPERATOR, tenant=ANY_TENANT)
+            assert (await node.authenticator.authenticate(own.text)).acting_tenant == "acme"
+            assert (await node.authenticator.authenticate(own.text, "acme")).acting_tenant == "acme"
+            # A tenant that exists and one that does not are refused alike.
+            assert await refusal(node, own.text, "globex") is ErrorCode.FORBIDDEN
+            assert await refusal(node, own.text, "nobody") is ErrorCode.FORBIDDEN
+            assert (await node.authenticator.authenticate(everyone.text)).acting_tenant == "default"
+            assert (await node.authenticator.authenticate(everyone.text, "globex")).acting_tenant == "globex"
+            assert (await node.authenticator.of_key(own.document.id)).acting_tenant == "acme"
+
+    run(scenario)
+
+
+def test_wrong_secrets_unknown_ids_and_other_texts_get_the_same_answer(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            messages: set[str] = set()
+            for text in (generate_key(issued.document.id).text, generate_key().text, "n\ud800", issued.text[:-1]):
+                with pytest.raises(ServingError) as refused:
+                    await node.authenticator.authenticate(text)
+                assert refused.value.code is ErrorCode.INVALID_API_KEY
+                messages.add(refused.value.message)
+            assert len(messages) == 1
+
+    run(scenario)
+
+
+def test_a_rotated_secret_works_until_its_grace_is_over(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            old = await node.keys.create(ACME, "r", role=Role.INFER)
+            new = await node.keys.rotate(ACME, "r", old.document.id, grace_s=60)
+            assert new.document.id == old.document.id
+            principal = await node.authenticator.authenticate(old.text)
+            assert principal.is_old_secret
+            assert not (await node.authenticator.authenticate(new.text)).is_old_secret
+            node.clock.now += 61
+            assert await refusal(node, old.text) is ErrorCode.INVALID_API_KEY
+            with pytest.raises(ServingError):
+                node.authenticator.current(principal)
+            await node.authenticator.authenticate(new.text)
+            newest = await node.keys.rotate(ACME, "r", old.document.id, grace_s=0)
+            assert await refusal(node, new.text) is ErrorCode.INVALID_API_KEY
+            await node.authenticator.authenticate(newest.text)
+
+    run(scenario)
+
+
+def test_expiry_and_suspension_end_a_key_and_a_suspension_can_be_lifted(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            expires_at = node.clock.now + 10
+            issued = await node.keys.create(ACME, "r", role=Role.INFER, expires_at=expires_at)
+            key_id = issued.document.id
+            await node.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+            await node.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            await node.authenticator.authenticate(issued.text)
+            node.clock.now += 10
+            assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+            await node.keys.patch(ACME, "r", key_id, KeyPatch(expires_at=None))
+            await node.authenticator.authenticate(issued.text)
+
+    run(scenario)
+
+
+def test_a_suspended_tenant_is_refused_but_its_operators_can_lift_it(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            own = await node.keys.create(ACME, "r", role=Role.ADMIN)
+            everyone = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
+            assert await refusal(node, own.text) is ErrorCode.TENANT_SUSPENDED
+            principal = await node.authenticator.authenticate(everyone.text, "acme")
+            with pytest.raises(ServingError) as refused:
+                await node.admit(principal)
+            assert refused.value.code is ErrorCode.TENANT_SUSPENDED
+            await node.tenants.patch(principal, "r", "acme", TenantPatch(status=Status.ACTIVE))
+            await node.authenticator.authenticate(own.text)
+
+    run(scenario)
+
+
+def test_a_key_made_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with (
+            running_node(data_dir, valkey.url) as one,
+            running_node(data_dir, valkey.url, follow=False, flag_keys=("k",)) as deaf,
+        ):
+            await with_tenants(one)
+            issued = await one.keys.create(ACME, "r", role=Role.INFER)
+            await deaf.catalog.catch_up()
+            assert (await deaf.authenticator.authenticate(issued.text)).key_id == issued.document.id
+            rotated = await one.keys.rotate(ACME, "r", issued.document.id, grace_s=0)
+            await deaf.authenticator.authenticate(rotated.text)
+
+    run(scenario)
+
+
+def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with (
+            running_node(data_dir, valkey.url) as one,
+            running_node(data_dir, valkey.url, follow=False, flag_keys=("k",)) as deaf,
+        ):
+            await with_tenants(one)
+            issued = await one.keys.create(ACME, "r", role=Role.INFER)
+            key_id = issued.document.id
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
+            await one.tenants.patch(ADMIN, "r", "default", TenantPatch(status=Status.SUSPENDED))
+            await deaf.catalog.catch_up()
+            for text, code in ((issued.text, ErrorCode.INVALID_API_KEY), ("k", ErrorCode.TENANT_SUSPENDED)):
+                assert await refusal(deaf, text) is code
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            assert await refusal(deaf, issued.text) is ErrorCode.TENANT_SUSPENDED
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.ACTIVE))
+            await one.tenants.patch(ADMIN, "r", "default", TenantPatch(status=Status.ACTIVE))
+            assert (await deaf.authenticator.authenticate(issued.text)).key_id == key_id
+            await deaf.authenticator.authenticate("k")
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            await deaf.catalog.catch_up()
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            assert (await deaf.authenticator.of_key(key_id)).key_id == key_id
+
+    run(scenario)
+
+
+def test_a_made_key_that_is_also_given_at_start_is_what_its_document_says(valkey: Valkey, tmp_path: Path) -> None:
+    """As where `LORASERVE_API_KEY` is set for the commands, and a server is started beside them."""
+    data_dir = tmp_path / "data"
+    documents = DocumentStore(data_dir)
+    admin = create_key_offline(documents, role=Role.ADMIN, tenant=ANY_TENANT)
+    elsewhere = generate_key()
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url, flag_keys=(admin.text, elsewhere.text)) as node:
+            await with_tenants(node)
+            assert (await node.authenticator.authenticate(admin.text)).role is Role.ADMIN
+            assert (await node.authenticator.authenticate(elsewhere.text)).role is Role.INFER
+            await node.keys.revoke(ADMIN, "r", admin.document.id)
+            assert await refusal(node, admin.text) is ErrorCode.INVALID_API_KEY
+
+    run(scenario)

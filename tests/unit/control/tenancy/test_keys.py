@@ -1,0 +1,151 @@
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.tenancy.key_documents import KeyPatch
+from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
+from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import ANY_TENANT, Limits, Role, Status
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, ADMIN, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+ACME_ADMIN = Principal("k", Role.ADMIN, "acme", "acme")
+GLOBEX_ADMIN = Principal("k", Role.ADMIN, "globex", "globex")
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        (Role.INFER, {Action.INFER}),
+        (Role.VIEWER, {Action.READ}),
+        (Role.OPERATOR, {Action.INFER, Action.READ, Action.OPERATE}),
+        (Role.ADMIN, {Action.INFER, Action.READ, Action.OPERATE, Action.ADMINISTER}),
+    ],
+)
+def test_a_role_allows_exactly_its_actions(role: Role, allowed: set[Action]) -> None:
+    of_one = Principal("k", role, "acme", "acme")
+    of_all = Principal("k", role, ANY_TENANT, "acme")
+    assert {action for action in Action if of_one.can(action)} == allowed
+    everything = {Action.ADMINISTER_ALL} if role is Role.ADMIN else set()
+    assert {action for action in Action if of_all.can(action)} == allowed | everything
+
+
+def test_an_admin_sees_and_changes_keys_of_its_own_tenant_only(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            own = await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
+            everyone = await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            assert [found.id for found in node.keys.list(ACME_ADMIN).items] == [own.document.id]
+            assert {found.id for found in node.keys.list(ADMIN).items} == {own.document.id, everyone.document.id}
+            for tenant, of_tenant in (("acme", [own.document.id]), ("*", [everyone.document.id]), ("globex", [])):
+                assert [found.id for found in node.keys.list(ADMIN, tenant=tenant).items] == of_tenant
+            assert node.keys.list(ACME_ADMIN, tenant="*").items == []
+            bodies: set[str] = set()
+            for principal, key_id in ((GLOBEX_ADMIN, own.document.id), (ACME_ADMIN, everyone.document.id)):
+                for call in (
+                    node.keys.patch(principal, "r", key_id, KeyPatch(name="x"), expected_rev=7),
+                    node.keys.revoke(principal, "r", key_id),
+                    node.keys.rotate(principal, "r", key_id, grace_s=0),
+                ):
+                    with pytest.raises(ServingError) as refused:
+                        await call
+                    assert refused.value.code is ErrorCode.NOT_FOUND
+                    bodies.add(refused.value.message.replace(key_id, "<id>"))
+            with pytest.raises(ServingError) as refused:
+                await node.keys.read(ACME_ADMIN, "aaaaaaaa")
+            bodies.add(refused.value.message.replace("aaaaaaaa", "<id>"))
+            assert len(bodies) == 1
+
+    run(scenario)
+
+
+def test_nobody_makes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            listed = Principal("k", Role.ADMIN, "acme", "acme", adapters=frozenset({"sql"}))
+            refused_calls = [
+                node.keys.create(Principal("k", Role.OPERATOR, "acme", "acme"), "r", role=Role.INFER),
+                node.keys.create(ACME_ADMIN, "r", role=Role.INFER, tenant="globex"),
+                node.keys.create(ACME_ADMIN, "r", role=Role.INFER, tenant=ANY_TENANT),
+                node.keys.create(listed, "r", role=Role.INFER),
+                node.keys.create(listed, "r", role=Role.INFER, adapters=["sql", "other"]),
+            ]
+            for call in refused_calls:
+                with pytest.raises(ServingError) as refused:
+                    await call
+                assert refused.value.code is ErrorCode.FORBIDDEN
+            await node.keys.create(listed, "r", role=Role.INFER, adapters=["sql"])
+
+    run(scenario)
+
+
+def test_revoking_is_final_and_can_be_repeated(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            key_id = issued.document.id
+            revoked = await node.keys.revoke(ACME, "r", key_id)
+            assert revoked.doc.status is Status.REVOKED
+            assert (await node.keys.revoke(ACME, "r", key_id)).rev == revoked.rev
+            for call in (
+                node.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE)),
+                node.keys.rotate(ACME, "r", key_id, grace_s=0),
+            ):
+                with pytest.raises(ServingError) as refused:
+                    await call
+                assert refused.value.code is ErrorCode.CONFLICT
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("patch", "param"),
+    [
+        (KeyPatch(name="x" * 201), "name"),
+        (KeyPatch(adapters=["../etc"]), "adapters"),
+        (KeyPatch(limits=Limits(requests_per_min=-1)), "limits.requests_per_min"),
+        (KeyPatch(limits=Limits(max_adapters=1)), "limits.max_adapters"),
+        (KeyPatch(expires_at=5.0), "expires_at"),
+        (KeyPatch(status=Status.REVOKED), "status"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(valkey: Valkey, tmp_path: Path, patch: KeyPatch, param: str) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            with pytest.raises(ServingError) as refused:
+                await node.keys.patch(ACME, "r", issued.document.id, patch)
+            assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID_VALUE, param)
+
+    run(scenario)
+
+
+def test_the_first_admin_key_needs_neither_server_nor_redis(tmp_path: Path, valkey: Valkey) -> None:
+    data_dir = tmp_path / "data"
+    store = DocumentStore(data_dir)
+    issued = create_key_offline(store, role=Role.ADMIN, tenant=ANY_TENANT, name="first")
+    with pytest.raises(ServingError) as refused:
+        create_key_offline(store, role=Role.ADMIN, tenant="nobody")
+    assert refused.value.code is ErrorCode.NOT_FOUND
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            assert node.authenticator.has_admin
+            principal = await node.authenticator.authenticate(issued.text)
+            assert principal.can(Action.ADMINISTER_ALL)
+            await node.admit(principal)
+            revoke_key_offline(node.documents, issued.document.id)
+            await node.catalog.catch_up()
+            with pytest.raises(ServingError):
+                await node.authenticator.authenticate(issued.text)
+
+    run(scenario)

@@ -1,0 +1,110 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.adapters.service import AdapterPatch
+from loraserve.control.tenancy.principal import Principal, server_principal
+from loraserve.control.tenancy.tenants import TenantPatch
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.records import Limits
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, two_nodes, with_tenants
+
+__all__ = ["valkey"]
+
+GLOBEX = server_principal("globex", "cli")
+NOBODY = "$-1\r\n"
+
+
+async def publish(node: Node, name: str, digest: str, principal: Principal = ACME) -> ErrorCode | None:
+    """A version of 100 bytes; why not, if not."""
+    try:
+        await node.versions.publish(principal, "r", name, content(digest * 64))
+    except ServingError as error:
+        return error.code
+    return None
+
+
+def lease_of(valkey: Valkey) -> str:
+    return valkey.command("GET", "{ls}:l:p:acme")
+
+
+def test_publishing_on_two_servers_never_shares_the_last_bytes(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        # Neither follows what the other commits.
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
+            await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=399)))
+            await two.catalog.catch_up()
+            ended = await asyncio.gather(
+                *(publish(node, f"a{n}", n) for node, names in ((one, "0123"), (two, "4567")) for n in names)
+            )
+            assert sorted(map(str, ended)) == ["None"] * 3 + [str(ErrorCode.INSUFFICIENT_QUOTA)] * 5
+            await one.catalog.catch_up()
+            assert one.tenants.holdings("acme").adapter_bytes == 300
+            # What was deleted may not come back into room that another took meanwhile.
+            name = one.catalog.adapters("acme")[0].doc.name
+            await one.adapters.delete(ACME, "r", name, drain_s=0)
+            await two.catalog.catch_up()
+            outcomes = await asyncio.gather(
+                one.adapters.restore(ACME, "r", name), publish(two, "other", "8"), return_exceptions=True
+            )
+            await one.catalog.catch_up()
+            assert one.tenants.holdings("acme").adapter_bytes == 300, outcomes
+            assert lease_of(valkey) == NOBODY
+
+    run(scenario)
+
+
+def test_publishing_waits_for_another_server_of_the_same_tenant_only(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            leases = node.live.publish_leases
+            assert await leases.try_take("acme", "other server")
+            publishing = asyncio.create_task(publish(node, "sql", "a"))
+            for digest in "bcd":
+                assert await publish(node, "sql", digest, GLOBEX) is None
+            assert not publishing.done()
+            assert await leases.release("acme", "other server")
+            assert await publishing is None
+            assert await leases.try_take("acme", "other server")
+            # A change that uses nothing up waits for nobody.
+            await node.adapters.patch(ACME, "r", "sql", AdapterPatch(description="SQL"))
+
+    run(scenario)
+
+
+def test_whoever_waits_too_long_or_without_redis_is_told_to_come_back(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.tenancy.quota.WAIT_S", 0.05)
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            assert await node.live.publish_leases.try_take("acme", "other server")
+            assert await publish(node, "sql", "a") is ErrorCode.SERVICE_UNAVAILABLE
+            monkeypatch.setattr("loraserve.control.tenancy.quota.WAIT_S", 20.0)
+            publishing = asyncio.create_task(publish(node, "sql", "a"))
+            await asyncio.sleep(0.02)
+            valkey.kill()
+            assert await publishing is ErrorCode.SERVICE_UNAVAILABLE
+            assert node.catalog.adapters("acme") == []
+
+    run(scenario)
+
+
+def test_a_publisher_that_is_given_up_on_finishes_with_its_turn(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            publishing = asyncio.create_task(publish(node, "sql", "a"))
+            await eventually(lambda: lease_of(valkey) != NOBODY or publishing.done())
+            publishing.cancel()
+            await asyncio.gather(publishing, return_exceptions=True)
+            await eventually(lambda: node.catalog.adapter("acme", "sql") is not None)
+            assert await publish(node, "sql", "b") is None
+            await eventually(lambda: lease_of(valkey) == NOBODY)
+
+    run(scenario)
