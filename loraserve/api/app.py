@@ -12,18 +12,18 @@ from litestar.types import ASGIApp
 from litestar.types import Guard as GuardFunction
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import Credentials, Guard, KeyCredentials
-from loraserve.api.errors import handle_error
-from loraserve.api.front_door import FrontDoor
-from loraserve.api.methods import tell_methods_of
-from loraserve.api.needs import ANY_KEY, check_all_need
-from loraserve.api.openapi import openapi_config, render_document
-from loraserve.api.query_names import refuse_unknown_query
-from loraserve.api.refusal_notes import note_refusal
-from loraserve.api.request_notes import NotedApp, OnEnd
+from loraserve.api.http.auth import Credentials, Guard, KeyCredentials
+from loraserve.api.http.errors import handle_error
+from loraserve.api.http.front_door import FrontDoor
+from loraserve.api.http.methods import tell_methods_of
+from loraserve.api.http.needs import ANY_KEY, check_all_need
+from loraserve.api.http.query_names import refuse_unknown_query
+from loraserve.api.http.refusal_notes import note_refusal
+from loraserve.api.http.request_notes import NotedApp, OnEnd
+from loraserve.api.http.session_cookie import CookieCredentials
+from loraserve.api.http.state import put_runtime
+from loraserve.api.openapi.document import openapi_config, render_document
 from loraserve.api.route_table import BODIES, ROUTES
-from loraserve.api.session_cookie import CookieCredentials
-from loraserve.api.state import put_runtime
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import ServingSettings
 

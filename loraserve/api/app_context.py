@@ -3,11 +3,11 @@
 import time
 from dataclasses import dataclass
 
-from loraserve.api.adapter_items import AdapterItems
-from loraserve.api.identity import system_fingerprint
-from loraserve.api.inference_call import InferenceCalls
-from loraserve.api.sampling import SamplingChecker
-from loraserve.api.ui_files import UiFile, read_ui_files
+from loraserve.api.http.ui_files import UiFile, read_ui_files
+from loraserve.api.inference.call import InferenceCalls
+from loraserve.api.inference.identity import system_fingerprint
+from loraserve.api.inference.sampling import SamplingChecker
+from loraserve.api.management.adapter_items import AdapterItems
 from loraserve.control.control_plane import ControlPlane
 from loraserve.control.names.adapter_names import label_of
 from loraserve.serving.runtime import Runtime

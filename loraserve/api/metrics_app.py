@@ -9,10 +9,10 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.errors import handle_error
-from loraserve.api.front_door import FrontDoor
+from loraserve.api.http.errors import handle_error
+from loraserve.api.http.front_door import FrontDoor
+from loraserve.api.http.state import put_runtime
 from loraserve.api.routes import health, metrics
-from loraserve.api.state import put_runtime
 from loraserve.serving.errors import ServingError
 
 

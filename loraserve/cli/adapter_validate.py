@@ -8,7 +8,7 @@ import msgspec
 import rich_click as click
 from loraserve_adapters.base_layout import BaseLayout
 
-from loraserve.api.report_items import report_item
+from loraserve.api.schemas.reports import report_item
 from loraserve.cli.admin_output import print_report
 from loraserve.cli.serve_settings import DEMO
 from loraserve.control.ingest.report import validate_adapter

@@ -16,10 +16,10 @@ from loraserve.cli.trace_settings import TraceDestination
 from loraserve.cli.version import installed_version
 
 if TYPE_CHECKING:
-    from loraserve.api.request_notes import OnEnd
+    from loraserve.api.http.request_notes import OnEnd
     from loraserve.serving.span_export import SpanExport
 
-MODULES = ("loraserve.serving.span_export", "loraserve.api.request_spans")
+MODULES = ("loraserve.serving.span_export", "loraserve.api.inference.request_spans")
 """Only these import OpenTelemetry, which takes 0.4 s."""
 
 
@@ -40,7 +40,7 @@ async def opened_traces(
     if export is None:
         yield None
         return
-    from loraserve.api.request_spans import RequestSpans
+    from loraserve.api.inference.request_spans import RequestSpans
 
     try:
         yield RequestSpans(export.tracer, base_name).tell

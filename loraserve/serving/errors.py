@@ -1,4 +1,4 @@
-"""One error for everything a client can be told, with a stable code. `api/errors.py` maps codes to HTTP."""
+"""One error for everything a client can be told, with a stable code. `api/http/errors.py` maps codes to HTTP."""
 
 from collections.abc import Mapping
 from enum import StrEnum

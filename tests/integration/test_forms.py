@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from loraserve.api.multipart_form import FILES
+from loraserve.api.management.multipart_form import FILES
 from tests.support.management import ADAPTER_FILES, add_adapter, client, fake_adapter, new_key, offline_admin_key
 from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, stop, wait_until
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraserve.api.inference_call import salted
+from loraserve.api.inference.call import salted
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats
 from loraserve.serving.settings import Limits
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer

@@ -9,15 +9,15 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from loraserve.api.answers import changed, shown
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.etags import expected_rev
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import needs
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.management.answers import changed, shown
+from loraserve.api.management.etags import expected_rev
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
+from loraserve.api.openapi.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, AdapterList, PatchAdapterRequest
 from loraserve.control.adapters.queries import NOTHING_USED, AdapterQuery, AdapterSort, AdapterState
 from loraserve.control.adapters.service import AdapterPatch

@@ -5,16 +5,16 @@ from litestar import Request, Response, delete, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from loraserve.api.adapter_items import alias_item
-from loraserve.api.answers import changed
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body, decode_optional
-from loraserve.api.etags import expected_rev, must_not_exist
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.operation_docs import CREATE_ONLY, IF_MATCH, heeds
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body, decode_optional
+from loraserve.api.http.needs import needs
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.management.adapter_items import alias_item
+from loraserve.api.management.answers import changed
+from loraserve.api.management.etags import expected_rev, must_not_exist
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
+from loraserve.api.openapi.operation_docs import CREATE_ONLY, IF_MATCH, heeds
 from loraserve.api.schemas.adapters import PinItem, PinRequest
 from loraserve.api.schemas.aliases import AliasItem, PutAliasRequest, RollbackRequest
 from loraserve.control.documents.adapter_edits import CanaryShare

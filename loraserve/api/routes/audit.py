@@ -9,11 +9,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.management.table_format import as_attachment
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.audit import AuditItem, AuditList
-from loraserve.api.table_format import as_attachment
 from loraserve.control.csv_text import csv_text
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.tenancy.audit_trail import AuditedAct, AuditQuery

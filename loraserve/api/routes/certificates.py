@@ -7,9 +7,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.certificates import CertificateState, CertificateView
 from loraserve.control.contents.certificate import Certificate, CertificateStatus
 from loraserve.control.tenancy.principal import Action

@@ -8,24 +8,24 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.chat_prompts import conversation_demand, conversation_prompt, with_calls_shown
-from loraserve.api.chat_writer import ChatOptions, ChatWriter
-from loraserve.api.conversations import conversation_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.event_stream import EventStream
-from loraserve.api.identity import response_head
-from loraserve.api.needs import INFERENCE
-from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.predictions import predicted_text
-from loraserve.api.prompts import check_prompt_logprobs
-from loraserve.api.ranges import unsupported
-from loraserve.api.reasoning import with_reasoning
-from loraserve.api.request_id import request_id_of
-from loraserve.api.respond import respond
-from loraserve.api.sampling import CheckedSampling
+from loraserve.api.chat.conversations import conversation_of
+from loraserve.api.chat.predictions import predicted_text
+from loraserve.api.chat.prompts import conversation_demand, conversation_prompt, with_calls_shown
+from loraserve.api.chat.reasoning import with_reasoning
+from loraserve.api.chat.tools import ToolUse, tool_use
+from loraserve.api.chat.writer import ChatOptions, ChatWriter
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.event_stream import EventStream
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.ranges import unsupported
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.identity import response_head
+from loraserve.api.inference.prompts import check_prompt_logprobs
+from loraserve.api.inference.respond import respond
+from loraserve.api.inference.sampling import CheckedSampling
+from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.schemas.chat import ChatCompletionRequest, ChatCompletionResponse
-from loraserve.api.tools import ToolUse, tool_use
 from loraserve.control.requests.running import Route
 from loraserve.serving.errors import invalid_value
 

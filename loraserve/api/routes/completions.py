@@ -10,19 +10,25 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.completion_writer import CompletionOptions, CompletionWriter, EchoedPrompt
-from loraserve.api.decoding import decode_body
-from loraserve.api.event_stream import EventStream
-from loraserve.api.identity import response_head
-from loraserve.api.inference_call import Demand
-from loraserve.api.needs import INFERENCE
-from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.prompts import check_not_empty, check_prompt_logprobs, prompt_bytes, split_prompts, truncate
-from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import request_id_of
-from loraserve.api.respond import respond
-from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.event_stream import EventStream
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.ranges import unsupported
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.call import Demand
+from loraserve.api.inference.completion_writer import CompletionOptions, CompletionWriter, EchoedPrompt
+from loraserve.api.inference.identity import response_head
+from loraserve.api.inference.prompts import (
+    check_not_empty,
+    check_prompt_logprobs,
+    prompt_bytes,
+    split_prompts,
+    truncate,
+)
+from loraserve.api.inference.respond import respond
+from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.schemas.completions import CompletionRequest, CompletionResponse
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route

@@ -4,8 +4,8 @@ from litestar import get
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.needs import needs
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.config import ConfigItem, ConfigView
 from loraserve.control.tenancy.principal import Action
 from loraserve.engine.model_description import ModelDescription

@@ -6,8 +6,8 @@ from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.identity import server_version
-from loraserve.api.needs import PUBLIC
+from loraserve.api.http.needs import PUBLIC
+from loraserve.api.inference.identity import server_version
 from loraserve.control.monitoring.live_views import RedisState
 from loraserve.control.requests.snapshot_records import EngineState
 from loraserve.control.requests.snapshots import engine_state

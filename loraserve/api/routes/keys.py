@@ -7,17 +7,17 @@ from litestar import Request, Response, delete, get, patch, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from loraserve.api.answers import changed, shown
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body, decode_optional
-from loraserve.api.etags import etag_header, expected_rev
-from loraserve.api.idempotency import once
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.operation_docs import IDEMPOTENCY_KEY, IF_MATCH, IF_NONE_MATCH, heeds
-from loraserve.api.ranges import check_range
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body, decode_optional
+from loraserve.api.http.needs import needs
+from loraserve.api.http.ranges import check_range
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.management.answers import changed, shown
+from loraserve.api.management.etags import etag_header, expected_rev
+from loraserve.api.management.idempotency import once
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
+from loraserve.api.openapi.operation_docs import IDEMPOTENCY_KEY, IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.schemas.keys import (
     CreatedKey,
     CreateKeyRequest,
@@ -88,7 +88,7 @@ async def create_key(request: Request, context: NamedDependency[AppContext]) -> 
         )
         return created_key(issued)
 
-    created = await once(request, context, create, CreatedKey, kept=without_secret)
+    created = await once(request, context.control.live.sessions, create, CreatedKey, kept=without_secret)
     return Response(created, headers=etag_header(created.rev))
 
 

@@ -9,10 +9,10 @@ from litestar import MediaType, Request, Response, get
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
-from loraserve.api.operation_docs import IF_NONE_MATCH, heeds
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.openapi.document import ERROR_RESPONSES
+from loraserve.api.openapi.operation_docs import IF_NONE_MATCH, heeds
 from loraserve.api.schemas.live import ArenaExtent, EngineItem, EngineList, KvBlocks, LiveView, QueueRow
 from loraserve.control.monitoring.live_views import EngineView
 from loraserve.control.tenancy.principal import Action

@@ -8,20 +8,20 @@ from litestar import Request, Response, get, post
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.event_stream import EventStream
-from loraserve.api.identity import server_version
-from loraserve.api.inference_call import Demand, InferenceCall
-from loraserve.api.lorax_errors import LORAX_ERRORS
-from loraserve.api.lorax_request import completion_of
-from loraserve.api.lorax_writer import LoraxWriter
-from loraserve.api.needs import ANY_KEY, INFERENCE
-from loraserve.api.openapi import ERROR_RESPONSES, answered_with, json_body, lorax_error_responses
-from loraserve.api.prompts import check_not_empty, truncate
-from loraserve.api.ranges import unsupported
-from loraserve.api.respond import open_stream, respond_whole
-from loraserve.api.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.event_stream import EventStream
+from loraserve.api.http.needs import ANY_KEY, INFERENCE
+from loraserve.api.http.ranges import unsupported
+from loraserve.api.inference.call import Demand, InferenceCall
+from loraserve.api.inference.identity import server_version
+from loraserve.api.inference.prompts import check_not_empty, truncate
+from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.lorax.errors import LORAX_ERRORS
+from loraserve.api.lorax.request import completion_of
+from loraserve.api.lorax.writer import LoraxWriter
+from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_body, lorax_error_responses
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route

@@ -4,8 +4,8 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.needs import SCRAPING
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.needs import SCRAPING
+from loraserve.api.openapi.document import ERROR_RESPONSES
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
 """Litestar adds the charset."""

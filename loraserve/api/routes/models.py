@@ -7,9 +7,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import ANY_KEY
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import ANY_KEY
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
 from loraserve.control.documents.adapter_edits import live_version
 from loraserve.control.names.resolve import ResolvedAdapter

@@ -8,9 +8,9 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.requests import RequestItem, RequestList
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.requests.service import RequestQuery

@@ -8,23 +8,23 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.chat_prompts import conversation_demand, conversation_prompt
-from loraserve.api.decoding import decode_body
-from loraserve.api.event_stream import EventStream
-from loraserve.api.needs import INFERENCE
-from loraserve.api.openapi import answered_with, json_body
-from loraserve.api.reasoning import with_reasoning
-from loraserve.api.request_id import request_id_of
-from loraserve.api.respond import open_stream, respond_whole
-from loraserve.api.response_echo import begun_response
-from loraserve.api.response_kinds import refuse_kinds
-from loraserve.api.response_output import ResponseOutput
-from loraserve.api.response_request import checked_response
-from loraserve.api.response_writer import ResponseWriter
+from loraserve.api.chat.prompts import conversation_demand, conversation_prompt
+from loraserve.api.chat.reasoning import with_reasoning
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.event_stream import EventStream
+from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.inference.token_names import TokenNames
+from loraserve.api.openapi.document import answered_with, json_body
+from loraserve.api.responses.echo import begun_response
+from loraserve.api.responses.kinds import refuse_kinds
+from loraserve.api.responses.output import ResponseOutput
+from loraserve.api.responses.request import checked_response
+from loraserve.api.responses.writer import ResponseWriter
 from loraserve.api.schemas.response_answer import ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
-from loraserve.api.token_names import TokenNames
 from loraserve.control.requests.running import Route
 from loraserve.serving.errors import ErrorCode, ServingError
 

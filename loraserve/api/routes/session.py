@@ -5,14 +5,14 @@ from litestar import Request, Response, delete, get, post
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import address_of, given_key, principal_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.identity import server_version
-from loraserve.api.needs import ANY_KEY, PUBLIC, needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import address_of, given_key, principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import ANY_KEY, PUBLIC, needs
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.http.session_cookie import check_same_page, session_cookie, session_token
+from loraserve.api.inference.identity import server_version
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest, LinkItem, SessionItem
-from loraserve.api.session_cookie import check_same_page, session_cookie, session_token
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.tenancy.refusals import UNKNOWN_ACTOR
 from loraserve.control.tenancy.sessions import NewSession

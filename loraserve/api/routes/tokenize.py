@@ -6,14 +6,14 @@ from litestar.di import NamedDependency
 from msgspec import UNSET
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.conversations import conversation_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.ranges import check_token_ids
+from loraserve.api.chat.conversations import conversation_of
+from loraserve.api.chat.tools import checked_tools
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import needs
+from loraserve.api.http.ranges import check_token_ids
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.schemas.tokenize import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from loraserve.api.tools import checked_tools
 from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 

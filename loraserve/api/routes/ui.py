@@ -5,8 +5,8 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.needs import PUBLIC
-from loraserve.api.ui_files import INDEX
+from loraserve.api.http.needs import PUBLIC
+from loraserve.api.http.ui_files import INDEX
 from loraserve.serving.errors import ErrorCode, ServingError
 
 METHODS = [HttpMethod.GET, HttpMethod.HEAD]

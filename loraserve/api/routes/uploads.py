@@ -6,17 +6,17 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.idempotency import once
-from loraserve.api.multipart_form import least_size_bytes, receive_adapter
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, binary_body, json_body, multipart_body
-from loraserve.api.operation_docs import CONTENT_RANGE, IDEMPOTENCY_KEY, heeds
-from loraserve.api.ranges import check_range
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import needs
+from loraserve.api.http.ranges import check_range
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.management.idempotency import once
+from loraserve.api.management.multipart_form import least_size_bytes, receive_adapter
+from loraserve.api.management.uploads import chunk_of, upload_item
+from loraserve.api.openapi.document import ERROR_RESPONSES, binary_body, json_body, multipart_body
+from loraserve.api.openapi.operation_docs import CONTENT_RANGE, IDEMPOTENCY_KEY, heeds
 from loraserve.api.schemas.uploads import ChunkReceived, CreateUploadRequest, UploadItem, UploadList
-from loraserve.api.uploads import chunk_of, upload_item
 from loraserve.control.paging import DEFAULT_PAGE, page_of
 from loraserve.control.tenancy.principal import Action
 from loraserve.store.upload_session import UploadFile
@@ -41,7 +41,7 @@ async def create_upload(request: Request, context: NamedDependency[AppContext], 
         principal = principal_of(request)
         return upload_item(await context.control.uploads.open(principal, name, files, activate=asked.activate))
 
-    return await once(request, context, create, UploadItem)
+    return await once(request, context.control.live.sessions, create, UploadItem)
 
 
 @put(

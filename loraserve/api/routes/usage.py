@@ -9,11 +9,11 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.management.table_format import as_attachment
+from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.usage_report import UsageReport, UsageRow
-from loraserve.api.table_format import as_attachment
 from loraserve.control.tenancy.principal import Action
 from loraserve.control.usage.metrics import Metric
 from loraserve.control.usage.reports import GroupBy, Interval, UsageQuestion, UsageTotals, as_csv

@@ -8,16 +8,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 from litestar.response import File
 
-from loraserve.api.answers import shown
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.etags import expected_rev
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES
-from loraserve.api.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
-from loraserve.api.report_items import report_item
-from loraserve.api.request_id import request_id_of
-from loraserve.api.schemas.reports import ReportItem
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.needs import needs
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.management.answers import shown
+from loraserve.api.management.etags import expected_rev
+from loraserve.api.openapi.document import ERROR_RESPONSES
+from loraserve.api.openapi.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
+from loraserve.api.schemas.reports import ReportItem, report_item
 from loraserve.api.schemas.versions import VersionItem, VersionList
 from loraserve.control.paging import DEFAULT_PAGE, page_of
 from loraserve.control.tenancy.principal import Action

@@ -8,12 +8,12 @@ from litestar import MediaType, Request, post
 from litestar.di import NamedDependency
 
 from loraserve.api.app_context import AppContext
-from loraserve.api.auth import principal_of
-from loraserve.api.decoding import decode_body
-from loraserve.api.needs import needs
-from loraserve.api.openapi import ERROR_RESPONSES, json_body
-from loraserve.api.ranges import unsupported
-from loraserve.api.request_id import request_id_of
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.needs import needs
+from loraserve.api.http.ranges import unsupported
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.ingest.report import AdapterRejectedError

@@ -3,6 +3,8 @@
 import msgspec
 from loraserve_adapters.checks import CheckStatus
 
+from loraserve.control.ingest.report import Report
+
 
 class CheckItem(msgspec.Struct, frozen=True, kw_only=True):
     name: str
@@ -25,3 +27,22 @@ class ReportItem(msgspec.Struct, frozen=True):
     checks: list[CheckItem]
     """Failures first, then warnings, then what passed."""
     object: str = "adapter.report"
+
+
+def report_item(report: Report) -> ReportItem:
+    return ReportItem(
+        [
+            CheckItem(
+                name=check.name,
+                status=check.status,
+                message=check.message,
+                code=check.code,
+                file=check.file,
+                key=check.key,
+                found=check.found,
+                expected=check.expected,
+                remedy=check.remedy,
+            )
+            for check in report.checks
+        ]
+    )

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from loraserve.api.errors import ERROR_TABLE
+from loraserve.api.http.errors import ERROR_TABLE
 from loraserve.engine.request import EngineErrorCode, FinishReason, SequenceOutput
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.engine_errors import request_failed

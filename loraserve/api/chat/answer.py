@@ -1,0 +1,117 @@
+"""An answer that may call tools: its text read as content and tool calls."""
+
+import secrets
+import string
+from collections.abc import Sequence
+from typing import Protocol
+
+from loraserve.api.chat.tools import FUNCTION, ToolUse
+from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseToolCall, ToolCallDelta
+from loraserve.engine.request import FinishReason
+from loraserve.serving.choice import ChoiceDelta
+from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax
+from loraserve.serving.tool_calls.found import CallArguments, CallBegun
+from loraserve.serving.tool_calls.parser import ToolCallParser
+
+ID_CHARS = string.ascii_letters + string.digits
+NUM_ID_CHARS = 9
+"""Mistral's templates refuse ids of another length."""
+TOOL_CALLS = "tool_calls"
+"""The finish reason."""
+
+
+class ChatAnswer(Protocol):
+    """Reads one choice, whose text may come in pieces."""
+
+    num_calls: int
+
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
+        """The content and the parts of calls that became certain, in order."""
+        ...
+
+    def finish_reason(self, reason: FinishReason) -> str: ...
+
+
+def chat_answer(use: ToolUse) -> ChatAnswer | None:
+    """None where nothing can be called: all that is said is content."""
+    if use.named is not None:
+        return NamedCall(use.named)
+    if use.schema is not None:
+        return WrittenCalls(LIST_OF_CALLS, use.max_calls)
+    return None if use.call_format is None else WrittenCalls(SYNTAXES[use.call_format], use.max_calls)
+
+
+class NamedCall:
+    """All of it is what one function is called with."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.num_calls = 0
+
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
+        """See `ChatAnswer.read`."""
+        if not delta.text:
+            return []
+        begun = [] if self.num_calls else [_begun(0, self._name)]
+        self.num_calls = 1
+        return [*begun, _arguments(0, delta.text)]
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """As in OpenAI's API, "stop" where the request named the function."""
+        return reason
+
+
+class WrittenCalls:
+    """The model calls or talks, as it likes or has to."""
+
+    def __init__(self, syntax: CallSyntax, max_calls: int | None) -> None:
+        self._parser = ToolCallParser(syntax)
+        self._max_calls = max_calls
+        self._is_left_out = False
+        self.num_calls = 0
+
+    def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
+        """See `ChatAnswer.read`."""
+        found = self._parser.feed(delta.text)
+        if delta.finish_reason is not None:
+            found += self._parser.finish()
+        read: list[str | ToolCallDelta] = []
+        for part in found:
+            match part:
+                case str():
+                    read.append(part)
+                case CallBegun(name):
+                    self._is_left_out = self._max_calls is not None and self.num_calls >= self._max_calls
+                    if not self._is_left_out:
+                        read.append(_begun(self.num_calls, name))
+                        self.num_calls += 1
+                case CallArguments(text):
+                    if not self._is_left_out:
+                        read.append(_arguments(self.num_calls - 1, text))
+        return read
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        """An answer that was cut off says so, whatever it called."""
+        return TOOL_CALLS if self.num_calls and reason is FinishReason.STOP else reason
+
+
+def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
+    """Of a whole answer."""
+    calls: list[tuple[ToolCallDelta, list[str]]] = []
+    for part in parts:
+        if part.id is not None:
+            calls.append((part, []))
+        calls[-1][1].append(part.function.arguments or "")
+    return [
+        ResponseToolCall(begun.id or "", FUNCTION, CalledFunction(begun.function.name or "", "".join(arguments)))
+        for begun, arguments in calls
+    ]
+
+
+def _begun(index: int, name: str) -> ToolCallDelta:
+    call_id = "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))
+    return ToolCallDelta(index, FunctionDelta(name, ""), call_id, FUNCTION)
+
+
+def _arguments(index: int, text: str) -> ToolCallDelta:
+    return ToolCallDelta(index, FunctionDelta(arguments=text))

@@ -1,0 +1,54 @@
+"""A conversation's way to the engine: what it asks of the server, and its prompt."""
+
+from dataclasses import replace
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.chat.predictions import predicted_tokens
+from loraserve.api.chat.tools import ToolUse
+from loraserve.api.inference.call import Demand
+from loraserve.api.inference.prompts import check_not_empty, truncate
+from loraserve.api.inference.sampling import CheckedSampling, check_context, prompt_sampling
+from loraserve.api.schemas.sampling import SamplingFields
+from loraserve.control.requests.admission import reserve_tokens
+from loraserve.control.requests.running import Asked, Route
+from loraserve.serving.conversation import Conversation
+from loraserve.serving.generation import Prompt
+
+
+def conversation_demand(
+    context: AppContext, checked: CheckedSampling, conversation: Conversation, route: Route, stream: bool | None
+) -> Demand:
+    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
+    num_tokens = reserve_tokens(conversation.num_chars, max_tokens, checked.params.n)
+    return Demand(num_tokens, checked.params.n, Asked(route, bool(stream)))
+
+
+async def conversation_prompt(
+    context: AppContext,
+    asked: SamplingFields,
+    checked: CheckedSampling,
+    conversation: Conversation,
+    max_tokens_param: str,
+    predicted: str = "",
+) -> Prompt:
+    """Raises `ServingError` where it does not fit the model.
+
+    max_tokens_param: what the API calls the answer's limit. predicted: the answer, more or less.
+    """
+    model = context.runtime.engine.model
+    token_ids = await context.runtime.tokenizer.encode_chat(
+        conversation, add_special_tokens=bool(asked.add_special_tokens)
+    )
+    token_ids = truncate(token_ids, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
+    check_not_empty(conversation.param, token_ids)
+    check_context(len(token_ids), checked.max_tokens, model.max_model_len, conversation.param, max_tokens_param)
+    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(model.max_model_len - len(token_ids))
+    predicted_token_ids = await predicted_tokens(predicted, context.runtime.tokenizer, model) if predicted else []
+    return Prompt(token_ids, prompt_sampling(checked, max_tokens), predicted_token_ids)
+
+
+def with_calls_shown(checked: CheckedSampling, use: ToolUse) -> CheckedSampling:
+    """What opens a call may be a special token."""
+    if use.call_format is None:
+        return checked
+    return replace(checked, text=replace(checked.text, skip_special_tokens=False))

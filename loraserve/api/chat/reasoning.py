@@ -1,0 +1,59 @@
+"""How the answer to a conversation begins, on a server that tells reasoning from content."""
+
+from dataclasses import replace
+
+from loraserve.api.http.ranges import unsupported
+from loraserve.engine.request import GrammarReasoning
+from loraserve.serving.choice import TextOptions
+from loraserve.serving.conversation import Conversation
+from loraserve.serving.generation import Prompt
+from loraserve.serving.reasoning import MARKS, ReasoningMarks, ReasoningStart
+from loraserve.serving.runtime import Runtime
+from loraserve.serving.token_text import TokenText
+
+MAX_TAIL = 32
+"""Tokens at a prompt's end that are looked at: what templates write behind the last message."""
+
+
+def with_reasoning(
+    runtime: Runtime, conversation: Conversation, prompt: Prompt, text: TextOptions
+) -> tuple[Prompt, TextOptions]:
+    """A grammar holds what follows the reasoning. Where its marks are no tokens of the model, it holds all of it.
+
+    Raises `ServingError` where none is wanted and there will be some.
+    """
+    if runtime.settings.reasoning_parser is None:
+        return prompt, text
+    marks, token_text = MARKS[runtime.settings.reasoning_parser], runtime.tokenizer.token_text
+    start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
+    if start.has_begun and conversation.effort is not None and conversation.effort.is_none:
+        raise unsupported(
+            conversation.effort.param, "is 'none', but this model's answers begin with reasoning all the same."
+        )
+    opening_id, closing_id = _try_token_id(runtime, marks.opening), _try_token_id(runtime, marks.closing)
+    grammar = prompt.sampling.grammar
+    if grammar is not None:
+        if opening_id is None or closing_id is None:
+            return prompt, text
+        reasoning = GrammarReasoning(None if start.has_begun else opening_id, closing_id)
+        prompt = replace(prompt, sampling=replace(prompt.sampling, grammar=replace(grammar, reasoning=reasoning)))
+        start = replace(start, held_behind=reasoning)
+    if {opening_id, closing_id} & token_text.special_ids:
+        text = replace(text, skip_special_tokens=False)
+    return prompt, replace(text, reasoning=start)
+
+
+def _try_token_id(runtime: Runtime, mark: str) -> int | None:
+    """A tokenizer may have more tokens than the model: it never says those."""
+    token_id = runtime.tokenizer.token_id(mark)
+    return None if token_id is None or token_id >= runtime.engine.model.vocab_size else token_id
+
+
+def _has_begun(
+    marks: ReasoningMarks, conversation: Conversation, prompt_token_ids: list[int], token_text: TokenText
+) -> bool:
+    """Templates may begin a reasoning, or end it where none is wanted."""
+    tail = b"".join(map(token_text.bytes_of, prompt_token_ids[-MAX_TAIL:])).decode(errors="replace").rstrip()
+    if tail.endswith((marks.opening, marks.closing)):
+        return tail.endswith(marks.opening)
+    return marks.may_lack_opening and conversation.add_generation_prompt

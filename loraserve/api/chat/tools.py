@@ -1,0 +1,136 @@
+"""The tools of a request, checked, and what its `tool_choice` makes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from loraserve.api.chat.forced_calls import schema_of_arguments, schema_of_calls
+from loraserve.api.http.ranges import check_at_most, unsupported
+from loraserve.api.http.raw_json import num_bytes_of, parsed
+from loraserve.api.schemas.chat import ChatCompletionRequest
+from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
+from loraserve.serving.conversation import FUNCTION_NAME, JsonObject
+from loraserve.serving.errors import invalid_value, missing
+from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+
+FUNCTION = "function"
+FLAG = f"--tool-call-parser {{{','.join(ToolCallFormat)}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a chat does with tools."""
+
+    tools: Sequence[JsonObject] = ()
+    """That the template shows to the model."""
+    call_format: ToolCallFormat | None = None
+    """How to find calls in the answer; None = it is all content."""
+    max_calls: int | None = None
+    """More are left out of the answer, as in vLLM."""
+    schema: JsonObject | None = None
+    """What the answer is held to, and read as: a list of calls, or what `named` is called with."""
+    named: str | None = None
+
+
+class NamedTool(NamedTuple):
+    """A `tool_choice` that names the function to call."""
+
+    param: str
+    """The field with the name."""
+    name: str
+
+
+def tool_use(asked: ChatCompletionRequest, settings: ServingSettings) -> ToolUse:
+    """Of a chat. Raises `ServingError`."""
+    choice = asked.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        choice = _named_tool(choice)
+    return chosen_use(checked_tools(asked.tools, settings.limits), choice, asked.parallel_tool_calls, settings)
+
+
+def chosen_use(
+    tools: Sequence[JsonObject], choice: str | NamedTool | None, parallel: bool | None, settings: ServingSettings
+) -> ToolUse:
+    """What `tool_choice` makes of checked tools. Raises `ServingError`.
+
+    With the choice "none" the model does not see the tools, so that it cannot call them; vLLM shows them unless it is
+    started with --exclude-tools-when-tool-choice-none.
+    """
+    max_calls = 1 if parallel is False else None
+    if isinstance(choice, NamedTool):
+        named = _named(choice, tools)
+        return ToolUse(tools, schema=schema_of_arguments(named), named=named["function"]["name"])
+    if choice not in (None, "none", "auto", "required"):
+        raise invalid_value("tool_choice", f"is {choice[:32]!r}; it must be 'none', 'auto', 'required' or a function.")
+    if choice == "required" and not tools:
+        raise invalid_value("tool_choice", "is 'required', but there are no 'tools'.")
+    if not tools or choice == "none":
+        return ToolUse()
+    if choice == "required":
+        return ToolUse(tools, max_calls=max_calls, schema=schema_of_calls(tools, max_calls))
+    if settings.tool_call_parser is None:
+        message = f"is 'auto', which needs a server started with {FLAG}. Or send 'none', 'required' or a function."
+        raise unsupported("tool_choice", message)
+    return ToolUse(tools, settings.tool_call_parser, max_calls)
+
+
+def checked_tools(tools: Sequence[Tool] | None, limits: Limits) -> list[JsonObject]:
+    """Raises `ServingError` naming the tool at fault."""
+    functions = [_function(f"tools[{index}]", tool) for index, tool in enumerate(tools or [])]
+    return checked_functions(functions, limits)
+
+
+def checked_functions(functions: Sequence[tuple[str, ToolFunction]], limits: Limits) -> list[JsonObject]:
+    """Each with the field that it is; raises `ServingError` naming the one at fault."""
+    check_at_most("tools", len(functions), limits.max_tools, "tools")
+    for param, function in functions:
+        check_function_name(f"{param}.name", function.name)
+    check_at_most("tools", sum(_num_bytes(function) for _, function in functions), limits.max_tools_bytes, "bytes")
+    return [_for_template(param, function) for param, function in functions]
+
+
+def _named_tool(choice: NamedToolChoice) -> NamedTool:
+    check_is_function("tool_choice", choice.type)
+    if choice.function is None:
+        raise missing("tool_choice.function")
+    return NamedTool("tool_choice.function.name", choice.function.name)
+
+
+def _named(choice: NamedTool, tools: Sequence[JsonObject]) -> JsonObject:
+    named = next((tool for tool in tools if tool["function"]["name"] == choice.name), None)
+    if named is None:
+        raise invalid_value(choice.param, f"is {choice.name[:64]!r}, which none of 'tools' is.")
+    return named
+
+
+def check_is_function(param: str, kind: str) -> None:
+    if kind != FUNCTION:
+        raise unsupported(f"{param}.type", f"is {kind[:32]!r}; only 'function' is supported.")
+
+
+def check_function_name(param: str, name: str) -> None:
+    if not FUNCTION_NAME.fullmatch(name):
+        raise invalid_value(param, f"is {name[:64]!r}; it must match {FUNCTION_NAME.pattern}.")
+
+
+def _function(param: str, tool: Tool) -> tuple[str, ToolFunction]:
+    check_is_function(param, tool.type)
+    if tool.function is None:
+        raise missing(f"{param}.function")
+    return f"{param}.function", tool.function
+
+
+def _num_bytes(function: ToolFunction) -> int:
+    description = (function.description or "").encode()
+    return len(function.name) + len(description) + num_bytes_of(function.parameters or {})
+
+
+def _for_template(param: str, function: ToolFunction) -> JsonObject:
+    """Only what was given. `strict` is for the server, not for the model."""
+    shown: JsonObject = {"name": function.name}
+    if function.description is not None:
+        shown["description"] = function.description
+    if function.parameters is not None:
+        shown["parameters"] = parsed(f"{param}.parameters", function.parameters)
+    return {"type": FUNCTION, "function": shown}

@@ -1,0 +1,97 @@
+"""Who asks. Every route needs a key unless it says otherwise, and a role that it names."""
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import HTTPScope
+
+from loraserve.api.http.needs import ACTION, ANYONE, EVERY_TENANT, PUBLIC_OPT
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.principal import Principal
+from loraserve.serving.errors import ErrorCode, ServingError
+
+STATE_KEY = "loraserve_principal"
+TENANT_HEADER = "x-tenant"
+
+
+OnRefusal = Callable[[ASGIConnection, BaseRouteHandler, ServingError], None]
+
+
+class Credentials(Protocol):
+    """One way to say who asks."""
+
+    async def principal(self, connection: ASGIConnection) -> Principal | None:
+        """None: nothing of this kind was sent. Raises `ServingError` for what is wrong."""
+        ...
+
+
+class KeyCredentials:
+    """`Authorization: Bearer <key>` or `x-api-key: <key>`; on an open server, nothing at all."""
+
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+
+    async def principal(self, connection: ASGIConnection) -> Principal | None:
+        return await self._authenticator.authenticate(given_key(connection), connection.headers.get(TENANT_HEADER))
+
+
+class Guard:
+    """Runs on the matched route, so no trick with the URL leads past it."""
+
+    def __init__(self, credentials: list[Credentials], on_refusal: OnRefusal) -> None:
+        """credentials: the first kind that was sent counts."""
+        self._credentials = credentials
+        self._on_refusal = on_refusal
+
+    async def __call__(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+        if handler.opt.get(PUBLIC_OPT):
+            return
+        try:
+            await self._check(connection, handler)
+        except ServingError as error:
+            self._on_refusal(connection, handler, error)
+            raise
+
+    async def _check(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+        principal = await self._principal(connection)
+        connection.scope["state"][STATE_KEY] = principal
+        if handler.opt.get(ANYONE):
+            return
+        action = handler.opt.get(ACTION)
+        if action is None:
+            raise ServingError(ErrorCode.FORBIDDEN, "Nobody may call this.")
+        principal.require(action)
+        if handler.opt.get(EVERY_TENANT) and not principal.is_any_tenant:
+            raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for all tenants ('*'): it shows all of them.")
+
+    async def _principal(self, connection: ASGIConnection) -> Principal:
+        for credentials in self._credentials:
+            principal = await credentials.principal(connection)
+            if principal is not None:
+                return principal
+        raise ServingError(ErrorCode.INVALID_API_KEY, "No credentials were sent.")
+
+
+def principal_of(request: Request) -> Principal:
+    """Of a route that is not public."""
+    return request.scope["state"][STATE_KEY]
+
+
+def method_of(connection: ASGIConnection) -> str:
+    """There are no routes for anything but HTTP."""
+    return cast(HTTPScope, connection.scope)["method"]
+
+
+def address_of(connection: ASGIConnection) -> str:
+    """As the socket says; only a proxy on this machine is believed what it says of others."""
+    return connection.client.host if connection.client is not None else "local"
+
+
+def given_key(connection: ASGIConnection) -> str | None:
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return connection.headers.get("x-api-key")

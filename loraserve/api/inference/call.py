@@ -1,0 +1,226 @@
+"""An admitted request, from admission to its one ending."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from litestar.types import Scope
+
+from loraserve.api.http.processing_time import received_s
+from loraserve.api.http.request_id import own_request_id
+from loraserve.api.http.request_notes import notes_of
+from loraserve.control.contents.residency import Residency
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.names.adapter_names import label_of
+from loraserve.control.names.resolve import ResolvedAdapter, Target
+from loraserve.control.requests.admission import Admission
+from loraserve.control.requests.admitted import Admitted
+from loraserve.control.requests.running import Asked, Progress
+from loraserve.control.tenancy.principal import Principal
+from loraserve.control.usage.outcome import Outcome
+from loraserve.engine.request import FinishReason
+from loraserve.live.requests import EndState
+from loraserve.serving.bound_adapter import BoundAdapter
+from loraserve.serving.choice import TextOptions
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for, as far as it is known before its prompt is tokenised."""
+
+    reserve_tokens: int
+    num_sequences: int
+    asked: Asked
+
+
+class InferenceCall:
+    """`close` may be called at any time, more than once, and never waits: what is left to do goes on behind it."""
+
+    def __init__(self, calls: "InferenceCalls", admitted: Admitted, received_s: float) -> None:
+        self._calls = calls
+        self.admitted = admitted
+        self._received_s = received_s
+        self._held = contextlib.AsyncExitStack()
+        self.generation: Generation | None = None
+        """None until it starts."""
+        self._error: BaseException | None = None
+        self.outcome: Outcome | None = None
+        """Once it is closed."""
+        self.adapter_load_ms: float | None = None
+        """None for the base model."""
+        self.adapter_wait_s: tuple[float, float] | None = None
+        """When it began to wait for its adapter, be it loaded for this request or for another, and when it had it."""
+
+    @property
+    def adapter(self) -> ResolvedAdapter | None:
+        return self.admitted.target.adapter
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every answer to the request: rate limits, and which version answers."""
+        headers = dict(self.admitted.headers)
+        if self.adapter is not None:
+            headers["x-adapter-version"] = str(self.adapter.version)
+        return headers
+
+    async def start(self, prompts: list[Prompt], text: TextOptions, cache_salt: str) -> Generation:
+        """Load the adapter if need be, and take the work in. Raises `ServingError`."""
+        admitted, adapter = self.admitted, self.adapter
+        if adapter is not None:
+            began_s = time.monotonic()
+            held = self._calls.residency.hold(adapter.digest, tenant=admitted.principal.acting_tenant)
+            self.adapter_load_ms = await self._held.enter_async_context(held)
+            self.adapter_wait_s = began_s, time.monotonic()
+        job = GenerationJob(
+            prompts,
+            None if adapter is None else bound(adapter),
+            text,
+            self._received_s,
+            cache_salt=salted(admitted.kv_salt, cache_salt),
+            tenant=admitted.principal.acting_tenant,
+            tenant_weight=self._calls.weight_of(admitted.principal.acting_tenant),
+            on_first_token=self._note_started,
+        )
+        self.generation = self._calls.generation.start(job)
+        admitted.running.on_abort(self.generation.end_with)
+        return self.generation
+
+    def note(self, error: BaseException) -> None:
+        """Why it is about to be closed."""
+        self._error = self._error or error
+
+    def count_error(self, error: ServingError) -> None:
+        """One that the client is told in the middle of a stream."""
+        self._calls.generation.metrics.error(error.code)
+
+    def progress(self) -> Progress:
+        generation = self.generation
+        if generation is None:
+            return Progress(adapter_load_ms=self.adapter_load_ms)
+        usage, times = generation.usage(), generation.times()
+        return Progress(
+            usage.num_prompt_tokens,
+            usage.num_cached_tokens,
+            usage.num_completion_tokens,
+            times.queue_ms,
+            self.adapter_load_ms,
+            times.ttft_ms,
+        )
+
+    def close(self) -> None:
+        if self.outcome is not None:
+            return
+        self.outcome = self._outcome()
+        if self.generation is not None:
+            self.generation.close()
+        self._calls.spawn(self._settle(self.outcome))
+
+    async def _settle(self, outcome: Outcome) -> None:
+        await self._held.aclose()
+        await self._calls.admission.finish(self.admitted, outcome)
+
+    def _note_started(self) -> None:
+        self.admitted.running.started = True
+
+    def _outcome(self) -> Outcome:
+        ending, error_code = self._ending()
+        generation = self.generation
+        if generation is None:
+            return Outcome(ending, FinishReason.ERROR.value, 0, 0, 0, error_code=error_code)
+        usage, times = generation.usage(), generation.times()
+        return Outcome(
+            ending,
+            generation.finish_reason.value,
+            usage.num_prompt_tokens,
+            usage.num_cached_tokens,
+            usage.num_completion_tokens,
+            queue_ms=times.queue_ms,
+            adapter_load_ms=self.adapter_load_ms,
+            ttft_ms=times.ttft_ms,
+            error_code=error_code,
+        )
+
+    def _ending(self) -> tuple[EndState, str | None]:
+        generation = self.generation
+        if generation is not None and generation.finished:
+            return EndState.COMPLETED, None
+        error = self.admitted.running.ended_with or self._error
+        if self.admitted.running.ended_with is not None or error is None or isinstance(error, asyncio.CancelledError):
+            return EndState.ABORTED, error.code.value if isinstance(error, ServingError) else None
+        if not isinstance(error, ServingError):
+            return EndState.FAILED, ErrorCode.INTERNAL_ERROR.value
+        was_left = error.code is ErrorCode.CLIENT_CLOSED_REQUEST
+        return EndState.ABORTED if was_left else EndState.FAILED, error.code.value
+
+
+class InferenceCalls:
+    """One per app."""
+
+    def __init__(
+        self, catalog: Catalog, admission: Admission, residency: Residency, generation: GenerationService
+    ) -> None:
+        self.catalog = catalog
+        self.admission = admission
+        self.residency = residency
+        self.generation = generation
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def admit(
+        self, principal: Principal, target: Target, scope: Scope, demand: Demand
+    ) -> AsyncIterator[InferenceCall]:
+        """Closes the call if the body fails; else whoever was given it does. Raises `ServingError`.
+
+        All its times count from its arrival.
+        """
+        notes = notes_of(scope)
+        if notes is not None:
+            notes.asked, notes.target = demand.asked, target
+        came_in_s = received_s(scope)
+        admitted = await self.admission.admit(
+            principal,
+            target,
+            own_request_id(scope),
+            reserve_tokens=demand.reserve_tokens,
+            num_sequences=demand.num_sequences,
+        )
+        call = InferenceCall(self, admitted, came_in_s)
+        if notes is not None:
+            notes.call = call
+        admitted.running.received_at = time.time() - (time.monotonic() - came_in_s)
+        admitted.running.asked = demand.asked
+        admitted.running.progress = call.progress
+        try:
+            yield call
+        except BaseException as error:
+            call.note(error)
+            call.close()
+            raise
+
+    def weight_of(self, tenant: str) -> float:
+        document = self.catalog.tenant(tenant)
+        return 1.0 if document is None else document.doc.weight
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait_settled(self) -> None:
+        """Until everything that was closed is in the usage log."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def bound(adapter: ResolvedAdapter) -> BoundAdapter:
+    return BoundAdapter(adapter.name, label_of(adapter.tenant, adapter.name), adapter.digest)
+
+
+def salted(kv_salt: str, cache_salt: str) -> str:
+    """The tenant's salt and the request's, so that no two pairs give the same text."""
+    return f"{len(kv_salt)}:{kv_salt}:{cache_salt}"

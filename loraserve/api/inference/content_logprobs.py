@@ -1,0 +1,23 @@
+"""Log-probabilities of an answer's tokens, as chats and responses have them."""
+
+from collections.abc import Iterable
+
+from loraserve.api.inference.token_names import TokenNames, finite
+from loraserve.api.schemas.chat import ContentLogprob, TopLogprob
+from loraserve.engine.request import TokenLogprob
+
+
+def content_logprobs(names: TokenNames, tokens: Iterable[TokenLogprob], count: int) -> list[ContentLogprob]:
+    """count: of the most likely tokens at each place."""
+    return [
+        ContentLogprob(
+            token=names.name(token.token_id),
+            logprob=finite(token.logprob),
+            bytes=names.bytes_of(token.token_id),
+            top_logprobs=[
+                TopLogprob(names.name(token_id), finite(logprob), names.bytes_of(token_id))
+                for token_id, logprob in token.top[:count]
+            ],
+        )
+        for token in tokens
+    ]

@@ -1,0 +1,63 @@
+"""From what a request says to token ids."""
+
+from typing import cast
+
+from loraserve.api.http.ranges import check_at_most, check_token_ids
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.settings import Limits
+
+
+def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, vocab_size: int) -> list[str | list[int]]:
+    """The four forms of OpenAI's `prompt` as a list of texts or of lists of checked token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid_value("prompt", "is empty.")
+    # A million ids may come: one pass in C, and no copy.
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
+        raise invalid_value("prompt", "mixes texts and token ids.")
+    prompts = cast(list[str | list[int]], [prompt] if kinds == {int} else prompt)
+    check_at_most("prompt", len(prompts), limits.max_prompts, "prompts")
+    for token_ids in prompts:
+        if isinstance(token_ids, list):
+            check_token_ids("prompt", token_ids, vocab_size)
+    return prompts
+
+
+def prompt_bytes(prompt: str | list[int]) -> int:
+    """About how many, before anybody tokenised it: four for each token id."""
+    return len(prompt) if isinstance(prompt, str) else 4 * len(prompt)
+
+
+def truncate(
+    token_ids: list[int],
+    limit: int | None,
+    max_model_len: int,
+    max_tokens: int | None,
+    param: str = "truncate_prompt_tokens",
+) -> list[int]:
+    """The last `limit` tokens; -1 stands for as many as fit beside the answer, of one token at least."""
+    if limit is None:
+        return token_ids
+    if limit != -1 and not 1 <= limit <= max_model_len:
+        raise invalid_value(param, f"is {limit}; it must be -1 or between 1 and {max_model_len}.")
+    if limit == -1:
+        limit = max(1, max_model_len - (max_tokens or 1))
+    return token_ids[-limit:]
+
+
+def check_not_empty(param: str, token_ids: list[int]) -> None:
+    if not token_ids:
+        raise invalid_value(param, "has no tokens.")
+
+
+def check_prompt_logprobs(param: str, num_tokens: int, num_answered: int, top: int, limits: Limits) -> None:
+    """What a short request can ask for has no other bound. num_answered: how often the prompts' are told."""
+    count = num_tokens * num_answered * (top + 1)
+    if count > limits.max_prompt_logprobs:
+        raise invalid_value(
+            param,
+            f"would be {count} for the tokens of the prompts; the limit is {limits.max_prompt_logprobs}. "
+            "Send fewer prompts at once, or ask for fewer choices or log-probabilities.",
+        )

@@ -1,0 +1,126 @@
+"""From the fields that say what an answer must look like to a grammar."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from loraserve.api.http.ranges import check_at_most
+from loraserve.api.inference.schema_cost import check_cost
+from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
+from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.settings import Limits
+
+ANY_OBJECT = {"type": "object"}
+WHITESPACE = r" |\r?\n[ \t]{0,40}"
+"""Between JSON's tokens, where there is any: a space, or a line break with indentation. Where JSON allows whitespace
+without end, so do others, and small models write it until they have no tokens left."""
+
+
+class AskedFormat(NamedTuple):
+    """What an answer shall look like."""
+
+    param: str
+    """The field that asks."""
+    kind: GrammarKind
+    value: Any
+
+
+def grammar_of(
+    request: SamplingFields,
+    limits: Limits,
+    formats: Sequence[AskedFormat],
+    tool_schema: dict[str, Any] | None = None,
+) -> Grammar | None:
+    """None where nothing is asked for. Raises `ServingError`; the engine finds out whether the grammar is valid.
+
+    formats: what fields of the request's own API ask for.
+    tool_schema: what `tool_choice` holds the answer to.
+    """
+    asked = [*formats, *_structured_outputs(request)]
+    if tool_schema is not None:
+        asked.insert(0, json_format("tool_choice", tool_schema))
+    if not asked:
+        return None
+    (param, kind, value), *others = asked
+    if others:
+        raise invalid_value(others[0].param, f"cannot be combined with '{param}': an answer follows one of them.")
+    for other in ("allowed_token_ids", "ignore_eos"):
+        if getattr(request, other):
+            raise invalid_value(other, f"cannot be combined with '{param}'.")
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if not text or value == []:
+        raise invalid_value(param, "is empty.")
+    limit = limits.max_grammar_chars if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR) else limits.max_schema_chars
+    what = "characters" if tool_schema is None else "characters in the schema of 'tools'"
+    check_at_most(param, len(text), limit, what)
+    if isinstance(value, dict):
+        check_cost(param, value, limits)
+    return Grammar(kind, text)
+
+
+def formats_of(request: GenerationFields) -> list[AskedFormat]:
+    """By `response_format` and vLLM's older names. Raises `ServingError`."""
+    asked: list[AskedFormat] = []
+    match request.response_format:
+        case JsonObjectFormat(schema):
+            asked.append(json_format("response_format", schema or ANY_OBJECT))
+        case JsonSchemaFormat(json_schema):
+            asked.append(json_format("response_format.json_schema.schema", json_schema.schema))
+    older = StructuredOutputs(
+        json=request.guided_json,
+        regex=request.guided_regex,
+        choice=request.guided_choice,
+        grammar=request.guided_grammar,
+        whitespace_pattern=request.guided_whitespace_pattern,
+    )
+    return asked + _formats_in(older, "guided_")
+
+
+def json_format(param: str, schema: dict[str, Any]) -> AskedFormat:
+    return AskedFormat(param, GrammarKind.JSON_SCHEMA, _laid_out(schema))
+
+
+def _structured_outputs(request: SamplingFields) -> list[AskedFormat]:
+    if request.structured_outputs is None:
+        return []
+    refuse_unsupported(request.structured_outputs, "structured_outputs.")
+    return _formats_in(request.structured_outputs, "structured_outputs.")
+
+
+def _formats_in(outputs: StructuredOutputs, prefix: str) -> list[AskedFormat]:
+    _check_whitespace(outputs, prefix)
+    schema = _parsed(f"{prefix}json", outputs.json) if isinstance(outputs.json, str) else outputs.json
+    whitespace = None if outputs.disable_any_whitespace else outputs.whitespace_pattern or WHITESPACE
+    given = {
+        "json": (GrammarKind.JSON_SCHEMA, None if schema is None else _laid_out(schema, whitespace)),
+        "json_object": (GrammarKind.JSON_SCHEMA, _laid_out(ANY_OBJECT, whitespace) if outputs.json_object else None),
+        "regex": (GrammarKind.REGEX, outputs.regex),
+        "choice": (GrammarKind.CHOICE, outputs.choice),
+        "grammar": (GrammarKind.GRAMMAR, outputs.grammar),
+    }
+    return [AskedFormat(prefix + name, kind, value) for name, (kind, value) in given.items() if value is not None]
+
+
+def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:
+    asked = [name for name in ("disable_any_whitespace", "whitespace_pattern") if getattr(outputs, name)]
+    if len(asked) > 1:
+        raise invalid_value(prefix + asked[1], f"cannot be combined with '{prefix}{asked[0]}'.")
+    if asked and outputs.json is None and not outputs.json_object:
+        raise invalid_value(prefix + asked[0], f"is only for '{prefix}json'.")
+
+
+def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
+    """With options for llguidance, unless it comes with its own. whitespace: a regular expression; None = none."""
+    options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
+    return {"x-guidance": options} | schema
+
+
+def _parsed(param: str, schema: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(schema, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise invalid_value(param, f"is not a JSON schema: {error}.") from error

@@ -1,0 +1,111 @@
+"""From the fields of /v1/responses to what the model is shown and held to, everything checked on the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loraserve.api.chat.prompts import with_calls_shown
+from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
+from loraserve.api.http.ranges import check_at_most, check_range, unsupported
+from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker, check_stream_options
+from loraserve.api.inference.structured_outputs import ANY_OBJECT, AskedFormat, json_format
+from loraserve.api.responses.input import response_conversation
+from loraserve.api.responses.kinds import check_tool_type
+from loraserve.api.schemas.responses import FunctionChoice, FunctionTool, ResponsesRequest, ResponseText, SchemaFormat
+from loraserve.api.schemas.structured_outputs import JsonObjectFormat
+from loraserve.api.schemas.tools import ToolFunction
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.conversation import Conversation, JsonObject
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.settings import Limits, ServingSettings
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+"""The second one is of reasoning that nobody else may read: those who keep no state always ask for it."""
+MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
+"""Of `metadata`, as in OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedResponse:
+    sampling: CheckedSampling
+    conversation: Conversation
+    tools: Sequence[JsonObject]
+    """All that were sent, whatever `use` makes of them."""
+    use: ToolUse
+
+
+def checked_response(asked: ResponsesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedResponse:
+    """Raises `ServingError` naming what is at fault."""
+    for name, part in (("reasoning", asked.reasoning), ("text", asked.text)):
+        if part is not None:
+            refuse_unsupported(part, f"{name}.")
+    check_stream_options(asked.stream, asked.stream_options)
+    _check_metadata(asked.metadata or {})
+    if asked.max_output_tokens is not None:
+        check_range("max_output_tokens", asked.max_output_tokens, 1, INT64 - 1)
+    tools = _checked_tools(asked.tools or [], settings.limits)
+    use = chosen_use(tools, _choice(asked.tool_choice), asked.parallel_tool_calls, settings)
+    sampling = checker.check_shared(
+        asked,
+        max_tokens=asked.max_output_tokens,
+        logprobs=_logprobs(checker, asked, use, settings),
+        formats=_formats(asked.text),
+        tool_schema=use.schema,
+    )
+    conversation = response_conversation(asked, use.tools, settings.limits)
+    return CheckedResponse(with_calls_shown(sampling, use), conversation, tools, use)
+
+
+def _checked_tools(tools: list[FunctionTool], limits: Limits) -> list[JsonObject]:
+    functions: list[tuple[str, ToolFunction]] = []
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}]"
+        check_tool_type(param, tool.type)
+        refuse_unsupported(tool, f"{param}.")
+        functions.append((param, ToolFunction(tool.name, tool.description, tool.parameters, tool.strict)))
+    return checked_functions(functions, limits)
+
+
+def _choice(choice: str | FunctionChoice | None) -> str | NamedTool | None:
+    if not isinstance(choice, FunctionChoice):
+        return choice
+    check_tool_type("tool_choice", choice.type)
+    return NamedTool("tool_choice.name", choice.name)
+
+
+def _formats(text: ResponseText | None) -> list[AskedFormat]:
+    match text and text.format:
+        case JsonObjectFormat(schema):
+            return [json_format("text.format", schema or ANY_OBJECT)]
+        case SchemaFormat(schema=schema):
+            return [json_format("text.format.schema", schema)]
+        case _:
+            return []
+
+
+def _logprobs(checker: SamplingChecker, asked: ResponsesRequest, use: ToolUse, settings: ServingSettings) -> int | None:
+    include = asked.include or []
+    for index, included in enumerate(include):
+        if included not in INCLUDES:
+            message = f"is {included[:64]!r}; only {' and '.join(map(repr, INCLUDES))} are supported. Leave it out."
+            raise unsupported(f"include[{index}]", message)
+    if asked.top_logprobs is not None:
+        checker.check_top_logprobs("top_logprobs", asked.top_logprobs)
+        if asked.top_logprobs and LOGPROBS not in include:
+            raise invalid_value("top_logprobs", f"needs 'include': [{LOGPROBS!r}].")
+    if LOGPROBS not in include:
+        return None
+    if settings.reasoning_parser is not None:
+        message = f"has {LOGPROBS!r}, which cannot be told where reasoning is told apart (--reasoning-parser)."
+        raise unsupported("include", message)
+    if use.schema is not None or use.call_format is not None:
+        message = f"has {LOGPROBS!r}, which cannot be told where the answer may call tools. Send 'tool_choice': 'none'."
+        raise unsupported("include", message)
+    return asked.top_logprobs or 0
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    check_at_most("metadata", len(metadata), MAX_PAIRS, "pairs")
+    for key, value in metadata.items():
+        check_at_most("metadata", len(key), MAX_KEY_CHARS, "characters in one key")
+        check_at_most(f"metadata.{key}", len(value), MAX_VALUE_CHARS, "characters")

@@ -1,0 +1,127 @@
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from loraserve.api.chat.forced_calls import NO_PARAMETERS
+from loraserve.api.chat.tools import ToolUse, checked_tools, tool_use
+from loraserve.api.schemas.chat import ChatCompletionRequest
+from loraserve.serving.conversation import JsonObject
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+
+LIMITS = Limits(max_tools=3, max_tools_bytes=200)
+SETTINGS = ServingSettings(
+    served_model_names=["tiny"], data_dir=Path(), limits=LIMITS, tool_call_parser=ToolCallFormat.HERMES
+)
+SCHEMA = {"type": "object", "properties": {"b": {"type": "number"}, "a": {"enum": [1, None]}}}
+
+
+def tool(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", **function}}
+
+
+def asked(**fields: object) -> ChatCompletionRequest:
+    return msgspec.json.decode(msgspec.json.encode({"messages": [], **fields}), type=ChatCompletionRequest)
+
+
+def tools_of(*tools: object) -> list[JsonObject]:
+    return checked_tools(asked(tools=tools).tools, LIMITS)
+
+
+def test_templates_get_what_was_given_and_no_more() -> None:
+    given = tool(description="Adds.", parameters=SCHEMA)
+    assert tools_of(given, tool()) == [given, tool()]
+    assert list(tools_of(given)[0]["function"]["parameters"]["properties"]) == ["b", "a"]
+    assert tools_of(tool(strict=True)) == [tool()]
+    assert tools_of() == []
+    assert checked_tools(None, LIMITS) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"type": "custom", "custom": {"name": "x"}}, "tools[1].type"),
+        ({"type": "function"}, "tools[1].function"),
+        (tool(name=""), "tools[1].function.name"),
+        (tool(name="no.dots"), "tools[1].function.name"),
+        (tool(name="add\n"), "tools[1].function.name"),
+        (tool(name="n" * 65), "tools[1].function.name"),
+    ],
+)
+def test_the_tool_at_fault_is_named(given: object, param: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        tools_of(tool(), given)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ([tool()] * 4, "4 tools; the limit is 3"),
+        ([tool(description="é" * 99)], "201 bytes; the limit is 200"),
+        ([tool(parameters={"a": "x" * 195})], "201 bytes; the limit is 200"),
+    ],
+)
+def test_tools_are_bounded(given: list[object], shown: str) -> None:
+    with pytest.raises(ServingError, match=shown) as caught:
+        tools_of(*given)
+    assert caught.value.param == "tools"
+
+
+def use_of(**fields: object) -> ToolUse:
+    return tool_use(asked(**fields), SETTINGS)
+
+
+def test_tools_are_shown_and_calls_looked_for_unless_the_choice_is_none() -> None:
+    for choice in (None, "auto"):
+        assert use_of(tools=[tool()], tool_choice=choice) == ToolUse([tool()], ToolCallFormat.HERMES)
+    assert use_of(tools=[tool()], tool_choice="none") == ToolUse()
+    assert use_of(tools=[tool()], parallel_tool_calls=True).max_calls is None
+    assert use_of(tools=[tool()], parallel_tool_calls=False).max_calls == 1
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_a_choice_without_tools_means_nothing(tools: object) -> None:
+    for choice in (None, "auto", "none"):
+        assert use_of(tools=tools, tool_choice=choice, parallel_tool_calls=True) == ToolUse()
+
+
+def test_calls_that_nobody_would_find_are_refused() -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
+    with pytest.raises(ServingError, match="--tool-call-parser") as caught:
+        tool_use(asked(tools=[tool()]), settings)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNSUPPORTED_PARAMETER, "tool_choice")
+    assert tool_use(asked(tools=[tool()], tool_choice="none"), settings) == ToolUse()
+
+
+@pytest.mark.parametrize(
+    ("choice", "code", "param"),
+    [
+        ({"type": "allowed_tools", "allowed_tools": {}}, ErrorCode.UNSUPPORTED_PARAMETER, "tool_choice.type"),
+        ({"type": "function"}, ErrorCode.MISSING_PARAMETER, "tool_choice.function"),
+        ({"type": "function", "function": {"name": "x"}}, ErrorCode.INVALID_VALUE, "tool_choice.function.name"),
+        ("always", ErrorCode.INVALID_VALUE, "tool_choice"),
+    ],
+)
+def test_other_choices_are_refused(choice: object, code: ErrorCode, param: str) -> None:
+    with pytest.raises(ServingError) as caught:
+        use_of(tools=[tool()], tool_choice=choice)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_what_has_to_be_called_must_be_there(choice: object) -> None:
+    with pytest.raises(ServingError, match="tools"):
+        use_of(tools=[], tool_choice=choice)
+
+
+def test_calls_that_have_to_come_need_no_parser() -> None:
+    settings = msgspec.structs.replace(SETTINGS, tool_call_parser=None)
+    required = tool_use(asked(tools=[tool()], tool_choice="required", parallel_tool_calls=False), settings)
+    assert required.schema is not None
+    assert (required.schema["minItems"], required.schema["maxItems"], required.named) == (1, 1, None)
+    named = tool_use(asked(tools=[tool()], tool_choice={"type": "function", "function": {"name": "add"}}), settings)
+    assert (named.schema, named.named) == (NO_PARAMETERS, "add")

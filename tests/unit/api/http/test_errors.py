@@ -1,0 +1,58 @@
+import errno
+
+import pytest
+from litestar.testing import RequestFactory
+
+from loraserve.api.http import errors
+from loraserve.api.http.errors import CODE_OF_STATUS, ERROR_TABLE, error_body, serving_error_of
+from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
+
+TYPES = {
+    "invalid_request_error",
+    "authentication_error",
+    "permission_error",
+    "not_found_error",
+    "rate_limit_error",
+    "server_error",
+}
+
+
+def test_every_code_has_a_status_and_a_known_type() -> None:
+    assert set(ERROR_TABLE) == set(ErrorCode)
+    for status, kind in ERROR_TABLE.values():
+        assert 400 <= status < 600
+        assert kind in TYPES
+        assert (kind == "server_error") == (status >= 500)
+
+
+def test_the_servers_faults_are_its_5xx() -> None:
+    assert {code for code, (status, _) in ERROR_TABLE.items() if status >= 500} == SERVER_FAULTS
+
+
+def test_the_frameworks_statuses_map_to_codes_of_the_same_status() -> None:
+    for status, code in CODE_OF_STATUS.items():
+        assert ERROR_TABLE[code][0] == status
+
+
+def test_body() -> None:
+    body = error_body(ServingError(ErrorCode.MODEL_NOT_FOUND, "gone", param="model")).error
+    assert (body.message, body.type, body.param, body.code) == ("gone", "not_found_error", "model", "model_not_found")
+
+
+def test_a_path_writes_no_lines_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(errors.logger, "error", lambda text, *args, exc_info: lines.append(text % args))
+    request = RequestFactory().get("/adapters/x\n2026-11-24 CRITICAL forged\x1b[31m")
+    assert serving_error_of(request, RuntimeError("unforeseen")).code is ErrorCode.INTERNAL_ERROR
+    (line,) = lines
+    assert "forged" in line
+    assert line.isprintable()
+
+
+def test_a_full_disk_is_told() -> None:
+    request = RequestFactory().post("/v1/keys")
+    refusal = serving_error_of(request, OSError(errno.ENOSPC, "No space left on device", "/var/lib/loraserve/docs/x"))
+    assert refusal.code is ErrorCode.SERVICE_UNAVAILABLE
+    assert "No space left on device" in refusal.message
+    assert "/var/lib" not in refusal.message
+    assert serving_error_of(request, OSError(errno.EIO, "Input/output error")).code is ErrorCode.INTERNAL_ERROR

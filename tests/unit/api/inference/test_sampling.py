@@ -1,0 +1,149 @@
+import math
+
+import pytest
+
+from loraserve.api.inference.sampling import CheckedSampling, SamplingChecker, check_context, prompt_sampling
+from loraserve.api.schemas.completions import CompletionRequest
+from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.settings import Limits
+from tests.support.fake_engine_client import make_model
+
+MODEL = make_model()
+VOCAB = MODEL.vocab_size
+CHECKER = SamplingChecker(MODEL, Limits())
+
+
+def check(checker: SamplingChecker = CHECKER, **fields: object) -> CheckedSampling:
+    request = CompletionRequest(prompt="x", **fields)  # pyright: ignore[reportArgumentType]
+    return checker.check(request, max_tokens=request.max_tokens, logprobs=None, prompt_logprobs=None)
+
+
+@pytest.mark.parametrize(
+    ("param", "good", "bad"),
+    [
+        ("temperature", [0, 0.7, 2], [-0.01, 2.01, math.nan, math.inf, -math.inf]),
+        ("top_p", [0.01, 1], [0, -1, 1.01, math.nan]),
+        ("top_k", [-1, 0, 1, 10**6], [-2, 2**63, 10**400]),
+        ("min_p", [0, 1], [-0.1, 1.1, math.nan]),
+        ("presence_penalty", [-2, 2], [-2.1, 2.1]),
+        ("frequency_penalty", [-2, 2], [-2.1, 2.1]),
+        ("repetition_penalty", [0.01, 1, 10], [0, -1, 1e-300, 10.1, math.inf]),
+        ("n", [1, 8], [0, -1, 9, 2**70]),
+        ("seed", [-(2**63), -1, 0, 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ("min_tokens", [0, 3], [-1, 2**40]),
+        (
+            "logit_bias",
+            [{}, {"0": -100, str(VOCAB - 1): 100}],
+            [{str(VOCAB): 1}, {"-1": 1}, {"x": 1}, {"1": 101}, {"²": 1}],
+        ),
+        ("stop_token_ids", [[], [0, VOCAB - 1]], [[VOCAB], [-1], [2**63], [0] * 1025]),
+        ("allowed_token_ids", [[0], [VOCAB - 1]], [[], [VOCAB], [-1]]),
+        ("stop", ["x", ["a", "b", "c", "d"], "x" * 256, []], ["", ["a", ""], list("abcde"), "x" * 257]),
+        ("cache_salt", ["s"], ["", "s" * 257]),
+        ("prompt_logprobs", [0, 20], [-1, 21]),
+        ("priority", [0], [1, -1]),
+        ("store", [False], [True]),
+        ("service_tier", ["auto", "default"], ["flex", ""]),
+        ("request_id", ["abc-1"], ["", "a b", "x" * 129, "a\n"]),
+        ("logit_bias", [{str(i): 0 for i in range(300)}], [{str(i): 0 for i in range(301)}]),
+    ],
+)
+def test_ranges(param: str, good: list[object], bad: list[object]) -> None:
+    for value in good:
+        check(**{param: value})
+    for value in bad:
+        with pytest.raises(ServingError) as caught:
+            check(**{param: value})
+        assert caught.value.param == param
+        assert param in caught.value.message
+        assert len(caught.value.message) < 300
+
+
+def test_the_message_has_the_value_and_the_limit() -> None:
+    with pytest.raises(ServingError, match=r"'temperature' is 2.5; it must be between 0 and 2\."):
+        check(temperature=2.5)
+    with pytest.raises(ServingError, match=rf"token id {VOCAB}; ids must be between 0 and {VOCAB - 1}\."):
+        check(stop_token_ids=[3, VOCAB])
+
+
+def test_min_tokens_may_not_exceed_max_tokens() -> None:
+    check(min_tokens=5, max_tokens=5)
+    with pytest.raises(ServingError, match="min_tokens"):
+        check(min_tokens=6, max_tokens=5)
+    with pytest.raises(ServingError, match="min_tokens"):
+        prompt_sampling(check(min_tokens=6), 5)
+
+
+def test_prompt_logprobs_and_stream_options_need_the_right_mode() -> None:
+    with pytest.raises(ServingError, match="prompt_logprobs"):
+        check(prompt_logprobs=1, stream=True)
+    with pytest.raises(ServingError, match="stream_options"):
+        check(stream_options=object())
+
+
+def test_defaults_are_openais_where_the_model_has_none() -> None:
+    params = check().params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (1, 1, 0, 0, 1)
+
+
+def test_the_models_generation_config_fills_what_a_request_leaves_out() -> None:
+    given = {"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
+    checker = SamplingChecker(make_model(default_sampling=given), Limits())
+    params = check(checker).params
+    assert (params.temperature, params.top_k, params.top_p, params.min_p, params.repetition_penalty) == (
+        0.6,
+        20,
+        0.9,
+        0.05,
+        1.1,
+    )
+    assert check(checker, temperature=0.0, top_k=-1).params.temperature == 0
+    assert check(checker, temperature=0.0, top_k=-1).params.top_k == 0
+
+
+def test_default_max_tokens_is_the_rest_of_the_context_unless_the_model_says_less() -> None:
+    assert CHECKER.default_max_tokens(100) == 100
+    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
+    assert (checker.default_max_tokens(100), checker.default_max_tokens(20)) == (30, 20)
+
+
+def test_the_models_max_new_tokens_is_a_default_and_no_limit() -> None:
+    """As in vLLM: it caps requests only where an operator names a generation config of his own."""
+    checker = SamplingChecker(make_model(default_sampling={"max_new_tokens": 30}), Limits())
+    assert check(checker, max_tokens=100).max_tokens == 100
+
+
+@pytest.mark.parametrize(("given", "used"), [(0.0, 0.0), (1e-6, 0.0), (1e-4, 0.01), (0.5, 0.5)])
+def test_tiny_temperatures(given: float, used: float) -> None:
+    assert check(temperature=given).params.temperature == used
+
+
+def test_seeds() -> None:
+    assert prompt_sampling(check(seed=7), 5).seed == 7
+    same = [prompt_sampling(check(seed=-5), 5).seed for _ in range(2)]
+    assert same[0] == same[1]
+    assert 0 <= same[0] < 2**62
+    for seed in (None, -1):
+        checked = check(seed=seed)
+        assert prompt_sampling(checked, 5).seed != prompt_sampling(checked, 5).seed
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "param", "shown"),
+    [
+        (500, 13, "max_tokens", ("500", "13", "512", "lower max_tokens")),
+        (512, 13, "prompt", ("512", "no room")),
+        (512, None, "prompt", ("512", "no room")),
+        (600, 0, "prompt", ("600", "512", "no room")),
+    ],
+)
+def test_context_length(num_prompt_tokens: int, max_tokens: int | None, param: str, shown: tuple[str, ...]) -> None:
+    with pytest.raises(ServingError) as caught:
+        check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
+    assert all(text in caught.value.message for text in shown)
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens"), [(500, 12), (511, None), (511, 0)])
+def test_what_fits(num_prompt_tokens: int, max_tokens: int | None) -> None:
+    check_context(num_prompt_tokens, max_tokens, 512, "prompt", "max_tokens")
