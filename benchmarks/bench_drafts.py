@@ -20,9 +20,9 @@ from unittest.mock import patch
 
 from in_process import load_adapters, start_engine
 
-from loraserve.engine.drafter import Drafter
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.scheduling.drafter import Drafter
 
 NUM_TOKENS = 96
 WRONG_EVERY = 6

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from in_process import start_engine
 
 from loraserve.engine.engine import Engine
-from loraserve.engine.grammar import GrammarMatcher
+from loraserve.engine.grammars.matcher import GrammarMatcher
 from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, SamplingParams
 
 FIELDS = {

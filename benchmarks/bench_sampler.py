@@ -9,8 +9,8 @@ import torch
 from loraserve_kernels.choose_backend import choose_backend
 
 from loraserve.engine.request import SamplingParams
-from loraserve.engine.sampler import Sampler
-from loraserve.engine.sampling_row import PenaltyState, SamplingRow
+from loraserve.engine.sampling.row import PenaltyState, SamplingRow
+from loraserve.engine.sampling.sampler import Sampler
 
 GREEDY = SamplingParams(max_tokens=256, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=256, temperature=0.8)

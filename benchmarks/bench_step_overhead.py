@@ -18,9 +18,9 @@ from in_process import start_engine
 from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.step_batch import StepBatch
 
-from loraserve.engine.adapter_arrival import StepArrivals
-from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.adapters.arrival import StepArrivals
 from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, SamplingParams
+from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.serving.engine_loop import EngineLoop
 from loraserve.serving.engine_process import SocketChannel
 from loraserve.serving.framing import encode_frame

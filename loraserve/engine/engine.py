@@ -8,18 +8,14 @@ from itertools import islice
 import torch
 from loraserve_kernels.sampling import SamplesOnDevice
 
-from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.adapter_users import AdapterUsers
-from loraserve.engine.batch_builder import ScheduledSequence
+from loraserve.engine.adapters.memory import AdapterMemory
+from loraserve.engine.adapters.users import AdapterUsers
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_sampler import DeviceSampler, QueuedTokens
-from loraserve.engine.drafter import Drafter
-from loraserve.engine.endings import Endings
 from loraserve.engine.engine_stats import EngineCounts, engine_stats
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.gpu_memory import STEP_OUT_OF_MEMORY_ADVICE
-from loraserve.engine.grammar import OutputMatcher
-from loraserve.engine.kv_blocks import BlockPool, root_hash
+from loraserve.engine.grammars.matcher import OutputMatcher
+from loraserve.engine.kv.blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
     EngineErrorCode,
@@ -30,12 +26,16 @@ from loraserve.engine.request import (
     TokenLogprob,
 )
 from loraserve.engine.request_check import check_request
-from loraserve.engine.sampler import Sampler
-from loraserve.engine.scheduler import Scheduler, StepPlan
-from loraserve.engine.sequence import RequestState, Sequence, Status
+from loraserve.engine.sampling.device_sampler import DeviceSampler, QueuedTokens
+from loraserve.engine.sampling.sampler import Sampler
+from loraserve.engine.scheduling.drafter import Drafter
+from loraserve.engine.scheduling.endings import Endings
+from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
+from loraserve.engine.scheduling.scheduler import Scheduler
+from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, start
-from loraserve.engine.step_in_flight import StepInFlight
-from loraserve.engine.step_queue import StepQueue
+from loraserve.engine.steps.in_flight import StepInFlight
+from loraserve.engine.steps.queue import StepQueue
 
 ChosenToken = tuple[int, TokenLogprob | None, bool]
 """(Token id, its log-probability, whether its logits were finite)."""

@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.kv_blocks import BlockPool
+from loraserve.engine.adapters.memory import AdapterMemory
+from loraserve.engine.kv.blocks import BlockPool
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import EngineStats
-from loraserve.engine.scheduler import Scheduler, running_digests
-from loraserve.engine.sequence import Sequence
+from loraserve.engine.scheduling.scheduler import Scheduler, running_digests
+from loraserve.engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)

@@ -12,11 +12,11 @@ from loraserve_kernels.logit_edits import RowEdits, pack_edits
 from loraserve_kernels.sampling import SamplesOnDevice, pack_draws
 from loraserve_kernels.step_batch import Segments, StepBatch
 
-from loraserve.engine.accelerator import Accelerator
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
+from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.model_runner import ModelRunner
+from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
+from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.models.causal_model import CausalModel
 
 EDIT_BYTES = 8

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from loraserve.engine.request import QueueStats
-from loraserve.engine.sequence import Sequence, Status
+from loraserve.engine.scheduling.sequence import Sequence, Status
 
 
 @dataclass(slots=True)

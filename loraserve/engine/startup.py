@@ -13,23 +13,23 @@ from loraserve_kernels.choose_backend import choose_backend
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
-from loraserve.engine.accelerator import Accelerator, accelerator_of, choose_device
-from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.batch_builder import BatchBuilder
+from loraserve.engine.adapters.host_tier import choose_host_tier_bytes, locked_bytes
+from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
-from loraserve.engine.drafter import FreeRows
+from loraserve.engine.device.accelerator import Accelerator, accelerator_of, choose_device
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes, compile_sampling
-from loraserve.engine.grammar_compiler import Grammars
-from loraserve.engine.host_tier import choose_host_tier_bytes, locked_bytes
-from loraserve.engine.kv_cache_dtype import choose_kv_cache_dtype
+from loraserve.engine.grammars.compiler import Grammars
+from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.model_runner import ModelRunner
-from loraserve.engine.step_graphs import NO_GRAPHS, CaptureError, GraphSizes, StepGraphs
-from loraserve.engine.work_lists import WorkLists
+from loraserve.engine.scheduling.drafter import FreeRows
+from loraserve.engine.steps.batch_builder import BatchBuilder
+from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.steps.graphs import NO_GRAPHS, CaptureError, GraphSizes, StepGraphs
+from loraserve.engine.steps.model_runner import ModelRunner
+from loraserve.engine.steps.work_lists import WorkLists
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError

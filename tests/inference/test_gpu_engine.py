@@ -8,9 +8,10 @@ import gc
 import pytest
 import torch
 
-from loraserve.engine import adapter_arrival, step_graphs
+from loraserve.engine.adapters import arrival as adapter_arrival
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.steps import graphs as step_graphs
 from tests.support.engines import MIB, collect, greedy, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, make_oracle, run_one_by_one, wrong_answers
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from loraserve_kernels.host_sampling import ReferenceSampling
 
-from loraserve.engine.device_logprobs import prompt_logprobs
 from loraserve.engine.request import SamplingParams
-from loraserve.engine.sampler import Sampler
-from loraserve.engine.sampling_row import SamplingRow
+from loraserve.engine.sampling.device_logprobs import prompt_logprobs
+from loraserve.engine.sampling.row import SamplingRow
+from loraserve.engine.sampling.sampler import Sampler
 from tests.support.hash_model import approximately
 
 pytestmark = [

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from loraserve_kernels.cpu_backend import CpuBackend
 
-from loraserve.engine import adapter_arrival, startup
-from loraserve.engine.adapter_arrival import Arrival
+from loraserve.engine import startup
+from loraserve.engine.adapters import arrival as adapter_arrival
+from loraserve.engine.adapters.arrival import Arrival
 from loraserve.engine.engine import Engine
 from tests.support.engines import greedy, make_engine, run
 from tests.support.host_accelerator import HostAccelerator

@@ -10,7 +10,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 
-from loraserve.engine import adapter_arrival
+from loraserve.engine.adapters import arrival as adapter_arrival
 from loraserve.engine.engine import Engine
 from tests.support.engines import run
 from tests.support.peft_oracle import (

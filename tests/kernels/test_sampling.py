@@ -11,8 +11,8 @@ from loraserve_kernels.sampling import DrawParams, check_sample, make_logits, pa
 from torch import Tensor
 
 from loraserve.engine.request import SamplingParams
-from loraserve.engine.sampler import Sampler
-from loraserve.engine.sampling_row import SamplingRow
+from loraserve.engine.sampling.row import SamplingRow
+from loraserve.engine.sampling.sampler import Sampler
 
 HAS_GPU = torch.cuda.is_available()
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)

@@ -19,13 +19,13 @@ from triton import knobs
 from triton.runtime import driver
 
 from loraserve.engine import startup
-from loraserve.engine.batch_builder import ScheduledSequence
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_sampler import DeviceSampler
 from loraserve.engine.request import EngineRequest, SamplingParams
-from loraserve.engine.sampling_row import SamplingRow
-from loraserve.engine.sequence import RequestState
-from loraserve.engine.sequence import Sequence as EngineSequence
+from loraserve.engine.sampling.device_sampler import DeviceSampler
+from loraserve.engine.sampling.row import SamplingRow
+from loraserve.engine.scheduling.plan import ScheduledSequence
+from loraserve.engine.scheduling.sequence import RequestState
+from loraserve.engine.scheduling.sequence import Sequence as EngineSequence
 from loraserve.models import self_check
 from tests.kernels.compile_for_gpus import AbsentGpuDriver
 from tests.support.host_accelerator import HostAccelerator

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from loraserve.engine.grammar_compiler import Grammars
+from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.request import Grammar, GrammarKind, GrammarReasoning
 
 VOCAB_SIZE = 30

@@ -23,15 +23,11 @@ from loraserve_kernels.sampling import DrawParams, sample_reference
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
-from loraserve.engine.accelerator import Accelerator
-from loraserve.engine.adapter_arrival import StepArrivals
-from loraserve.engine.adapter_memory import AdapterMemory
-from loraserve.engine.batch_builder import BatchBuilder, ScheduledSequence
+from loraserve.engine.adapters.arrival import StepArrivals
+from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_sampler import QueuedTokens
-from loraserve.engine.drafter import FreeRows
+from loraserve.engine.device.accelerator import Accelerator
 from loraserve.engine.engine import Engine
-from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
@@ -40,8 +36,13 @@ from loraserve.engine.request import (
     SequenceOutput,
     TokenLogprob,
 )
-from loraserve.engine.sampler import Sampler, SamplingRow
-from loraserve.engine.step_graphs import NO_GRAPHS
+from loraserve.engine.sampling.device_sampler import QueuedTokens
+from loraserve.engine.sampling.sampler import Sampler, SamplingRow
+from loraserve.engine.scheduling.drafter import FreeRows
+from loraserve.engine.scheduling.plan import ScheduledSequence
+from loraserve.engine.steps.batch_builder import BatchBuilder
+from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.steps.graphs import NO_GRAPHS
 from tests.support.hash_grammars import EOS, VOCAB_SIZE, can_follow, hash_grammars
 
 LOGITS_SIZE = 32
@@ -273,7 +274,7 @@ def make_hash_engine(
         logits_size=LOGITS_SIZE,
     )
     monkeypatch.setattr("loraserve.engine.engine.start", lambda config, progress: parts)
-    monkeypatch.setattr("loraserve.engine.adapter_memory.UPLOAD_WAIT_S", 60)  # a step with work to do does something
+    monkeypatch.setattr("loraserve.engine.adapters.memory.UPLOAD_WAIT_S", 60)  # a step with work to do does something
     engine = Engine(config, lambda *_: None)
     return engine, runner
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from loraserve.engine.accelerator import Event
+from loraserve.engine.device.accelerator import Event
 
 
 def _nothing() -> None:

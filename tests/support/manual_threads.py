@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from loraserve.engine import adapter_transit, adapter_upload, host_tier
+from loraserve.engine.adapters import host_tier
+from loraserve.engine.adapters import transit as adapter_transit
+from loraserve.engine.adapters import upload as adapter_upload
 
 
 class ManualFuture(Future[Any]):

@@ -9,8 +9,8 @@ import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
 from loraserve_adapters.packed_file import write_packed
 
-from loraserve.engine.accelerator import Accelerator
-from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.adapters.memory import AdapterMemory
+from loraserve.engine.device.accelerator import Accelerator
 
 LAYOUT = "layout-of-the-tests"
 UNIT = ALIGNMENT_BYTES // 4

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters.errors import AdapterError
 
-from loraserve.engine.adapter_files import AdapterFiles
-from loraserve.engine.adapter_memory import AdapterMemory
+from loraserve.engine.adapters.files import AdapterFiles
+from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError, EngineStepError
-from loraserve.engine.fair_queue import FairQueue
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
+from loraserve.engine.scheduling.fair_queue import FairQueue
 from tests.support.hash_model import (
     BASE,
     VOCAB_SIZE,

@@ -9,8 +9,8 @@ from itertools import chain
 import pytest
 
 from loraserve.engine.engine import Engine
-from loraserve.engine.grammar import GrammarMatcher
-from loraserve.engine.grammar_compiler import Grammars, grammar_refused
+from loraserve.engine.grammars.compiler import Grammars, grammar_refused
+from loraserve.engine.grammars.matcher import GrammarMatcher
 from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
@@ -237,7 +237,7 @@ def test_a_grammar_that_nobody_waits_for_is_not_compiled(engine: Engine, grammar
 def test_a_grammar_that_becomes_too_costly_ends_its_request_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.engine.grammar_compiler.MAX_LEXER_STATES", 40)
+    monkeypatch.setattr("loraserve.engine.grammars.compiler.MAX_LEXER_STATES", 40)
     engine._grammars = make_hash_grammars()
     costly = Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")
     engine._grammars.compile(costly).result()

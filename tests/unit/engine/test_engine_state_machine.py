@@ -417,7 +417,7 @@ class DraftingMachine(EngineMachine):
         self.random = Random(0)
         self.expected: dict[str, list[list[int]]] = {}
         self.monkeypatch.setattr(
-            "loraserve.engine.drafter.Draft",
+            "loraserve.engine.scheduling.drafter.Draft",
             lambda *_: SimpleNamespace(next=self._draft, note_computed=lambda *_: None),
         )
 

@@ -7,11 +7,11 @@ from loraserve_kernels.attention_work import APPEND_ROWS, append_capacity, make_
 from loraserve_kernels.step_batch import StepBatch
 
 from loraserve.engine.config import EngineConfig
-from loraserve.engine.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_memory import GpuMemory, _sampling_bytes, activation_bytes
 from loraserve.engine.memory_plan import GPU_SHARES, plan_memory
-from loraserve.engine.token_counts import TokenCounts
+from loraserve.engine.sampling.device_logprobs import LOGPROBS_BYTES, ROWS_AT_A_TIME
+from loraserve.engine.sampling.token_counts import TokenCounts
 from loraserve.models.causal_model import CausalModel
 from tests.support.host_accelerator import HostAccelerator
 

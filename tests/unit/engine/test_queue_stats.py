@@ -1,7 +1,7 @@
-from loraserve.engine.kv_blocks import root_hash
+from loraserve.engine.kv.blocks import root_hash
 from loraserve.engine.queue_stats import queue_stats
 from loraserve.engine.request import EngineRequest, QueueStats, SamplingParams
-from loraserve.engine.sequence import RequestState, Sequence, Status
+from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 
 
 def sequence(tenant: str, digest: str | None, *, num_prompt: int, num_computed: int, status: Status) -> Sequence:

@@ -10,9 +10,9 @@ from loraserve import demo
 from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
-from loraserve.engine.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.startup import EngineParts, start
+from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from tests.support.host_accelerator import HostAccelerator
 
 MIB = 1 << 20

@@ -1,0 +1,117 @@
+"""Which adapters are in the arena, and where: each has an extent of exactly its bytes and a row of the table."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from loraserve_adapters.packed import PackedTable
+from torch import Tensor
+
+from loraserve.engine.adapters.extents import Extents
+from loraserve.engine.adapters.rows import AdapterRows
+
+MAX_COPIED = 1 << 24
+"""Elements that are copied twice at a time: 32 MiB of bfloat16."""
+
+
+@dataclass(slots=True)
+class Resident:
+    adapter_slot: int
+    start: int
+    """First element in the arena."""
+    size: int
+    """Elements."""
+    offset_a: np.ndarray
+    """Relative to `start`, -1 = absent."""
+    offset_b: np.ndarray
+    offset_bias: np.ndarray
+    num_references: int = 0
+    was_acquired: bool = False
+
+    @property
+    def has_bias(self) -> bool:
+        return bool((self.offset_bias >= 0).any())
+
+
+class AdapterArena:
+    """By digest; sizes in elements. Nothing is evicted or moved but when asked for."""
+
+    def __init__(self, rows: AdapterRows, num_slots: int) -> None:
+        self._rows = rows
+        self.table = rows.table
+        self.extents = Extents(len(self.table.arena))
+        self.residents: dict[str, Resident] = {}
+        self.evictable: OrderedDict[str, None] = OrderedDict()
+        """Least recently used first."""
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+
+    def can_make_room(self, size: int) -> bool:
+        """Whether evicting suffices, and moving together what is left."""
+        num_evictable = sum(self.residents[digest].size for digest in self.evictable)
+        return size <= self.extents.num_free + num_evictable and bool(self.free_slots or self.evictable)
+
+    def next_victim(self, size: int) -> str | None:
+        """Whom to evict to make room; None once there is, if scattered. Only where `can_make_room`."""
+        has_room = self.extents.num_free >= size and self.free_slots
+        return None if has_room else next(iter(self.evictable))
+
+    def try_allocate(self, size: int) -> int | None:
+        """Start of an extent to `enter`; None where no free one is large enough, or no slot is free."""
+        return self.extents.try_allocate(size) if self.free_slots else None
+
+    def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
+        """Its row of the table; what is in the extent is for the caller."""
+        resident = Resident(self.free_slots.pop(), start, size, table.offset_a, table.offset_b, table.offset_bias)
+        self._rows.write(resident.adapter_slot, table)
+        self._place(resident)
+        self.residents[digest] = resident
+        self.table.num_biased += resident.has_bias
+        return resident
+
+    def extent(self, resident: Resident) -> Tensor:
+        return self.table.arena[resident.start : resident.start + resident.size]
+
+    def evict(self, digest: str) -> None:
+        resident = self.residents.pop(digest)
+        assert resident.num_references == 0, f"adapter {digest[:12]} is in use"
+        self.evictable.pop(digest, None)
+        self.table.num_biased -= resident.has_bias
+        self.extents.free(resident.start, resident.size)
+        self.free_slots.append(resident.adapter_slot)
+
+    def compact(self, size: int) -> None:
+        """Move adapters together until `size` is free in one piece: those that are least to move."""
+        start, end = self.extents.cheapest_span(size)
+        place = start
+        for resident in sorted(self.residents.values(), key=lambda r: r.start):
+            if start <= resident.start < end:
+                if resident.start != place:
+                    self._copy_down(resident.start, place, resident.size)
+                    resident.start = place
+                    self._place(resident)
+                place += resident.size
+        self.extents.join(start, end)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError naming what does not hold."""
+        used = sum(resident.size for resident in self.residents.values())
+        assert used + self.extents.num_free == self.extents.size, "arena space was lost"
+        spans = sorted((r.start, r.start + r.size) for r in self.residents.values())
+        assert all(a[1] <= b[0] for a, b in pairwise(spans)), "adapters overlap in the arena"
+
+    def _place(self, resident: Resident) -> None:
+        self._rows.place(
+            resident.adapter_slot, resident.start, resident.offset_a, resident.offset_b, resident.offset_bias
+        )
+
+    def _copy_down(self, source: int, destination: int, size: int) -> None:
+        """Within the arena. Where the two overlap, piece by piece, so that there is memory for a copy of one."""
+        arena, distance = self.table.arena, source - destination
+        piece = max(distance, MAX_COPIED)
+        for offset in range(0, size, piece):
+            length = min(piece, size - offset)
+            values = arena[source + offset : source + offset + length]
+            arena[destination + offset : destination + offset + length].copy_(
+                values.clone() if length > distance else values
+            )

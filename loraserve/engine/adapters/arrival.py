@@ -1,0 +1,94 @@
+"""Adapters whose copies to a GPU are all queued: a step with their rows begins, and waits where it needs a part."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loraserve.engine.device.accelerator import Accelerator, Event
+
+FIRST_PART_BYTES = 2 << 20
+"""About a layer of rank 16 of an 8B model: the first layer waits for no more than this."""
+LARGEST_PART_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CopyParts:
+    """A packed payload cut where the data of some of its groups end."""
+
+    ends: tuple[int, ...]
+    """In bytes, ascending; the last one is the payload's size."""
+    part_of_group: tuple[int, ...]
+    """By group of the model: the part with the last byte of it and of all groups before it; -1 = there is none."""
+
+
+def copy_parts(offset_a: np.ndarray, size_bytes: int, element_bytes: int) -> CopyParts:
+    """offset_a: of the `PackedTable`; groups are packed in the order in which the model computes them.
+
+    The least size of a part doubles up to `LARGEST_PART_BYTES`: a layer of a long prompt takes longer to compute than
+    its part to arrive, and every part costs the host some calls.
+    """
+    present = [group for group, offset in enumerate(offset_a.tolist()) if offset >= 0]
+    starts = [int(offset_a[group]) * element_bytes for group in present]
+    group_ends = dict(zip(present, [*starts[1:], size_bytes], strict=False))
+    ends: list[int] = []
+    part_of_group: list[int] = []
+    latest, least = -1, FIRST_PART_BYTES
+    for group in range(len(offset_a)):
+        end = group_ends.get(group)
+        if end is not None:
+            latest = len(ends)
+            if end == size_bytes or end - (ends[-1] if ends else 0) >= least:
+                ends.append(end)
+                least = min(2 * least, LARGEST_PART_BYTES)
+        part_of_group.append(latest)
+    return CopyParts(tuple(ends) or (size_bytes,), tuple(part_of_group))
+
+
+class Arrival:
+    """One adapter's, on the accelerator's side stream. The waits are the main stream's; the host goes on."""
+
+    def __init__(self, accelerator: Accelerator, parts: CopyParts, copied: Sequence[Event]) -> None:
+        """copied: behind each of the parts."""
+        self._accelerator = accelerator
+        self._parts = parts
+        self._copied = copied
+        self._num_waited = 0
+
+    @property
+    def is_waited(self) -> bool:
+        """Whatever is queued from now on runs after all of it."""
+        return self._num_waited == len(self._copied)
+
+    @property
+    def last(self) -> Event:
+        """Behind all of it."""
+        return self._copied[-1]
+
+    def before_group(self, group_index: int) -> None:
+        """What is queued from now on runs after the matrices of this group, and of those before it, are there."""
+        self._wait(self._parts.part_of_group[group_index])
+
+    def before_all(self) -> None:
+        self._wait(len(self._copied) - 1)
+
+    def _wait(self, part: int) -> None:
+        if part >= self._num_waited:
+            self._accelerator.wait_for(self._copied[part])
+            self._num_waited = part + 1
+
+
+class StepArrivals:
+    """Of the adapters in one step."""
+
+    def __init__(self, arrivals: Sequence[Arrival]) -> None:
+        self._arrivals = arrivals
+
+    def before_group(self, group_index: int) -> None:
+        """As `Arrival.before_group`, for every adapter."""
+        for arrival in self._arrivals:
+            arrival.before_group(group_index)
+
+    def before_all(self) -> None:
+        for arrival in self._arrivals:
+            arrival.before_all()

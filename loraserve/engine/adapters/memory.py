@@ -1,0 +1,349 @@
+"""Adapters in the arena: loaded at first use, reference-counted, evicted least recently used first.
+
+The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
+but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
+
+On a GPU they arrive beside the steps, see `adapter_transit`. NOTE: one that is on its way is neither evicted nor moved.
+"""
+
+import warnings
+from collections.abc import Iterable, Set
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import file_state
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
+from loraserve_kernels.adapter_table import MAX_LORA_RANK
+from torch import Tensor
+
+from loraserve.engine.adapters.arena import AdapterArena, Resident
+from loraserve.engine.adapters.arrival import StepArrivals
+from loraserve.engine.adapters.files import AdapterFile, AdapterFiles
+from loraserve.engine.adapters.rows import AdapterRows
+from loraserve.engine.adapters.transit import AdapterTransit, FoundAdapter
+from loraserve.engine.adapters.upload import Read
+from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
+from loraserve.engine.device.accelerator import Accelerator
+
+UPLOAD_WAIT_S = 0.005
+"""Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
+MAX_POSTPONED = 16
+"""Attempts in a row to make room that give up because adapters would have to be moved while others are read."""
+
+
+class AdapterMemory:
+    """All adapters the engine knows, by digest, and which of them are in the arena."""
+
+    def __init__(
+        self,
+        *,
+        num_groups: int,
+        num_members: int,
+        layout_fingerprint: str,
+        size_bytes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_resident: int = MAX_RESIDENT_ADAPTERS,
+        accelerator: Accelerator | None = None,
+        host_tier_bytes: int = 0,
+    ) -> None:
+        """size_bytes: of the arena; its memory is touched only as adapters come.
+
+        accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
+        host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
+        """
+        self._element_bytes = dtype.itemsize
+        num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
+        self._files = AdapterFiles(layout_fingerprint)
+        self._transit = (
+            None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
+        )
+        """Has none but residents, which are not evictable then, nor referenced while they are loading."""
+        self._num_postponed = 0
+        self.num_in_use = 0
+        """Adapters that are referenced."""
+        self.num_loads = 0
+        self.num_evictions = 0
+        rows = AdapterRows(
+            num_elements=num_elements,
+            num_rows=max_resident,
+            num_groups=num_groups,
+            num_members=num_members,
+            dtype=dtype,
+            device=device,
+            accelerator=accelerator,
+        )
+        self._arena = AdapterArena(rows, max_resident)
+        self.table = rows.table
+        if self._transit is not None:
+            self._transit.follow_steps()  # the arena's memory may have been that of something they still read
+
+    @property
+    def size_bytes(self) -> int:
+        return self._arena.extents.size * self._element_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        extents = self._arena.extents
+        return (extents.size - extents.num_free) * self._element_bytes
+
+    @property
+    def resident(self) -> list[str]:
+        return list(self._arena.residents)
+
+    @property
+    def extents(self) -> list[tuple[int, int]]:
+        """(offset, size) in bytes of each of `resident`."""
+        size = self._element_bytes
+        return [(resident.start * size, resident.size * size) for resident in self._arena.residents.values()]
+
+    def knows(self, digest: str) -> bool:
+        return digest in self._files
+
+    def add(self, digest: str, packed_path: str) -> None:
+        """Make `digest` loadable from a packed file. Raises `AdapterError`.
+
+        Where the host tier has room it is read into it in the background.
+        """
+        path = Path(packed_path)
+        file = file_state(path)
+        packed = self._files.read(digest, path)
+        if packed.size_bytes > self.size_bytes:
+            raise AdapterError(
+                "too_large",
+                f"adapter {digest[:12]} takes {packed.size_bytes} bytes, the adapter memory has {self.size_bytes}: "
+                "raise --adapter-memory-bytes",
+            )
+        if packed.max_lora_rank > MAX_LORA_RANK:
+            raise AdapterError(
+                "rank_too_large",
+                f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
+            )
+        known = AdapterFile(path, packed.size_bytes)
+        self._files.add(digest, known)
+        if self._transit is not None:
+            self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
+
+    def remove(self, digest: str) -> None:
+        """Forget an unreferenced adapter and free its extent."""
+        if self._transit is not None:
+            self._transit.forget(digest)
+        self._files.forget(digest)
+        if digest in self._arena.residents:
+            self._evict(digest)
+
+    def is_resident(self, digest: str) -> bool:
+        """Whether it has been acquired since it was loaded, and is still there."""
+        resident = self._arena.residents.get(digest)
+        return resident is not None and resident.was_acquired
+
+    def is_in_use(self, digest: str) -> bool:
+        """Whether it is referenced."""
+        resident = self._arena.residents.get(digest)
+        return resident is not None and resident.num_references > 0
+
+    def can_make_room(self, digest: str) -> bool:
+        """False: `try_acquire` would return None, as it is neither there nor fits beside those that must stay."""
+        if digest in self._arena.residents:
+            return True
+        return self._arena.can_make_room(self._files[digest].size_bytes // self._element_bytes)
+
+    def prefetch(self, digest: str, wanted: Set[str] = frozenset()) -> None:
+        """Start loading an adapter that will be acquired, beside the steps.
+
+        Into free space of the arena; where there is none, no further than the host tier, as nobody is evicted for it.
+        wanted: others that will be acquired, too; the tier does not forget them for this one, which comes after them.
+        """
+        if self._transit is None or digest in self._arena.residents:
+            return
+        with suppress(AdapterError):  # `try_acquire` will tell
+            found = self._find(self._transit, digest)
+            size = found.size_bytes // self._element_bytes
+            start = self._arena.try_allocate(size)
+            if start is not None:
+                self._bring(self._transit, digest, found, start)
+            else:
+                to_come = wanted - self._arena.residents.keys()
+                self._transit.stage(digest, found, self._reader(digest, found), to_come)
+
+    def settle_uploads(self) -> None:
+        """From now on what has arrived can be evicted, as whoever it was loaded for may be gone.
+
+        NOTE: once before each round of acquiring. Within a round, those who wait would evict each other's in turn.
+        """
+        if self._transit is None:
+            return
+        for digest in self._transit.finish_loading():
+            self._evict(digest)
+        for digest in self._transit.take_arrived():
+            if self._arena.residents[digest].num_references == 0:
+                self._arena.evictable[digest] = None
+
+    def has_news(self) -> bool:
+        """Whether an adapter has got further since `settle_uploads`: more may be acquired now than then."""
+        return self._transit is not None and self._transit.has_news()
+
+    def wait_for_upload(self) -> None:
+        """Until the oldest load under way, if there is one, has got further, or `UPLOAD_WAIT_S` are over."""
+        if self._transit is not None:
+            self._transit.wait_for_oldest(UPLOAD_WAIT_S)
+
+    def arrivals(self, adapter_slots: Iterable[int]) -> StepArrivals | None:
+        """What a step that uses these slots must wait for, as it is still being copied; None = nothing."""
+        if self._transit is None or not self._transit.arriving:
+            return None
+        slots = set(adapter_slots)
+        found = [
+            arrival
+            for digest, arrival in self._transit.arriving.items()
+            if not arrival.is_waited and self._arena.residents[digest].adapter_slot in slots
+        ]
+        return StepArrivals(found) if found else None
+
+    def try_acquire(self, digest: str, max_arriving_bytes: int | None = None) -> int | None:
+        """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
+
+        None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
+        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
+        Raises `AdapterError` when the packed file is missing or corrupt.
+        """
+        resident = self._arena.residents.get(digest)
+        if resident is None:
+            resident = self._try_load(digest)
+            if resident is None or self._is_loading(digest):
+                return None
+        elif not self._is_queued(digest):
+            return None
+        is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
+        if is_large and resident.num_references == 0 and self._is_being_copied(digest):
+            return None
+        self.num_in_use += resident.num_references == 0
+        resident.num_references += 1
+        resident.was_acquired = True
+        self._arena.evictable.pop(digest, None)
+        return resident.adapter_slot
+
+    def release(self, digest: str) -> None:
+        resident = self._arena.residents[digest]
+        assert resident.num_references > 0, f"adapter {digest[:12]} released without a reference"
+        resident.num_references -= 1
+        if resident.num_references > 0:
+            return
+        self.num_in_use -= 1
+        if self._transit is not None:
+            self._transit.note_released(digest)
+        if not self._is_on_its_way(digest):
+            self._arena.evictable[digest] = None
+
+    def check_invariants(self, references: dict[str, int]) -> None:
+        """`references`: running sequences by digest. Raises AssertionError naming what does not hold."""
+        held = {digest: r.num_references for digest, r in self._arena.residents.items() if r.num_references}
+        assert held == references, f"adapter references {held} differ from the running sequences' {references}"
+        assert self.num_in_use == len(held), f"{self.num_in_use} adapters are said to be in use, not {len(held)}"
+        if self._transit is not None:
+            self._transit.check_invariants()
+            loading = self._transit.loading
+            assert not held.keys() & loading, "an adapter is referenced before its copies are queued"
+            assert loading | self._transit.arriving.keys() <= self._arena.residents.keys(), "what arrives has no extent"
+        evictable = {
+            digest for digest in self._arena.residents if digest not in held and not self._is_on_its_way(digest)
+        }
+        assert set(self._arena.evictable) == evictable, "an evictable adapter is referenced or on its way"
+        self._arena.check_invariants()
+
+    def _try_load(self, digest: str) -> Resident | None:
+        if not self.can_make_room(digest):
+            return None  # before it is opened
+        if self._transit is not None:
+            found = self._find(self._transit, digest)
+            start = self._try_make_room(found.size_bytes // self._element_bytes)
+            return None if start is None else self._bring(self._transit, digest, found, start)
+        packed = self._files.read_verified(digest, self._files[digest].path)
+        start = self._try_make_room(packed.size_bytes // self._element_bytes)
+        if start is None:
+            return None
+        resident = self._enter(digest, packed, packed.size_bytes, start)
+        self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
+        self._arena.evictable[digest] = None
+        return resident
+
+    def _find(self, transit: AdapterTransit, digest: str) -> FoundAdapter:
+        path = self._files[digest].path
+        return transit.find(digest, path, lambda: self._files.read(digest, path))
+
+    def _reader(self, digest: str, found: FoundAdapter) -> Read:
+        file = AdapterFile(self._files[digest].path, found.size_bytes)
+        return lambda: self._files.payload(digest, file)
+
+    def _bring(self, transit: AdapterTransit, digest: str, found: FoundAdapter, start: int) -> Resident:
+        """start: of an extent of its size."""
+        resident = self._enter(digest, found.table, found.size_bytes, start)
+        destination = self._arena.extent(resident).view(torch.uint8)
+        transit.start(digest, found, destination, self._reader(digest, found))
+        return resident
+
+    def _enter(self, digest: str, table: PackedTable, size_bytes: int, start: int) -> Resident:
+        self.num_loads += 1
+        return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
+
+    def _is_on_its_way(self, digest: str) -> bool:
+        return self._transit is not None and digest in self._transit
+
+    def _is_loading(self, digest: str) -> bool:
+        return self._transit is not None and self._transit.is_loading(digest)
+
+    def _is_queued(self, digest: str) -> bool:
+        """False while it is loading. Raises `AdapterError`, and the adapter is gone, when that has failed."""
+        if self._transit is None:
+            return True
+        try:
+            return self._transit.try_finish_loading(digest)
+        except AdapterError:
+            self._evict(digest)
+            raise
+
+    def _is_being_copied(self, digest: str) -> bool:
+        return self._transit is not None and self._transit.is_being_copied(digest)
+
+    def _try_make_room(self, size: int) -> int | None:
+        if not self._arena.can_make_room(size):
+            return None
+        while (victim := self._arena.next_victim(size)) is not None:
+            self._evict(victim)
+            self.num_evictions += 1
+        start = self._arena.try_allocate(size)
+        if start is None and self._may_compact():
+            self._compact(size)
+            start = self._arena.try_allocate(size)
+        return start
+
+    def _may_compact(self) -> bool:
+        """Not while files are read, for which every running sequence would wait; but not never."""
+        if self._transit is None or not self._transit.loading or self._num_postponed == MAX_POSTPONED:
+            self._num_postponed = 0
+            return True
+        self._num_postponed += 1
+        return False
+
+    def _evict(self, digest: str) -> None:
+        self._arena.evict(digest)
+        if self._transit is not None:
+            self._transit.note_evicted(digest)
+
+    def _compact(self, size: int) -> None:
+        if self._transit is not None:
+            self._transit.hold_still()
+        self._arena.compact(size)
+        if self._transit is not None:
+            self._transit.follow_steps()
+
+
+def _as_tensor(payload: np.ndarray) -> Tensor:
+    """Of the same memory, which may be read only."""
+    with warnings.catch_warnings():
+        # torch cannot mark a tensor as read-only and says so.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(payload)

@@ -1,0 +1,68 @@
+"""The arena and its `AdapterTable`, and how a row of that is written."""
+
+import numpy as np
+import torch
+from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedTable
+from loraserve_kernels.adapter_table import AdapterTable
+from torch import Tensor
+
+from loraserve.engine.device.accelerator import Accelerator
+
+
+class AdapterRows:
+    """Nothing is in the arena at first; its memory is touched only as adapters come."""
+
+    def __init__(
+        self,
+        *,
+        num_elements: int,
+        num_rows: int,
+        num_groups: int,
+        num_members: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        accelerator: Accelerator | None,
+    ) -> None:
+        """num_elements: of the arena. accelerator: of the device; None on a CPU."""
+        self._accelerator = accelerator
+        self.table = AdapterTable(
+            arena=_aligned_empty(num_elements, dtype, device),
+            offset_a=torch.zeros((num_rows, num_groups), dtype=torch.int64, device=device),
+            offset_b=torch.zeros((num_rows, num_members), dtype=torch.int64, device=device),
+            lora_rank=torch.zeros((num_rows, num_members), dtype=torch.int32, device=device),
+            scaling=torch.zeros((num_rows, num_members), dtype=torch.float32, device=device),
+            offset_bias=torch.full((num_rows, num_members), -1, dtype=torch.int64, device=device),
+            offset_alignment=ALIGNMENT_BYTES // dtype.itemsize,
+        )
+
+    def write(self, adapter_slot: int, packed: PackedTable) -> None:
+        """All but where it lies."""
+        self._copy(self.table.lora_rank[adapter_slot], packed.lora_rank.astype(np.int32))
+        self._copy(self.table.scaling[adapter_slot], packed.scaling.astype(np.float32))
+
+    def place(
+        self, adapter_slot: int, start: int, offset_a: np.ndarray, offset_b: np.ndarray, offset_bias: np.ndarray
+    ) -> None:
+        """start: of its extent, from which the offsets count; in elements, as they."""
+        self._copy(self.table.offset_a[adapter_slot], offset_a + start)
+        self._copy(self.table.offset_b[adapter_slot], offset_b + start)
+        # Unlike the others, an absent bias is told by its offset.
+        self._copy(self.table.offset_bias[adapter_slot], np.where(offset_bias >= 0, offset_bias + start, -1))
+
+    def _copy(self, row: Tensor, values: np.ndarray) -> None:
+        source = torch.from_numpy(values)
+        if self._accelerator is None:
+            row.copy_(source)
+        else:
+            # From other memory the copy would wait for every step that is queued.
+            locked = self._accelerator.host_buffer(values.nbytes).view(source.dtype)
+            locked.copy_(source)
+            self._accelerator.copy_to_device(row, locked)
+
+
+def _aligned_empty(num_elements: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialized and, on a CPU, not yet backed by memory; starts at a multiple of ALIGNMENT_BYTES."""
+    spare = ALIGNMENT_BYTES // dtype.itemsize
+    buffer = torch.empty(num_elements + spare, dtype=dtype, device=device)
+    skip = -buffer.data_ptr() % ALIGNMENT_BYTES // dtype.itemsize
+    return buffer[skip : skip + num_elements]

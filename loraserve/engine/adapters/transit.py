@@ -1,0 +1,252 @@
+"""Adapters on their way into a GPU's memory: read by a thread, then copied, or copied at once from the host tier.
+
+One is loading until all its copies are queued, then `arriving` until they are made or the main stream waits for them.
+"""
+
+from collections.abc import Callable, Set
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.file_state import FileState, file_state
+from loraserve_adapters.packed import PackedAdapter, PackedTable
+from torch import Tensor
+
+from loraserve.engine.adapters.arrival import Arrival, copy_parts
+from loraserve.engine.adapters.host_tier import HostTier, StagedAdapter
+from loraserve.engine.adapters.upload import AdapterUploader, Read
+from loraserve.engine.device.accelerator import Accelerator, Event
+
+
+@dataclass(slots=True)
+class FoundAdapter:
+    """What can be brought to the GPU."""
+
+    table: PackedTable
+    size_bytes: int
+    file: FileState | None
+    """Before its header was read."""
+    staged: StagedAdapter | None
+    """None = its file is to be read."""
+
+
+@dataclass(slots=True)
+class _Loading:
+    queued: Future[Arrival]
+    file: FileState | None
+
+
+@dataclass(slots=True)
+class _Failure:
+    file: FileState | None
+    error: AdapterError
+
+
+class AdapterTransit:
+    """For one thread, the engine's. By digest; whether one is here already is for the caller to know."""
+
+    def __init__(self, accelerator: Accelerator, host_tier_bytes: int, element_bytes: int) -> None:
+        """host_tier_bytes: 0 = nothing is kept on the host. element_bytes: of the packed dtype."""
+        self._accelerator = accelerator
+        self._uploader = AdapterUploader(accelerator)
+        self._tier = HostTier(accelerator, host_tier_bytes) if host_tier_bytes else None
+        self._element_bytes = element_bytes
+        self._last_read: dict[str, Event] = {}
+        """Of those that were used: behind the last step, queued by when nobody referenced it any more."""
+        self._loading: dict[str, _Loading] = {}
+        self._failed: dict[str, _Failure] = {}
+        """Told to nobody yet."""
+        self.arriving: dict[str, Arrival] = {}
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._loading or digest in self.arriving
+
+    @property
+    def loading(self) -> set[str]:
+        return set(self._loading)
+
+    def is_loading(self, digest: str) -> bool:
+        return digest in self._loading
+
+    def is_being_copied(self, digest: str) -> bool:
+        """Whether a step with it would wait."""
+        arrival = self.arriving.get(digest)
+        return arrival is not None and not _has_arrived(arrival)
+
+    def note_released(self, digest: str) -> None:
+        """No step that is queued from now on reads it, until it is acquired again."""
+        self._last_read[digest] = self._accelerator.record()
+
+    def note_evicted(self, digest: str) -> None:
+        """Its memory may be given to others: copies not queued yet wait for the steps that read it."""
+        last_read = self._last_read.pop(digest, None)
+        if last_read is not None:
+            self._uploader.follow(last_read)
+
+    def follow_steps(self) -> None:
+        """Copies not queued yet wait for everything queued on the main stream by now."""
+        self._uploader.follow(self._accelerator.record())
+
+    def prefill(self, digest: str, packed: PackedAdapter, file: FileState | None, read: Read) -> None:
+        """Bring it to the host tier in the background, where there is free space and it is not there.
+
+        file: before `packed` was read.
+        """
+        if self._tier is None or file is None or digest in self._loading:
+            return
+        if self._tier.find(digest, file) is not None:
+            return
+        staged = self._tier.try_stage_free(digest, _table_of(packed), packed.size_bytes, file)
+        if staged is not None:
+            staged.filling = self._uploader.fill(staged.payload, read)
+
+    def stage(self, digest: str, found: FoundAdapter, read: Read, to_come: Set[str] = frozenset()) -> None:
+        """As `prefill`, but in place of the least recently used ones there that are not to come."""
+        staged = None if found.staged is not None else self._try_stage(digest, found, to_come)
+        if staged is not None:
+            staged.filling = self._uploader.fill(staged.payload, read)
+
+    def find(self, digest: str, path: Path, read_header: Callable[[], PackedAdapter]) -> FoundAdapter:
+        """In the host tier, as long as the file is the one it was read from, else the file.
+
+        Raises `AdapterError`, also the one that reading this file has ended with, once.
+        """
+        file = file_state(path)
+        failure = self._failed.pop(digest, None)
+        if failure is not None and failure.file == file:
+            raise failure.error
+        staged = None if self._tier is None else self._tier.find(digest, file)
+        if staged is not None:
+            return FoundAdapter(staged.table, len(staged.payload), file, staged)
+        packed = read_header()
+        return FoundAdapter(_table_of(packed), packed.size_bytes, file, None)
+
+    def start(self, digest: str, found: FoundAdapter, destination: Tensor, read: Read) -> None:
+        """destination: uint8 [size_bytes]. read: of its file; called in a thread where `found` is not `staged`."""
+        parts = copy_parts(found.table.offset_a, found.size_bytes, self._element_bytes)
+        uploader, staged = self._uploader, found.staged
+        if staged is not None and staged.filling is None:
+            arrival = self.arriving[digest] = uploader.start(destination, parts, staged.payload)
+            staged.copied = arrival.last
+            return
+        if staged is not None and staged.filling is not None and not staged.filling.cancel():
+            queued = uploader.start_when(staged.filling, destination, parts, staged.payload)
+        else:
+            staged = staged or self._try_stage(digest, found)
+            locked = None
+            if staged is not None:
+                staged.filling, locked = None, staged.payload
+            queued = uploader.start_reading(destination, parts, read, locked)
+        self._loading[digest] = _Loading(queued, found.file)
+
+    def try_finish_loading(self, digest: str) -> bool:
+        """Whether it is not loading any more. Raises `AdapterError`, and it is not on its way, when reading failed."""
+        loading = self._loading.get(digest)
+        if loading is not None and loading.queued.done():
+            self._finish(digest)
+        return digest not in self._loading
+
+    def finish_loading(self) -> list[str]:
+        """All that can be. Those that failed are returned, and no longer on their way; `find` will tell why."""
+        failed = []
+        for digest, loading in list(self._loading.items()):
+            if loading.queued.done():
+                try:
+                    self._finish(digest)
+                except AdapterError as error:
+                    self._failed[digest] = _Failure(loading.file, error)
+                    failed.append(digest)
+        return failed
+
+    def has_news(self) -> bool:
+        """Whether `finish_loading` or `take_arrived` would find any."""
+        return any(loading.queued.done() for loading in self._loading.values()) or any(
+            map(_has_arrived, self.arriving.values())
+        )
+
+    def take_arrived(self) -> list[str]:
+        """Those whose memory can be given to others from now on, by work on the main stream or the side stream."""
+        arrived = [digest for digest, arrival in self.arriving.items() if _has_arrived(arrival)]
+        for digest in arrived:
+            del self.arriving[digest]
+        return arrived
+
+    def wait_for_oldest(self, timeout_s: float) -> None:
+        """Until it has been read, or the time is over; where nothing is read, until it is there.
+
+        Returns at once where there is none.
+        """
+        for loading in self._loading.values():
+            wait([loading.queued], timeout_s)
+            return
+        for arrival in self.arriving.values():
+            arrival.last.synchronize()
+            return
+
+    def hold_still(self) -> None:
+        """What is queued on the main stream from now on finds all of them there. Waits for the thread."""
+        for digest, loading in list(self._loading.items()):
+            wait([loading.queued])
+            if loading.queued.exception() is None:
+                self._finish(digest)
+        for arrival in self.arriving.values():
+            arrival.before_all()
+
+    def forget(self, digest: str) -> None:
+        """Also in the host tier. Waits for the thread if it has begun; then its memory can be given to others."""
+        self._failed.pop(digest, None)
+        loading = self._loading.get(digest)
+        if loading is not None and loading.queued.cancel():
+            del self._loading[digest]
+        elif loading is not None:
+            wait([loading.queued])
+            with suppress(AdapterError):
+                self._finish(digest)
+        if digest in self.arriving:
+            self.arriving.pop(digest).before_all()
+        if self._tier is not None:
+            self._tier.forget(digest)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError naming what does not hold."""
+        assert not self._loading.keys() & self.arriving.keys(), "an adapter is read and copied at once"
+        if self._tier is not None:
+            self._tier.check_invariants()
+
+    def _try_stage(self, digest: str, found: FoundAdapter, to_come: Set[str] = frozenset()) -> StagedAdapter | None:
+        if self._tier is None or found.file is None:
+            return None
+        busy = to_come | self._loading.keys()
+        return self._tier.try_stage(digest, found.table, found.size_bytes, found.file, busy)
+
+    def _finish(self, digest: str) -> None:
+        """It is arriving, or nothing at all."""
+        queued = self._loading.pop(digest).queued
+        try:
+            arrival = self.arriving[digest] = queued.result()
+        except Exception:
+            if self._tier is not None:
+                self._tier.forget(digest)
+            raise
+        if self._tier is not None:
+            self._tier.note_copied(digest, arrival.last)
+
+
+def _has_arrived(arrival: Arrival) -> bool:
+    return arrival.is_waited or arrival.last.query()
+
+
+def _table_of(packed: PackedAdapter) -> PackedTable:
+    """Without the payload, whose mapping would keep the file open."""
+    return PackedTable(
+        packed.layout_fingerprint,
+        packed.dtype,
+        packed.max_lora_rank,
+        packed.offset_a,
+        packed.offset_b,
+        packed.offset_bias,
+        packed.lora_rank,
+        packed.scaling,
+    )

@@ -1,0 +1,119 @@
+"""Copies of adapters to a GPU, beside the steps that run meanwhile.
+
+From page-locked memory they are queued at once. Otherwise a thread checks and reads the packed file into such memory
+first: into what keeps it, or, where there is none, piece by piece while the piece before is copied. Hashing and copying
+large blocks leave Python's lock to the engine.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle
+
+import numpy as np
+from torch import Tensor
+
+from loraserve.engine.adapters.arrival import Arrival, CopyParts
+from loraserve.engine.device.accelerator import Accelerator, Event
+
+PIECE_BYTES = 16 << 20
+"""Of two. At the 50 GB/s of a PCIe 5 slot a copy takes 0.3 ms, which the cost of starting it disappears in."""
+
+Read = Callable[[], np.ndarray]
+"""The payload, verified; called in a thread."""
+_Locked = Callable[[int, int], Iterator[Tensor]]
+"""Page-locked tensors, one after the other, of the payload's bytes from one position to another."""
+
+
+class AdapterUploader:
+    """Copies run in the order in which they are queued, beside all steps but those that `follow` names.
+
+    destination: uint8, as long as the payload.
+    """
+
+    def __init__(self, accelerator: Accelerator, piece_bytes: int = PIECE_BYTES) -> None:
+        self._accelerator = accelerator
+        self._piece_bytes = piece_bytes
+        self._pieces = cycle([_Piece(accelerator.host_buffer(piece_bytes)) for _ in range(2)])
+        self._thread = ThreadPoolExecutor(1, "adapter-upload", accelerator.enter_thread)
+        self._filler = ThreadPoolExecutor(1, "adapter-fill")
+
+    def follow(self, event: Event) -> None:
+        """Copies that are not queued by now run after the event."""
+        with self._accelerator.on_side_stream():
+            self._accelerator.wait_for(event)
+
+    def start(self, destination: Tensor, parts: CopyParts, locked: Tensor) -> Arrival:
+        """locked: the payload in page-locked memory."""
+        return self._queue(destination, parts, lambda start, end: iter([locked[start:end]]))
+
+    def start_when(
+        self, filled: Future[None], destination: Tensor, parts: CopyParts, locked: Tensor
+    ) -> Future[Arrival]:
+        """As `start`, in the thread once `locked` is filled; raises what filling it raises."""
+
+        def copy() -> Arrival:
+            filled.result()
+            return self.start(destination, parts, locked)
+
+        return self._thread.submit(copy)
+
+    def start_reading(
+        self, destination: Tensor, parts: CopyParts, read: Read, locked: Tensor | None
+    ) -> Future[Arrival]:
+        """One after the other, in the thread. locked: page-locked memory that the payload is left in."""
+
+        def copy() -> Arrival:
+            payload = read()
+            source = self._in_pieces(payload) if locked is None else _filling(locked, payload)
+            return self._queue(destination, parts, source)
+
+        return self._thread.submit(copy)
+
+    def fill(self, locked: Tensor, read: Read) -> Future[None]:
+        """Leave the payload in page-locked memory, in the background; one after the other."""
+        return self._filler.submit(lambda: np.copyto(locked.numpy(), read()))
+
+    def _queue(self, destination: Tensor, parts: CopyParts, source: _Locked) -> Arrival:
+        accelerator = self._accelerator
+        copied: list[Event] = []
+        start = 0
+        with accelerator.on_side_stream():
+            for end in parts.ends:
+                for locked in source(start, end):
+                    accelerator.copy_to_device(destination[start : start + len(locked)], locked)
+                    start += len(locked)
+                copied.append(accelerator.record())
+        return Arrival(accelerator, parts, copied)
+
+    def _in_pieces(self, payload: np.ndarray) -> _Locked:
+        def pieces(start: int, end: int) -> Iterator[Tensor]:
+            for position in range(start, end, self._piece_bytes):
+                piece = next(self._pieces)
+                yield piece.fill(payload[position : min(position + self._piece_bytes, end)])
+                piece.copied = self._accelerator.record()
+
+        return pieces
+
+
+def _filling(locked: Tensor, payload: np.ndarray) -> _Locked:
+    array = locked.numpy()
+
+    def parts(start: int, end: int) -> Iterator[Tensor]:
+        np.copyto(array[start:end], payload[start:end])
+        yield locked[start:end]
+
+    return parts
+
+
+class _Piece:
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._array = buffer.numpy()
+        self.copied: Event | None = None
+        """Behind the copy from it."""
+
+    def fill(self, data: np.ndarray) -> Tensor:
+        if self.copied is not None:
+            self.copied.synchronize()
+        np.copyto(self._array[: len(data)], data)
+        return self._buffer[: len(data)]

@@ -1,0 +1,184 @@
+"""Compiles what requests hold their outputs to, beside the engine's steps."""
+
+import json
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.grammars.matcher import GrammarMatcher, GrammarUse, OutputMatcher, first_line
+from loraserve.engine.grammars.reasoning import ReasoningMatcher
+from loraserve.engine.request import EngineErrorCode, Grammar, GrammarKind
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits, LLTokenizer
+
+NUM_KEPT = 64
+"""Grammars kept as they were compiled: the requests of an application come with the same one again and again."""
+KEPT_S = 1.0
+"""What these may have taken together, to compile and since: a second makes up to 400 MB."""
+COMPILE_FUEL = 100_000
+"""Half of it is what a schema of 200 fields with 4,000 enum values takes. Ten times as much let a schema of 64,000
+characters take 40 s and 2 GB."""
+COMPILE_STACK_BYTES = 128 * 1024 * 1024
+"""Schemas are followed by recursion, into references too: 1,500 levels overflow a thread's usual 8 MB, and 64,000
+characters have room for 5,000, which 32 MB suffice for. What is not used takes no memory."""
+MAX_LEXER_STATES = 100_000
+"""Of all copies of one that was compiled, which share them; 0.3 to 1.3 KB each. Strings with a `maxLength` have nine a
+character."""
+RENEW_S = 0.25
+"""What copies of a kept one may take together, before the next request has it compiled anew: it has no states then."""
+STEP_LEXER_FUEL = 50_000
+STEP_MAX_ITEMS = 20_000
+"""What the mask of one token may cost, which all sequences wait for: 4.5 ms by llguidance's figures."""
+MAX_ROW_ITEMS = 500
+"""Of a grammar: how many of its rules the output so far may be in the middle of. With ambiguous ones a token takes the
+square of it: 600 ms at 2,000, which is llguidance's limit."""
+WAIT_S = 0.005
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, beside the engine's steps: one of each tenant in turn."""
+
+    def __init__(self, tokenizer_json: str, eos_token_ids: Sequence[int]) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        default = threading.stack_size(COMPILE_STACK_BYTES)
+        try:
+            # NOTE: starts the thread.
+            self._tokenizer = self._thread.submit(_read_tokenizer, tokenizer_json, list(eos_token_ids))
+        finally:
+            threading.stack_size(default)
+        self._compiled: OrderedDict[tuple[str, Grammar], Future[OutputMatcher]] = OrderedDict()
+        """By tenant, so that none uses up another's states. Oldest use first."""
+        self._waiting: OrderedDict[str, deque[tuple[Grammar, Future[OutputMatcher]]]] = OrderedDict()
+        """By tenant, in the order of their turns."""
+        self._waiting_lock = threading.Lock()
+
+    def compile(self, grammar: Grammar, tenant: str = "") -> "Future[OutputMatcher]":
+        """Of a sequence without output, to be copied. Its exception is an `EngineRequestError`.
+
+        Whoever wants it no more may cancel it, if nobody else got it.
+        """
+        key = tenant, grammar
+        kept = self._compiled.get(key)
+        if kept is None or kept.cancelled() or _spent_s(kept) > RENEW_S:
+            if kept is None and len(self._compiled) == NUM_KEPT:
+                self._compiled.popitem(last=False)
+            self._compiled[key] = self._queue(grammar, tenant)
+        self._compiled.move_to_end(key)
+        return self._compiled[key]
+
+    def forget(self, grammar: Grammar, tenant: str) -> None:
+        """One whose copies come to errors."""
+        self._compiled.pop((tenant, grammar), None)
+
+    def forget_costly(self) -> None:
+        """To be called when one was compiled."""
+        spent_s = {key: _spent_s(compiled) for key, compiled in self._compiled.items()}
+        total_s = sum(spent_s.values())
+        for key, each_s in spent_s.items():
+            if each_s > RENEW_S or total_s > KEPT_S:
+                del self._compiled[key]
+                total_s -= each_s
+
+    def wait(self, compiling: Iterable[Future[OutputMatcher]]) -> None:
+        """Up to a few milliseconds, for the first of them."""
+        wait(compiling, WAIT_S, FIRST_COMPLETED)
+
+    def _queue(self, grammar: Grammar, tenant: str) -> "Future[OutputMatcher]":
+        compiled: Future[OutputMatcher] = Future()
+        with self._waiting_lock:
+            self._waiting.setdefault(tenant, deque()).append((grammar, compiled))
+        self._thread.submit(self._compile_next)
+        return compiled
+
+    def _compile_next(self) -> None:
+        with self._waiting_lock:
+            tenant, waiting = self._waiting.popitem(last=False)
+            grammar, compiled = waiting.popleft()
+            if waiting:
+                self._waiting[tenant] = waiting  # behind the others
+        if not compiled.set_running_or_notify_cancel():
+            return
+        try:
+            compiled.set_result(self._compile(grammar))
+        except BaseException as error:
+            compiled.set_exception(error)
+
+    def _compile(self, grammar: Grammar) -> OutputMatcher:
+        from llguidance import LLMatcher
+
+        tokenizer = self._tokenizer.result()
+        began_s = time.thread_time()
+        matcher = LLMatcher(tokenizer, _for_llguidance(grammar), log_level=0, limits=_limits(grammar.kind))
+        if matcher.is_error():
+            raise grammar_refused(matcher.get_error())
+        compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32), GrammarUse())
+        compiled.mask()  # the first one takes longest
+        if matcher.is_error():
+            raise grammar_refused(matcher.get_error())
+        compiled.use.spent_s = time.thread_time() - began_s
+        if grammar.reasoning is None:
+            return compiled
+        free_mask = _mask_without(self._eos_token_ids, tokenizer.vocab_size)
+        return ReasoningMatcher(compiled, grammar.reasoning, free_mask)
+
+
+def _mask_without(token_ids: Sequence[int], vocab_size: int) -> NDArray[np.uint8]:
+    """As of `OutputMatcher`: of all other tokens."""
+    allowed = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    allowed[:vocab_size] = 1
+    allowed[[token_id for token_id in token_ids if token_id < vocab_size]] = 0
+    return np.packbits(allowed, bitorder="little")
+
+
+def _for_llguidance(grammar: Grammar) -> str:
+    """Raises `EngineRequestError`."""
+    from llguidance import grammar_from
+
+    if grammar.kind is GrammarKind.CHOICE:
+        # One terminal: of rules, only so many may begin at a time.
+        return f"start: TEXT\nTEXT: {' | '.join(map(json.dumps, json.loads(grammar.text)))}"
+    try:
+        return grammar_from(grammar.kind.value, grammar.text)
+    except ValueError as error:
+        raise grammar_refused(str(error)) from error
+
+
+def grammar_refused(reason: str) -> EngineRequestError:
+    return EngineRequestError(first_line(reason), EngineErrorCode.GRAMMAR)
+
+
+def _spent_s(compiled: "Future[OutputMatcher]") -> float:
+    """0 as long as it is not known, or there is nothing to be kept."""
+    is_kept = compiled.done() and not compiled.cancelled() and compiled.exception() is None
+    return compiled.result().use.spent_s if is_kept else 0.0
+
+
+def _read_tokenizer(tokenizer_json: str, eos_token_ids: list[int]) -> "LLTokenizer":
+    try:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(tokenizer_json, eos_token=eos_token_ids or None)
+    except (ImportError, ValueError, RuntimeError) as error:
+        raise grammar_refused(f"not with this model's tokenizer: {error}") from error
+
+
+def _limits(kind: GrammarKind) -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=MAX_ROW_ITEMS if kind is GrammarKind.GRAMMAR else None,
+        initial_lexer_fuel=COMPILE_FUEL,
+        max_lexer_states=MAX_LEXER_STATES,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        step_max_items=STEP_MAX_ITEMS,
+        verbose_errors=False,
+    )

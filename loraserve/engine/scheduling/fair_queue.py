@@ -1,0 +1,110 @@
+"""Waiting requests, one first-in-first-out queue for each tenant, ordered between tenants by service received.
+
+Virtual token counters (Sheng et al., OSDI 2024, "Fairness in Serving Large Language Models"): each tenant's counter
+grows by the tokens computed for it; the tenant with the smallest counter goes first. A tenant with nothing waiting has
+all it asked for, so what others get meanwhile earns it no credit: when it waits again it starts no lower than the
+smallest counter of those that wait, or, if none does, than the largest of all. And no lower than where it left, so that
+finishing its work pays no debt: tenants that come and go cannot starve one that waits.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heapreplace
+from itertools import chain
+from math import inf
+
+from loraserve.engine.scheduling.sequence import Sequence
+
+
+class FairQueue:
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Sequence]] = {}
+        self._served: dict[str, float] = {}
+        self._num_live: dict[str, int] = {}
+        """Waiting and running sequences of each tenant; a tenant with none is idle."""
+        self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return self._num_waiting
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In the order to be tried: each time the least-served tenant's next, of equals the one that waits longest.
+
+        Charges between two items count, and what was yielded may be removed.
+        """
+        order = [(self._served[tenant], place, tenant) for place, tenant in enumerate(self._waiting)]
+        heapify(order)
+        begun: dict[str, Iterator[Sequence]] = {}
+        while order:
+            served, place, tenant = order[0]
+            if served < self._served.get(tenant, served):
+                heapreplace(order, (self._served[tenant], place, tenant))
+                continue
+            if tenant not in begun:
+                begun[tenant] = iter([*self._waiting[tenant]])
+            sequence = next(begun[tenant], None)
+            if sequence is None:
+                heappop(order)
+            else:
+                yield sequence
+
+    def in_any_order(self) -> Iterator[Sequence]:
+        """All that wait, for less than their order takes."""
+        return chain.from_iterable(self._waiting.values())
+
+    def arrive(self, tenant: str) -> None:
+        """A sequence of the tenant becomes live."""
+        self._served.setdefault(tenant, 0.0)
+        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
+
+    def leave(self, tenant: str) -> None:
+        """A live sequence of the tenant finished."""
+        self._num_live[tenant] -= 1
+        if self._num_live[tenant] == 0:
+            del self._num_live[tenant]
+            self._forget_idle()
+
+    def charge(self, tenant: str, num_tokens: float) -> None:
+        """num_tokens: divided by the tenant's weight."""
+        self._served[tenant] += num_tokens
+
+    def served(self, tenant: str) -> float:
+        return self._served[tenant]
+
+    def has_waiting_before(self, tenant: str) -> bool:
+        """Whether another tenant waits that was not served more."""
+        return any(name != tenant and self._served[name] <= self._served[tenant] for name in self._waiting)
+
+    def append(self, sequence: Sequence) -> None:
+        """Last in its tenant's queue."""
+        tenant = sequence.request.tenant
+        if tenant not in self._waiting:
+            self._served[tenant] = max(self._served[tenant], self._least_of_new())
+            self._waiting[tenant] = deque()
+        self._waiting[tenant].append(sequence)
+        self._num_waiting += 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        """First in its tenant's queue, for a preempted sequence."""
+        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
+        self._num_waiting += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        tenant = sequence.request.tenant
+        self._waiting[tenant].remove(sequence)
+        self._num_waiting -= 1
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+
+    def _least_of_new(self) -> float:
+        """Where a tenant starts that had nothing waiting."""
+        if self._waiting:
+            return min(self._served[name] for name in self._waiting)
+        return max((self._served[name] for name in self._num_live), default=0.0)
+
+    def _forget_idle(self) -> None:
+        """Drop the counters of idle tenants that would start no lower without them."""
+        smallest = min((self._served[name] for name in self._num_live), default=inf)
+        self._served = {
+            name: served for name, served in self._served.items() if name in self._num_live or served > smallest
+        }

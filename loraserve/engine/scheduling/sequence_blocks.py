@@ -1,0 +1,98 @@
+"""The KV blocks of sequences: what their next rows need, and which full blocks others may find."""
+
+from collections.abc import Sequence as Seq
+
+from loraserve.engine.kv.blocks import BlockPool, block_hash
+from loraserve.engine.scheduling.sequence import Sequence
+
+
+class SequenceBlocks:
+    """Keeps `blocks`, `block_hashes` and `num_remembered_blocks` of sequences that run."""
+
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
+        self._pool = pool
+        self._block_size = block_size
+
+    def find_prefix(self, sequence: Sequence) -> list[int]:
+        """Cached blocks of the sequence's tokens, at least one token short of all, so that its last row is computed."""
+        num_full = (sequence.num_tokens - 1) // self._block_size
+        self._extend_hashes(sequence, num_full)
+        return self._pool.match_prefix(sequence.block_hashes[:num_full])
+
+    def num_missing(self, sequence: Sequence, num_rows: int) -> int:
+        """Blocks that `try_extend` takes."""
+        start, size = sequence.num_computed_tokens, self._block_size
+        num_new = max((start + num_rows - 1) // size + 1 - len(sequence.blocks), 0)
+        return num_new + self._must_copy(sequence)
+
+    def try_extend(self, sequence: Sequence, num_rows: int, copies: list[tuple[int, int]]) -> bool:
+        """Give the sequence blocks of its own for its next rows; a shared one is to be copied before it is written.
+
+        copies: where the (source, destination) of that is added. False, and nothing is changed, with too few blocks.
+        """
+        num_missing = self.num_missing(sequence, num_rows)
+        if num_missing == 0:
+            return True
+        blocks = self._pool.try_allocate(num_missing)
+        if blocks is None:
+            return False
+        if self._must_copy(sequence):
+            written = sequence.num_computed_tokens // self._block_size
+            source, copy = sequence.blocks[written], blocks.pop()
+            copies.append((source, copy))
+            sequence.blocks[written] = copy
+            self._pool.release([source])
+        sequence.blocks += blocks
+        return True
+
+    def try_extend_all(self, sequences: Seq[Sequence]) -> bool:
+        """`try_extend` each by one row, but False, and nothing is changed, also where a block is to be copied."""
+        size, is_shared = self._block_size, self._pool.is_shared
+        without_block: list[Sequence] = []
+        for sequence in sequences:
+            written, held = sequence.num_computed_tokens // size, sequence.blocks
+            if written == len(held):
+                without_block.append(sequence)
+            elif is_shared(held[written]):
+                return False
+        blocks = self._pool.try_allocate(len(without_block))
+        if blocks is None:
+            return False
+        for sequence, block in zip(without_block, blocks, strict=True):
+            sequence.blocks.append(block)
+        return True
+
+    def _must_copy(self, sequence: Sequence) -> bool:
+        """Whether others hold the block that its next row is written to."""
+        written = sequence.num_computed_tokens // self._block_size
+        return written < len(sequence.blocks) and self._pool.is_shared(sequence.blocks[written])
+
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """The child holds all that the parent holds."""
+        child.blocks = list(parent.blocks)
+        child.block_hashes = list(parent.block_hashes)
+        child.num_remembered_blocks = parent.num_remembered_blocks
+        self._pool.acquire(child.blocks)
+
+    def remember(self, sequence: Sequence) -> None:
+        """From now on its full, computed blocks can be found; not the one that a token not known yet fills."""
+        num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self._block_size
+        if num_full <= sequence.num_remembered_blocks:
+            return
+        self._extend_hashes(sequence, num_full)
+        for i in range(sequence.num_remembered_blocks, num_full):
+            self._pool.remember(sequence.blocks[i], sequence.block_hashes[i])
+        sequence.num_remembered_blocks = num_full
+
+    def release(self, sequence: Sequence) -> None:
+        """It holds none from now on."""
+        self._pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.num_remembered_blocks = 0
+
+    def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
+        hashes, size = sequence.block_hashes, self._block_size
+        while len(hashes) < num_blocks:
+            start = len(hashes) * size
+            parent = hashes[-1] if hashes else sequence.state.root_hash
+            hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))

@@ -1,0 +1,178 @@
+"""Turns the scheduler's plan into a `StepBatch`: flat int tensors in buffers that are allocated once."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+from loraserve_kernels.step_batch import Segments, StepBatch
+
+from loraserve.engine.device.accelerator import Accelerator
+from loraserve.engine.device.step_buffers import Buffer, BufferSpec, StepBuffers
+from loraserve.engine.scheduling.plan import ScheduledSequence
+from loraserve.engine.scheduling.sequence import Sequence
+
+
+@dataclass(slots=True)
+class BatchShape:
+    """What decides a batch's tensors but for the values that change with every step."""
+
+    adapter_slots: list[int]
+    num_rows: list[int]
+    num_sampled_rows: list[int]
+
+
+class BatchBuilder:
+    """One batch at a time: building the next one overwrites the last.
+
+    As long as the same rows are computed of as many sequences, as in decoding, the same `StepBatch` is returned with
+    new values in it: operations of torch cost more in a step than their number suggests, as its weights have driven all
+    code from the caches.
+    """
+
+    def __init__(
+        self,
+        max_num_rows: int,
+        max_num_seqs: int,
+        max_blocks: int,
+        block_size: int,
+        accelerator: Accelerator | None = None,
+        lists: Seq[BufferSpec] = (),
+    ) -> None:
+        """accelerator: for whose device the tensors are; lists: buffers wanted beside the batch's own, in `_lists`."""
+        self._block_size = block_size
+        a_sequence = BufferSpec((max_num_seqs,), np.int32)
+        a_segment = BufferSpec((max_num_seqs + 1,), np.int32)
+        a_row = BufferSpec((max_num_rows,), np.int64)
+        a_table = BufferSpec((max_num_seqs, max_blocks), np.int32)
+        self._buffers = StepBuffers(
+            [*[a_sequence] * 5, *[a_segment] * 2, *[a_row] * 4, *lists, a_table],
+            accelerator,
+        )
+        of_sequences, of_segments = self._buffers.buffers[:5], self._buffers.buffers[5:7]
+        of_rows, self._lists = self._buffers.buffers[7:11], self._buffers.buffers[11:-1]
+        self._context_lens, self._row_start, self._num_rows, self._segment_slot, self._sampled_slot = of_sequences
+        self._segment_start, self._sampled_start = of_segments
+        self._token_ids, self._positions, self._slot_mapping, self._sampled_rows = of_rows
+        self._block_table = self._buffers.buffers[-1]
+        self._shape = BatchShape([], [], [])
+        self._batch: StepBatch | None = None
+        """Of that shape."""
+        self._in_table: list[tuple[int, int]] = []
+        """Per row of the block table: `Sequence.admitted` of whose blocks it holds, and the last one of them."""
+
+    def build(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """`scheduled` must be ordered by adapter slot."""
+        self._fill(scheduled)
+        return self._filled(scheduled)
+
+    def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """The batch whose values are in the buffers, with what follows from its shape."""
+        shape = BatchShape(
+            [item.sequence.adapter_slot for item in scheduled],
+            [item.num_rows for item in scheduled],
+            [item.num_sampled_rows for item in scheduled],
+        )
+        if self._batch is None or shape != self._shape:
+            self._shape, self._batch = shape, self._make_batch(shape)
+        return self._batch
+
+    def _fill(self, scheduled: Seq[ScheduledSequence]) -> None:
+        """What changes with every step. Lists first: a numpy array takes one element in the time of ten.
+
+        A token that is not known yet is filled in as 0.
+        """
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        context_lens: list[int] = []
+        in_table: list[tuple[int, int]] = []
+        size, was_in_table, num_in_table = self._block_size, self._in_table, len(self._in_table)
+        for i, item in enumerate(scheduled):
+            sequence, num_rows = item.sequence, item.num_rows
+            start = sequence.num_computed_tokens
+            end = start + num_rows
+            context_lens.append(end)
+            if num_rows == 1:
+                known, block = sequence.token_ids, sequence.blocks[start // size]
+                token_ids.append(known[start] if start < len(known) else 0)
+                positions.append(start)
+                slots.append(block * size + start % size)
+                last = (sequence.admitted, block)
+                if i >= num_in_table or was_in_table[i] != last or sequence.admitted == 0:
+                    last = self._fill_block_table(i, sequence, start, end)
+                in_table.append(last)
+            else:
+                in_table.append(self._fill_block_table(i, sequence, start, end))
+                token_ids += sequence.token_ids[start:end]
+                token_ids += item.draft
+                positions += range(start, end)
+                slots += self._slots(sequence, start, end)
+        self._in_table = in_table
+        num_rows = len(token_ids)
+        self._token_ids.array[:num_rows] = token_ids
+        self._positions.array[:num_rows] = positions
+        self._slot_mapping.array[:num_rows] = slots
+        self._context_lens.array[: len(context_lens)] = context_lens
+
+    def _fill_block_table(self, i: int, sequence: Sequence, start: int, end: int) -> tuple[int, int]:
+        """Row i, for tokens up to `end`. Returns what is then in it, for `_in_table`."""
+        # NOTE: from one batch to the next a running sequence's blocks before its first row to compute do not change.
+        # They stay as filled, so that a step costs the same however long the context is.
+        blocks, size = sequence.blocks, self._block_size
+        was_here = sequence.admitted > 0 and i < len(self._in_table) and self._in_table[i][0] == sequence.admitted
+        first_block, num_blocks = start // size if was_here else 0, (end - 1) // size + 1
+        self._block_table.array[i, first_block:num_blocks] = blocks[first_block:num_blocks]
+        return sequence.admitted, blocks[num_blocks - 1]
+
+    def _slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        positions = np.arange(start, end)
+        first_block = start // self._block_size
+        blocks = np.array(sequence.blocks[first_block : (end - 1) // self._block_size + 1])
+        return (
+            blocks[positions // self._block_size - first_block] * self._block_size + positions % self._block_size
+        ).tolist()
+
+    def _make_batch(self, shape: BatchShape) -> StepBatch:
+        """Fills what is the same in every step of this shape."""
+        num_rows, num_seqs = sum(shape.num_rows), len(shape.num_rows)
+        row_end = np.cumsum(shape.num_rows, dtype=np.int64)
+        self._num_rows.array[:num_seqs] = shape.num_rows
+        self._row_start.array[:num_seqs] = row_end - shape.num_rows
+        sampled_rows = [
+            row
+            for end, num_sampled in zip(row_end.tolist(), shape.num_sampled_rows, strict=True)
+            for row in range(end - num_sampled, end)
+        ]
+        self._sampled_rows.array[: len(sampled_rows)] = sampled_rows
+        return StepBatch(
+            token_ids=self._token_ids.tensor[:num_rows],
+            positions=self._positions.tensor[:num_rows],
+            slot_mapping=self._slot_mapping.tensor[:num_rows],
+            block_table=self._block_table.tensor[:num_seqs],
+            context_lens=self._context_lens.tensor[:num_seqs],
+            row_start=self._row_start.tensor[:num_seqs],
+            num_rows=self._num_rows.tensor[:num_seqs],
+            segments=_fill_segments(shape.adapter_slots, shape.num_rows, self._segment_start, self._segment_slot),
+            sampled_rows=self._sampled_rows.tensor[: len(sampled_rows)],
+            sampled_segments=_fill_segments(
+                shape.adapter_slots, shape.num_sampled_rows, self._sampled_start, self._sampled_slot
+            ),
+        )
+
+
+def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: Buffer, slot: Buffer) -> Segments:
+    """adapter_slots, num_rows: of each sequence, ordered by slot; neighbours of one slot are joined."""
+    num_segments = 0
+    end = 0
+    has_adapter = False
+    for adapter_slot, count in zip(adapter_slots, num_rows, strict=True):
+        if count == 0:
+            continue
+        if num_segments == 0 or slot.array[num_segments - 1] != adapter_slot:
+            start.array[num_segments] = end
+            slot.array[num_segments] = adapter_slot
+            num_segments += 1
+            has_adapter = has_adapter or adapter_slot >= 0
+        end += count
+    start.array[num_segments] = end
+    return Segments(start.tensor[: num_segments + 1], slot.tensor[:num_segments], has_adapter)

@@ -1,0 +1,42 @@
+"""A queued step, and the sequences its tokens belong to."""
+
+from dataclasses import dataclass
+
+from loraserve.engine.sampling.device_sampler import QueuedTokens
+from loraserve.engine.sampling.sampler import Sampled
+from loraserve.engine.scheduling.plan import ScheduledSequence
+from loraserve.engine.scheduling.sequence import Sequence, Status
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A sequence that has ended since gets no token."""
+
+    scheduled: list[ScheduledSequence]
+    """What it computes."""
+    sequences: list[Sequence]
+    """Who gets the tokens, in their order: each the next one, and one behind each drafted token."""
+    items: list[ScheduledSequence]
+    """What each of these was scheduled as."""
+    sampled: Sampled | QueuedTokens
+
+    @property
+    def num_rows(self) -> int:
+        return sum(item.num_rows for item in self.scheduled)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether what it computes is still for somebody: a prompt whose first choice was aborted is its others'."""
+        sequences = [*self.sequences, *(item.sequence for item in self.scheduled)]
+        return any(sequence.status is Status.RUNNING for sequence in sequences)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the next step needs to know its tokens: a grammar's next mask depends on them."""
+        return any(sequence.matcher is not None for sequence in self.sequences)
+
+    def wait(self) -> Sampled:
+        """Its tokens, as soon as they are here."""
+        if isinstance(self.sampled, Sampled):
+            return self.sampled
+        return Sampled.collect(self.sampled)

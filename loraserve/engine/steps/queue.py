@@ -1,0 +1,199 @@
+"""From a plan to a step that is queued: its batch, the forward pass, the choice of its tokens."""
+
+import time
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from loraserve_kernels.step_batch import StepBatch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from loraserve.engine.adapters.arrival import StepArrivals
+from loraserve.engine.adapters.memory import AdapterMemory
+from loraserve.engine.device.accelerator import upload_ids
+from loraserve.engine.sampling.device_sampler import QueuedTokens
+from loraserve.engine.sampling.logit_masks import mask_logits
+from loraserve.engine.sampling.row import SamplingRow, rows_after
+from loraserve.engine.sampling.sampler import Sampled, Sampler
+from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
+from loraserve.engine.scheduling.scheduler import Scheduler
+from loraserve.engine.scheduling.sequence import Sequence
+from loraserve.engine.steps.batch_builder import BatchBuilder
+from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
+from loraserve.engine.steps.in_flight import StepInFlight
+from loraserve.engine.steps.model_runner import ModelRunner
+
+
+class StepQueue:
+    """Where tokens are chosen on a device, a step is queued while the one before runs.
+
+    Tokens that are its input never leave the device. A sequence that turns out to have ended has a row computed for
+    nothing.
+    """
+
+    # NOTE: such a row reads and writes blocks, and reads an adapter, that are free by then. A block's next rows are
+    # queued later, and so run later; no kernel reads a block where none were written. The copy of another adapter waits
+    # for an event that was recorded when the last reference was released, behind the row. And no prefix is found that
+    # the row has written to: a block becomes findable when the tokens that fill it were collected, and the row is of
+    # the token after them.
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        adapters: AdapterMemory | None,
+        builder: BatchBuilder,
+        runner: ModelRunner,
+        sampler: Sampler,
+        eos_token_ids: tuple[int, ...],
+    ) -> None:
+        self._scheduler = scheduler
+        self._adapters = adapters
+        self._builder = builder
+        self._runner = runner
+        self._sampler = sampler
+        self._eos = eos_token_ids
+        self.num_prompt_tokens = 0
+        """Computed."""
+
+    def queue(self, plan: StepPlan, before: StepInFlight | None = None) -> StepInFlight:
+        """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device.
+
+        before: the last step queued, when it is not collected; its tokens must be chosen on a device. Neither is
+        waited for, but where log-probabilities of prompts are asked for.
+        """
+        if before is not None and _goes_on(before, plan):
+            return self._queue_again(plan, before)
+        now = time.monotonic()
+        if plan.block_copies:
+            self._runner.copy_blocks(plan.block_copies)
+        arrivals = self._arrivals(plan)
+        known_rows = self._rows_known_before(plan.scheduled)
+        batch = self._build(plan.scheduled, before, [row for _, row in known_rows])
+        batch.draws = self._sampler.draws_of(known_rows)
+        output = self._runner.forward(batch, arrivals)
+        logits, best = output.logits, output.best
+        sequences: list[Sequence] = []
+        items: list[ScheduledSequence] = []
+        rows: list[int] = []
+        masks: list[tuple[int, NDArray[np.uint8]]] = []
+        end_row = 0
+        for item in plan.scheduled:
+            start_row, end_row = end_row, end_row + item.num_sampled_rows
+            for sequence in self._account(item, logits, start_row, now):
+                if sequence.matcher is not None:
+                    masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
+                sequences.append(sequence)
+                items.append(item)
+                if item.draft:
+                    rows += range(end_row - 1 - len(item.draft), end_row - 1)
+                rows.append(end_row - 1)
+        if not sequences:
+            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []))
+        if rows != list(range(end_row)):
+            logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
+        sampling_rows = [row for _, row in known_rows]
+        if not sampling_rows:
+            sampling_rows = [each.row_to_sample(each.num_computed_tokens, self._eos) for each in sequences]
+        if masks:
+            mask_logits(logits, masks, self._sampler.vocab_size)
+            best = None
+        sampling = self._builder.sampling if isinstance(self._builder, GpuBatchBuilder) else None
+        queued = self._sampler.try_queue(logits, sampling_rows, sampling)
+        drawn = output.drawn if batch.draws else None
+        sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
+        return StepInFlight(plan.scheduled, sequences, items, sampled)
+
+    def _queue_again(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
+        """`queue` for a plan that `_goes_on`."""
+        assert isinstance(self._builder, GpuBatchBuilder)
+        assert isinstance(before.sampled, QueuedTokens)
+        assert not plan.block_copies, "who had a row in the last step has its last block alone"
+        sequences = before.sequences
+        rows = [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
+        batch = self._builder.build_again(plan.scheduled, before.sampled, rows)
+        output = self._runner.forward(batch, self._arrivals(plan))
+        for sequence in sequences:
+            sequence.num_computed_tokens += 1
+        queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
+        assert queued is not None
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued)
+
+    def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
+        if self._adapters is None:
+            return None
+        return self._adapters.arrivals(item.sequence.adapter_slot for item in plan.scheduled)
+
+    def _build(
+        self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]
+    ) -> StepBatch:
+        """sampled: what is known of the rows to sample; a device gets it with the batch."""
+        if not isinstance(self._builder, GpuBatchBuilder):
+            assert before is None, "tokens are chosen on a device that batches are not built for"
+            return self._builder.build(scheduled)
+        if before is None:
+            return self._builder.build(scheduled, sampled)
+        assert isinstance(before.sampled, QueuedTokens)
+        row_of = {sequence: row for row, sequence in enumerate(before.sequences)}
+        sequences = [item.sequence for item in scheduled]
+        chosen_rows = [None if each.num_uncomputed_tokens > 0 else row_of[each] for each in sequences]
+        return self._builder.build_ahead(scheduled, before.sampled, chosen_rows, sampled)
+
+    def _rows_known_before(self, scheduled: Seq[ScheduledSequence]) -> list[tuple[int, SamplingRow]]:
+        """What to sample, with its row of the logits. None where the step's sequences are not known before it: a prompt
+        is about to fork."""
+        known: list[tuple[int, SamplingRow]] = []
+        end_row = 0
+        for item in scheduled:
+            end_row += item.num_sampled_rows
+            sequence = item.sequence
+            if item.num_rows < sequence.num_uncomputed_tokens:
+                continue
+            if not sequence.state.is_forked and sequence.request.sampling.n > 1:
+                return []
+            row = sequence.row_to_sample(sequence.num_computed_tokens + item.num_rows - len(item.draft), self._eos)
+            known.append((end_row - 1 - len(item.draft), row))
+            if item.draft:
+                known += enumerate(rows_after(row, item.draft), end_row - len(item.draft))
+        return known
+
+    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
+        """Note what was computed; returns the sequences to sample from the item's last row.
+
+        start_row: the item's first row of the logits.
+        """
+        sequence, state = item.sequence, item.sequence.state
+        if state.first_scheduled_s is None:
+            state.first_scheduled_s = now
+        if sequence.num_output_tokens == 0 and sequence.num_uncomputed_tokens > 0:
+            self.num_prompt_tokens += item.num_rows
+        if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
+            self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
+        sequence.num_computed_tokens += item.num_rows - len(item.draft)
+        if sequence.num_uncomputed_tokens > 0:
+            return []
+        return [sequence] if state.is_forked else self._scheduler.fork(sequence)
+
+    def _add_prompt_logprobs(self, sequence: Sequence, logits: Tensor, num_rows: int) -> None:
+        """Rows at positions p predict the prompt's token p + 1; the prompt's last row is sampled instead."""
+        state = sequence.state
+        if state.has_all_prompt_logprobs:
+            return
+        if state.prompt_logprobs is None:
+            state.prompt_logprobs = [None]
+        start = sequence.num_computed_tokens
+        targets = sequence.token_ids[start + 1 : min(start + num_rows + 1, sequence.num_prompt_tokens)]
+        num_top = sequence.request.sampling.prompt_logprobs or 0
+        if targets:
+            state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
+
+
+def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:
+    """Whether the plan is of `before`'s sequences in their order, one row of each in both: of the token that `before`
+    chooses."""
+    if not len(plan.scheduled) == len(before.scheduled) == len(before.sequences):
+        return False
+    return all(
+        item.sequence is last.sequence is sequence and item.num_rows == last.num_rows == 1
+        for item, last, sequence in zip(plan.scheduled, before.scheduled, before.sequences, strict=True)
+    )

@@ -1,0 +1,103 @@
+import pytest
+
+from loraserve.engine.kv.blocks import BlockPool
+from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.scheduling.sequence import RequestState, Sequence
+from loraserve.engine.scheduling.sequence_blocks import SequenceBlocks
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture
+def pool() -> BlockPool:
+    return BlockPool(4)
+
+
+@pytest.fixture
+def blocks(pool: BlockPool) -> SequenceBlocks:
+    return SequenceBlocks(pool, BLOCK_SIZE)
+
+
+def sequence(num_tokens: int, num_computed: int = 0) -> Sequence:
+    request = EngineRequest("r", list(range(num_tokens)), SamplingParams(max_tokens=9))
+    return Sequence(RequestState(request, 0.0, b""), 0, list(range(num_tokens)), num_tokens, num_computed)
+
+
+def extended(blocks: SequenceBlocks, num_tokens: int) -> Sequence:
+    """All of its tokens computed."""
+    found = sequence(num_tokens)
+    assert blocks.try_extend(found, num_tokens, [])
+    found.num_computed_tokens = num_tokens
+    return found
+
+
+def test_rows_get_the_blocks_they_lack(blocks: SequenceBlocks) -> None:
+    found = sequence(20)
+    for num_rows, num_blocks in ((3, 1), (1, 1), (1, 2), (8, 4)):
+        assert blocks.try_extend(found, num_rows, [])
+        assert len(found.blocks) == num_blocks
+        found.num_computed_tokens += num_rows
+
+
+def test_a_shared_block_is_copied_before_it_is_written(blocks: SequenceBlocks, pool: BlockPool) -> None:
+    parent, child = extended(blocks, 6), sequence(6, 6)
+    blocks.share(parent, child)
+    shared, copies = list(parent.blocks), []
+    assert blocks.try_extend(child, 1, copies)
+    assert copies == [(shared[1], child.blocks[1])]
+    assert child.blocks[0] == shared[0]
+    assert parent.blocks == shared
+    pool.check_invariants([parent.blocks, child.blocks])
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_with_too_few_blocks_nothing_is_changed(blocks: SequenceBlocks, pool: BlockPool, is_shared: bool) -> None:
+    found, other = extended(blocks, 6), sequence(6, 6)
+    if is_shared:
+        blocks.share(found, other)
+    pool.try_allocate(2)
+    before, copies = list(found.blocks), []
+    assert not blocks.try_extend(found, 1 if is_shared else 8, copies)
+    assert (found.blocks, copies) == (before, [])
+
+
+def test_all_are_extended_by_a_row_or_none_is(blocks: SequenceBlocks, pool: BlockPool) -> None:
+    full, partial = extended(blocks, 4), extended(blocks, 3)
+    assert blocks.try_extend_all([full, partial])
+    assert (len(full.blocks), len(partial.blocks)) == (2, 1)
+    other = extended(blocks, 4)
+    full.num_computed_tokens = 8
+    before = pool.counts()
+    assert not blocks.try_extend_all([other, partial, full])
+    assert pool.counts() == before
+    assert (len(full.blocks), len(other.blocks)) == (2, 1)
+
+
+def test_none_is_extended_where_a_block_is_to_be_copied(blocks: SequenceBlocks, pool: BlockPool) -> None:
+    full, parent, child = extended(blocks, 4), extended(blocks, 3), sequence(3, 3)
+    blocks.share(parent, child)
+    before = pool.counts()
+    assert not blocks.try_extend_all([full, parent, child])
+    assert pool.counts() == before
+    assert len(full.blocks) == 1
+
+
+def test_full_blocks_are_found_once_they_are_remembered_and_never_all_of_a_prompt(blocks: SequenceBlocks) -> None:
+    first = extended(blocks, 10)
+    assert blocks.find_prefix(sequence(10)) == []
+    blocks.remember(first)
+    assert blocks.find_prefix(sequence(10)) == first.blocks[:2]
+    assert blocks.find_prefix(sequence(8)) == first.blocks[:1]
+
+
+def test_what_is_released_stays_findable_until_it_is_needed(blocks: SequenceBlocks, pool: BlockPool) -> None:
+    first = extended(blocks, 10)
+    blocks.remember(first)
+    remembered = first.blocks[:2]
+    blocks.release(first)
+    assert first.blocks == []
+    assert first.num_remembered_blocks == 0
+    assert blocks.find_prefix(sequence(10)) == remembered
+    extended(blocks, 16)
+    assert blocks.find_prefix(sequence(10)) == []
+    assert pool.counts().referenced == 4

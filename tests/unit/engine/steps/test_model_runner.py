@@ -1,0 +1,89 @@
+from typing import cast
+
+import pytest
+import torch
+from loraserve_kernels.kv_float8 import KV_FLOAT8
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from loraserve.engine.steps.model_runner import ModelRunner
+from loraserve.models.causal_model import CausalModel, KVSpec
+from tests.support.memory_pages import can_populate, give_back, resident_pages
+
+
+class Model:
+    """What a runner asks of a `CausalModel` before its first step."""
+
+    kv_specs = (KVSpec(2, 8), KVSpec(1, 16))
+
+    def __init__(self) -> None:
+        self.caches: list[Tensor] = []
+
+    def bind(self, k_caches: list[Tensor], v_caches: list[Tensor], table: object) -> None:
+        self.caches = [*k_caches, *v_caches]
+
+
+class Launches(TorchDispatchMode):
+    """Counts operations that write or allocate."""
+
+    num_found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[override]
+        self.num_found += not func.is_view
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        pytest.param([], id="none"),
+        pytest.param([(0, 3)], id="one"),
+        pytest.param([(0, 3), (1, 4)], id="two"),
+        pytest.param([(0, 3), (3, 4), (4, 1)], id="of copies"),
+        pytest.param([(0, 3), (1, 3)], id="over a copy of one that was preempted"),
+        pytest.param([(0, 3), (4, 0), (2, 4)], id="over what was copied"),
+        pytest.param([(0, block) for block in range(1, 5)], id="of one block"),
+    ],
+)
+def test_copies_are_as_if_made_one_after_the_other(copies: list[tuple[int, int]]) -> None:
+    model = Model()
+    runner = ModelRunner(cast(CausalModel, model), 5, 4, None, torch.device("cpu"), torch.float32)
+    expected = []
+    for cache in model.caches:
+        expected.append(cache.normal_().clone())
+        for source, destination in copies:
+            expected[-1][destination] = expected[-1][source]
+    with Launches() as launches:
+        runner.copy_blocks(copies)
+    assert all(map(torch.equal, model.caches, expected))
+    assert launches.num_found <= 2 * len(model.caches) + 4
+
+
+@pytest.mark.skipif(not can_populate(), reason="the system cannot touch pages by request")
+def test_touches_memory_of_every_cache_while_there_is_any_to_touch() -> None:
+    model = Model()
+    runner = ModelRunner(cast(CausalModel, model), 4096, 16, None, torch.device("cpu"), torch.float32)
+    for cache in model.caches:
+        give_back(cache)
+    assert not any(all(resident_pages(cache)) for cache in model.caches)
+    while runner.touch_ahead(0):
+        pass
+    assert all(all(resident_pages(cache)) for cache in model.caches)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, KV_FLOAT8], ids=lambda d: str(d)[6:])
+def test_blocks_are_copied_and_wiped_in_every_cache(kv_dtype: torch.dtype) -> None:
+    model = Model()
+    runner = ModelRunner(cast(CausalModel, model), 5, 4, None, torch.device("cpu"), kv_dtype)
+    assert [tuple(cache.shape) for cache in model.caches] == [(5, 2, 4, 8), (5, 1, 4, 16)] * 2
+    before = [torch.randn(cache.shape).to(kv_dtype) for cache in model.caches]
+    for cache, values in zip(model.caches, before, strict=True):
+        values[2:4] = torch.full(values[2:4].shape, float("nan")).to(kv_dtype)
+        cache.copy_(values)
+    runner.copy_blocks([(0, 3), (3, 4)])
+    runner.zero_blocks([2, 1])
+    for cache, values in zip(model.caches, before, strict=True):
+        assert cache.dtype is kv_dtype
+        found, expected = cache.float(), values.float()
+        assert torch.equal(found[[0, 3, 4]], expected[[0, 0, 0]])
+        assert torch.equal(found[1:3], torch.zeros_like(found[1:3]))
