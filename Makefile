@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+# Only what is imported is compiled to bytecode, when it first is, and then kept: a third of the packages' modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test lint types bench bench-check gpu wheel openapi ui ui-check screenshots
 
@@ -14,11 +17,11 @@ $(VENV)/.installed: pyproject.toml
 	    echo "$(PYTHON) is not Python 3.11 to 3.14 ($$($(PYTHON) --version 2>&1)): name one that is, as in" >&2; \
 	    echo "    make run PYTHON=python3.13" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -e .
+	$(BIN)/pip install --no-compile -e .
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/pip install -e '.[dev]'
+	$(BIN)/pip install --no-compile -e '.[dev]'
 	$(BIN)/pip install --no-deps lorax-client==0.6.3  # its bound on huggingface-hub excludes transformers', but it works
 	@touch $@
 

@@ -52,6 +52,8 @@ def main() -> int:
 
 def measure(job: CertificateJob) -> Certificate:
     """Raises `Skipped`."""
+    if job.engine.device != "cpu":
+        raise Skipped("it is measured on CPUs only")
     if importlib.util.find_spec("peft") is None:
         raise Skipped("peft is not installed")
     import peft
@@ -85,8 +87,6 @@ def _check_memory(job: CertificateJob) -> None:
 
     from loraserve.models import loader
 
-    if job.engine.device != "cpu":
-        raise Skipped("it is measured on CPUs only")
     config = loader.load_config(job.engine.model, job.engine.revision)
     device = torch.device("cpu")
     kernel_cache_dir = None if job.engine.kernel_cache_dir is None else Path(job.engine.kernel_cache_dir)
