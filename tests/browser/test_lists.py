@@ -53,6 +53,27 @@ def test_ten_thousand_adapters_are_a_screenful_of_rows_wherever_one_scrolls(many
     assert rows.count() <= MAX_ROWS
 
 
+def test_who_comes_back_from_an_adapter_finds_the_list_where_it_was(many: Console):
+    many.watch.expect_status(500)  # of an adapter whose content is nowhere
+    page = many.open("#/adapters")
+    rows = page.get_by_test_id("adapter-row")
+    expect(rows.first).to_be_visible()
+    for _ in range(6):  # more rows than are fetched at once when a list is renewed
+        height = page.evaluate("document.body.scrollHeight")
+        page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        page.wait_for_function("(before) => document.body.scrollHeight > before", arg=height)
+    page.evaluate("window.scrollTo(0, 44 * 550)")
+    place = page.evaluate("window.scrollY")
+    page.get_by_role("link", name=many_name(560)).click()
+    expect(page.get_by_role("heading", name=many_name(560), level=1)).to_be_visible()
+    page.evaluate("window.scrollTo(0, 0)")
+    page.go_back()
+    expect(page.get_by_text(many_name(560))).to_be_in_viewport()
+    assert page.evaluate("window.scrollY") == place
+    page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+    expect(page.get_by_text(many_name(699))).to_be_visible()
+
+
 def test_search_finds_one_of_ten_thousand_on_the_server(many: Console):
     page = many.open("#/adapters")
     page.get_by_test_id("adapter-search").fill(many_name(NUM_MANY - 1))

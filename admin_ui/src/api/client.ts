@@ -41,6 +41,9 @@ export const serverAnswers = signal(true);
 /** Set on 401: the shell shows the login. */
 export const signedOut = signal(false);
 
+/** Counts what was sent that may change something. */
+export const numChanges = signal(0);
+
 const SAFE = new Set(["GET", "HEAD"]);
 
 /** Paths are relative to the server's root; everything goes to this server only. */
@@ -79,6 +82,7 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
     ...(signal ? { signal } : {}),
   };
   const sentAs = csrfToken.peek();
+  if (!SAFE.has(method)) numChanges.value++;
   try {
     const response = await fetch(serverUrl + path, init);
     serverAnswers.value = true;

@@ -1,7 +1,7 @@
 import { batch, type Signal, signal } from "@preact/signals";
-import { useEffect, useMemo } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo } from "preact/hooks";
 
-import { ApiError, call } from "../api/client";
+import { ApiError, call, numChanges } from "../api/client";
 import type { Page } from "../api/types";
 import { onTakenBack } from "./changes";
 
@@ -16,19 +16,50 @@ export interface Paged<T> {
   refresh: () => void;
 }
 
-/** `path` is the list with its filters; when it changes, the list begins again. */
-export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Paged<T> {
-  const paged = useMemo(() => {
-    const rows = signal<T[] | null>(null);
+/** A list as it was left for one of its rows: who comes back finds it so, unless they changed something meanwhile. */
+export interface LeftList<T> {
+  path: string;
+  rows: T[];
+  at: number;
+  cursor: string | null;
+  scrollY: number;
+  numChanges: number;
+}
+
+/** More rows than are renewed at once: such a list keeps still. */
+const MAX_RENEWED = 500;
+
+/** `path` is the list with its filters; when it changes, the list begins again. `left` outlives the list. */
+export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?: { current: LeftList<T> | null }): Paged<T> {
+  const { paged, found, next } = useMemo(() => {
+    const known = left?.current;
+    const found = known?.path === path && known.numChanges === numChanges.peek() ? known : null;
+    const rows = signal<T[] | null>(found?.rows ?? null);
     const error = signal<ApiError | null>(null);
-    const at = signal(0);
-    const hasMore = signal(false);
-    return { rows, error, at, hasMore, loadMore: () => {}, refresh: () => {} };
+    const at = signal(found?.at ?? 0);
+    const hasMore = signal(Boolean(found?.cursor));
+    return { paged: { rows, error, at, hasMore, loadMore: () => {}, refresh: () => {} }, found, next: { cursor: found?.cursor ?? null } };
   }, [path]);
+
+  useLayoutEffect(() => {
+    if (found) window.scrollTo(0, found.scrollY);
+  }, []);
+
+  useLayoutEffect(() => {
+    if (!left) return;
+    // When the list goes, what replaces it is there already, and may have moved the page.
+    let scrollY = window.scrollY;
+    const onScroll = () => (scrollY = window.scrollY);
+    window.addEventListener("scroll", onScroll, { passive: true });
+    return () => {
+      const rows = paged.rows.peek();
+      left.current = rows && { path, rows, at: paged.at.peek(), cursor: next.cursor, scrollY, numChanges: numChanges.peek() };
+      window.removeEventListener("scroll", onScroll);
+    };
+  }, [paged]);
 
   useEffect(() => {
     const aborter = new AbortController();
-    let cursor: string | null = null;
     let busy = false;
     /** Whether what is on its way may be older than the change that the person just made. */
     let again = false;
@@ -46,12 +77,12 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
       try {
         const known = renew ? [] : (paged.rows.peek() ?? []);
         // Renewing asks for as many rows as are shown, so that the list does not shrink under the person.
-        const size = renew ? Math.min(500, Math.max(limit, paged.rows.peek()?.length ?? 0)) : limit;
-        const next = await page(renew ? null : cursor, size);
-        cursor = next.next_cursor;
+        const size = renew ? Math.min(MAX_RENEWED, Math.max(limit, paged.rows.peek()?.length ?? 0)) : limit;
+        const { data, next_cursor } = await page(renew ? null : next.cursor, size);
+        next.cursor = next_cursor;
         batch(() => {
-          paged.rows.value = [...known, ...next.data];
-          paged.hasMore.value = cursor !== null;
+          paged.rows.value = [...known, ...data];
+          paged.hasMore.value = next_cursor !== null;
           paged.error.value = null;
           paged.at.value = Date.now();
         });
@@ -71,10 +102,10 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000): Page
       if (paged.hasMore.peek()) void load(false);
     };
     paged.refresh = () => void load(true);
-    void load(true);
+    const isRenewed = () => (paged.rows.peek()?.length ?? 0) <= MAX_RENEWED;
+    if (isRenewed()) void load(true);
     const timer = window.setInterval(() => {
-      // A list scrolled far down keeps still.
-      if ((paged.rows.peek()?.length ?? 0) <= 500) void load(true);
+      if (isRenewed()) void load(true);
     }, refreshMs);
     // A page opened in a tab behind has nothing yet.
     const onVisible = () => void load(true);

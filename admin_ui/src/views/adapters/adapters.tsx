@@ -9,7 +9,7 @@ import { Icon } from "../../parts/icon";
 import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { VirtualRows } from "../../parts/virtual-rows";
 import { href, place, setQuery } from "../../router";
-import { usePaged } from "../../state/paged";
+import { type LeftList, usePaged } from "../../state/paged";
 import { may, mayChange } from "../../state/session";
 import { Detail } from "../detail/detail";
 import { AdapterRow } from "./adapter-row";
@@ -35,11 +35,12 @@ const NARROW = "(max-width: 699px)";
 /** The list, or one adapter where the URL names it. */
 export function Adapters() {
   const name = place.value.segments[1];
-  return name === undefined ? <AdapterList /> : <Detail key={name} name={name} />;
+  const left = useRef<LeftList<AdapterItem>>(null);
+  return name === undefined ? <AdapterList left={left} /> : <Detail key={name} name={name} />;
 }
 
 /** Every adapter the person may see: searched, filtered and sorted by the server, any number of them. */
-function AdapterList() {
+function AdapterList({ left }: { left: { current: LeftList<AdapterItem> | null } }) {
   const query = place.value.query;
   const filters = new URLSearchParams();
   for (const name of ["q", "state", "tag", "sort"]) {
@@ -47,7 +48,7 @@ function AdapterList() {
     if (value) filters.set(name, value);
   }
   const path = `/v1/adapters${filters.size > 0 ? `?${filters}` : ""}`;
-  const list = usePaged<AdapterItem>(path);
+  const list = usePaged<AdapterItem>(path, undefined, undefined, left);
   const narrow = useNarrow();
   const selected = useSignal<ReadonlyMap<string, AdapterItem>>(new Map());
   const changeable = (list.rows.value ?? []).filter((adapter) => mayChange(adapter.tenant));
