@@ -9,7 +9,7 @@ from loraserve.api.inference.identity import system_fingerprint
 from loraserve.api.inference.sampling import SamplingChecker
 from loraserve.api.management.adapter_items import AdapterItems
 from loraserve.control.control_plane import ControlPlane
-from loraserve.control.names.adapter_names import label_of
+from loraserve.control.names.labels import label_of
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.turns import Turns
 from loraserve.store.records import AdapterDoc, AnyDocument

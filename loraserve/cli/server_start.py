@@ -88,7 +88,7 @@ async def _build(
     from loraserve.cli.control_start import publish_configured
     from loraserve.cli.http_server import HttpServer
     from loraserve.control.control_plane import build_control
-    from loraserve.control.names.adapter_names import CatalogNames
+    from loraserve.control.names.labels import CatalogNames
     from loraserve.serving.runtime import build_runtime
 
     limits = _adapter_limits(settings.max_lora_rank)

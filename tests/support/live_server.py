@@ -19,7 +19,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.control.control_plane import ControlPlane, build_control
 from loraserve.control.declared import ControlSettings, open_declared
 from loraserve.control.documents.adapter_edits import Content
-from loraserve.control.names.adapter_names import CatalogNames
+from loraserve.control.names.labels import CatalogNames
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.settings import ServingSettings

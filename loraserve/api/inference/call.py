@@ -14,7 +14,7 @@ from loraserve.api.http.request_id import own_request_id
 from loraserve.api.http.request_notes import notes_of
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.names.adapter_names import label_of
+from loraserve.control.names.labels import label_of
 from loraserve.control.names.resolve import ResolvedAdapter, Target
 from loraserve.control.requests.admission import Admission
 from loraserve.control.requests.admitted import Admitted

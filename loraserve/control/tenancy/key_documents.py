@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from loraserve.control.documents.limit_checks import check_limits
 from loraserve.control.tenancy.api_keys import NewKey
+from loraserve.control.tenancy.limit_checks import check_limits
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.names import ADAPTER_NAME
 from loraserve.store.records import Document, KeyDoc, Limits, Role, Status

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
-from loraserve.control.documents.limit_checks import NO_LIMITS
 from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.control.tenancy.key_documents import (
@@ -18,6 +17,7 @@ from loraserve.control.tenancy.key_documents import (
     patched,
     rotated,
 )
+from loraserve.control.tenancy.limit_checks import NO_LIMITS
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from loraserve.control.documents.limit_checks import NO_LIMITS
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.control.tenancy.key_documents import IssuedKey, key_not_found, new_doc
+from loraserve.control.tenancy.limit_checks import NO_LIMITS
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import (

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.declarations import Declarations
-from loraserve.control.documents.limit_checks import NO_LIMITS, check_limits
 from loraserve.control.documents.tenant_edits import id_taken, tenant_not_found
 from loraserve.control.paging import DEFAULT_PAGE, Page, page_of
+from loraserve.control.tenancy.limit_checks import NO_LIMITS, check_limits
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.tenancy.quota import Quota
 from loraserve.serving.errors import invalid_value
