@@ -8,10 +8,10 @@ import gc
 import pytest
 import torch
 
-from loraserve.engine.adapters import arrival as adapter_arrival
+from loraserve.engine.adapters import arrival
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
-from loraserve.engine.steps import graphs as step_graphs
+from loraserve.engine.steps import graphs
 from tests.support.engines import MIB, collect, greedy, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, make_oracle, run_one_by_one, wrong_answers
 
@@ -46,7 +46,7 @@ def test_replays_give_the_bits_of_eager_steps(llama: Oracle, dtype: str, monkeyp
     The first turn brings the adapters, so that both engines compute the same batches then.
     """
     num_rows = sum(len(prompt) for prompt in llama.prompts.values())
-    monkeypatch.setattr(step_graphs, "PROMPT_SIZES", (num_rows,))
+    monkeypatch.setattr(graphs, "PROMPT_SIZES", (num_rows,))
     answers = []
     for enforce_eager in (False, True):
         engine, digests = engine_of(llama, dtype=dtype, enforce_eager=enforce_eager, enable_prefix_caching=False)
@@ -97,8 +97,8 @@ def test_adapters_that_no_host_tier_keeps_equal_peft(
 
     Every linear group comes in a part of its own: a replay waits for all of them, each layer of an eager step for its.
     """
-    monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
-    monkeypatch.setattr(adapter_arrival, "LARGEST_PART_BYTES", 1)
+    monkeypatch.setattr(arrival, "FIRST_PART_BYTES", 1)
+    monkeypatch.setattr(arrival, "LARGEST_PART_BYTES", 1)
     engine_of(llama)
     engine, digests = engine_of(
         llama,

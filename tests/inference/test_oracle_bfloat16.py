@@ -10,7 +10,7 @@ import pytest
 import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 
-from loraserve.engine.adapters import arrival as adapter_arrival
+from loraserve.engine.adapters import arrival
 from loraserve.engine.engine import Engine
 from tests.support.engines import run
 from tests.support.peft_oracle import (
@@ -94,8 +94,8 @@ def test_chunks_prefix_hits_and_batch_mates_equal_peft(served: Served) -> None:
 
 def test_preemption_and_eviction_mid_stream_equal_peft(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the cache nor the arena has room for all; each linear group comes to a GPU in a part of its own."""
-    monkeypatch.setattr(adapter_arrival, "FIRST_PART_BYTES", 1)
-    monkeypatch.setattr(adapter_arrival, "LARGEST_PART_BYTES", 1)
+    monkeypatch.setattr(arrival, "FIRST_PART_BYTES", 1)
+    monkeypatch.setattr(arrival, "LARGEST_PART_BYTES", 1)
     oracle = served.oracle
     engine, digests = oracle.engine(
         max_num_seqs=MAX_NUM_SEQS,

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraserve.engine.adapters import host_tier
-from loraserve.engine.adapters import transit as adapter_transit
-from loraserve.engine.adapters import upload as adapter_upload
+from loraserve.engine.adapters import host_tier, transit, upload
 
 
 class ManualFuture(Future[Any]):
@@ -48,6 +46,6 @@ def wait(futures: Iterable[ManualFuture], timeout: float | None = None) -> None:
 
 def use_manual_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """For adapters on their way to a device."""
-    monkeypatch.setattr(adapter_upload, "ThreadPoolExecutor", ManualThreads)
-    for module in (adapter_transit, host_tier):
+    monkeypatch.setattr(upload, "ThreadPoolExecutor", ManualThreads)
+    for module in (transit, host_tier):
         monkeypatch.setattr(module, "wait", wait)

@@ -3,7 +3,7 @@
 The arena is one flat tensor; an adapter takes exactly its packed bytes, whatever its ranks. When free space suffices
 but is scattered, the arena is compacted: adapters move and their table rows follow, between steps.
 
-On a GPU they arrive beside the steps, see `adapter_transit`. NOTE: one that is on its way is neither evicted nor moved.
+On a GPU they arrive beside the steps, see `AdapterTransit`. NOTE: one that is on its way is neither evicted nor moved.
 """
 
 import warnings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.grammars import compiler as grammar_compiler
+from loraserve.engine.grammars import compiler
 from loraserve.engine.grammars import matcher as matching
 from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.grammars.matcher import GrammarMatcher
@@ -83,7 +83,7 @@ def test_a_token_that_cannot_follow_is_an_error() -> None:
 
 
 def test_an_error_is_no_end_though_its_mask_allows_eos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "MAX_LEXER_STATES", 40)
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 40)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for token_id in ids("caaaabbccacbbcbbc"):
         matcher.mask()
@@ -158,7 +158,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_grammars_and_nothing_else() -> 
 
 
 def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "NUM_KEPT", 2)
+    monkeypatch.setattr(compiler, "NUM_KEPT", 2)
     grammars = make_hash_grammars()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
     assert grammars.compile(one_of("a")) is first
@@ -170,10 +170,10 @@ def test_a_grammar_is_compiled_once_as_long_as_it_is_kept(monkeypatch: pytest.Mo
 def test_those_that_took_long_to_compile_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = hash_grammars.__wrapped__()
     first, second = grammars.compile(one_of("a")), grammars.compile(one_of("b"))
-    monkeypatch.setattr(grammar_compiler, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
+    monkeypatch.setattr(compiler, "KEPT_S", first.result().use.spent_s + second.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
-    monkeypatch.setattr(grammar_compiler, "KEPT_S", 1.001 * first.result().use.spent_s)
+    monkeypatch.setattr(compiler, "KEPT_S", 1.001 * first.result().use.spent_s)
     grammars.forget_costly()
     assert grammars.compile(one_of("a")) is first
     assert grammars.compile(one_of("b")) is not second, "used longest ago"
@@ -183,7 +183,7 @@ def test_one_that_was_much_used_is_compiled_anew(monkeypatch: pytest.MonkeyPatch
     grammars = hash_grammars.__wrapped__()
     first = grammars.compile(one_of("ab"))
     copy = first.result().copy()
-    monkeypatch.setattr(grammar_compiler, "RENEW_S", first.result().use.spent_s)
+    monkeypatch.setattr(compiler, "RENEW_S", first.result().use.spent_s)
     assert grammars.compile(one_of("ab")) is first
     copy.mask()
     assert grammars.compile(one_of("ab")) is not first
@@ -270,7 +270,7 @@ def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_compiler, "MAX_LEXER_STATES", 50)
+    monkeypatch.setattr(compiler, "MAX_LEXER_STATES", 50)
     matcher = make_hash_grammars().compile(Grammar(GrammarKind.REGEX, "([ab]{0,50}c){20}")).result()
     for _ in range(100):
         (token_id, *_) = allowed(matcher)

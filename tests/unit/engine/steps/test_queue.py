@@ -22,7 +22,7 @@ from loraserve.engine.device.step_buffers import StepBuffers
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams, SequenceOutput
 from loraserve.engine.sampling.sampler import Sampled
-from loraserve.engine.steps import queue as step_queue
+from loraserve.engine.steps import queue
 from loraserve.engine.steps.in_flight import StepInFlight
 from tests.support.delayed_accelerator import DelayedAccelerator
 from tests.support.hash_model import (
@@ -301,7 +301,7 @@ def test_the_rows_to_sample_are_picked_without_a_wait(
         picked.append(rows)
         return upload_ids(rows, device)
 
-    monkeypatch.setattr(step_queue, "upload_ids", note)
+    monkeypatch.setattr(queue, "upload_ids", note)
     request = ask(params=params)
     engine.add_request(request)
     with NoHostIndex():
