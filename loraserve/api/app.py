@@ -19,9 +19,9 @@ from loraserve.api.http.methods import tell_methods_of
 from loraserve.api.http.needs import ANY_KEY, check_all_need
 from loraserve.api.http.query_names import refuse_unknown_query
 from loraserve.api.http.refusal_notes import note_refusal
-from loraserve.api.http.request_notes import NotedApp, OnEnd
 from loraserve.api.http.session_cookie import CookieCredentials
 from loraserve.api.http.state import put_runtime
+from loraserve.api.inference.noted_app import NotedApp, OnEnd
 from loraserve.api.openapi.document import openapi_config, render_document
 from loraserve.api.route_table import BODIES, ROUTES
 from loraserve.serving.errors import ServingError

@@ -22,7 +22,7 @@ from loraserve.serving.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
-    from loraserve.api.http.request_notes import OnEnd
+    from loraserve.api.inference.noted_app import OnEnd
     from loraserve.cli.http_server import HttpServer
     from loraserve.control.declared import Declared
     from loraserve.engine.config import EngineConfig

@@ -16,7 +16,7 @@ from loraserve.cli.trace_settings import TraceDestination
 from loraserve.cli.version import installed_version
 
 if TYPE_CHECKING:
-    from loraserve.api.http.request_notes import OnEnd
+    from loraserve.api.inference.noted_app import OnEnd
     from loraserve.serving.span_export import SpanExport
 
 MODULES = ("loraserve.serving.span_export", "loraserve.api.inference.request_spans")

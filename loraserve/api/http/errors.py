@@ -7,9 +7,9 @@ from http import HTTPStatus
 import msgspec
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.types import Scope
 from msgspec import UNSET, UnsetType
 
-from loraserve.api.http.request_notes import notes_of
 from loraserve.api.http.state import runtime_of
 from loraserve.api.schemas.reports import ReportItem, report_item
 from loraserve.control.ingest.report import AdapterRejectedError
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+ANSWERED_KEY = "loraserve_answered_error"
 
 ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.INVALID_JSON: (400, INVALID_REQUEST),
@@ -141,12 +142,16 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
 
 
 def answered_error(request: Request, error: Exception) -> ServingError:
-    """The same, counted, and noted for whoever tells of the request."""
+    """The same, counted, and its code kept for whoever tells of the request."""
     refusal = serving_error_of(request, error)
     runtime_of(request).metrics.error(refusal.code)
-    if (notes := notes_of(request.scope)) is not None:
-        notes.error_code = refusal.code
+    request.scope["state"][ANSWERED_KEY] = refusal.code
     return refusal
+
+
+def answered_code(scope: Scope) -> ErrorCode | None:
+    """Of the error that `answered_error` gave, if any."""
+    return scope["state"].get(ANSWERED_KEY)
 
 
 def handle_error(request: Request, error: Exception) -> Response[ErrorResponse]:

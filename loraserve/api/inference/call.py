@@ -11,7 +11,6 @@ from litestar.types import Scope
 
 from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
-from loraserve.api.http.request_notes import notes_of
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.names.labels import label_of
@@ -27,6 +26,9 @@ from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt
+
+NOTES_KEY = "loraserve_request_notes"
+"""In a scope's state, for whoever tells of the request at its end; nothing is noted where nobody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,23 @@ class InferenceCall:
         return EndState.ABORTED if was_left else EndState.FAILED, error.code.value
 
 
+@dataclass(slots=True)
+class RequestNotes:
+    """What becomes known of a request on its way. None = it did not come to that."""
+
+    asked: Asked | None = None
+    target: Target | None = None
+    """What was asked for; what was admitted may be newer."""
+    call: InferenceCall | None = None
+    """Once it was admitted."""
+    status: int | None = None
+    """Of the response, once that began."""
+    error_code: ErrorCode | None = None
+    """Of an error that was answered; not of one in the middle of a stream."""
+    ended_s: float = 0.0
+    """`time.monotonic()` when the response was sent, or nobody was there to take it."""
+
+
 class InferenceCalls:
     """One per app."""
 
@@ -178,7 +197,7 @@ class InferenceCalls:
 
         All its times count from its arrival.
         """
-        notes = notes_of(scope)
+        notes: RequestNotes | None = scope["state"].get(NOTES_KEY)
         if notes is not None:
             notes.asked, notes.target = demand.asked, target
         came_in_s = received_s(scope)

@@ -16,8 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from loraserve.api.http.auth import STATE_KEY as PRINCIPAL_KEY
 from loraserve.api.http.processing_time import received_s
 from loraserve.api.http.request_id import own_request_id
-from loraserve.api.http.request_notes import RequestNotes
-from loraserve.api.inference.call import InferenceCall
+from loraserve.api.inference.call import InferenceCall, RequestNotes
 from loraserve.control.names.resolve import Target
 from loraserve.control.requests.running import Route
 from loraserve.control.tenancy.principal import Principal

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from loraserve.api.http.processing_time import note_received
-from loraserve.api.http.request_notes import RequestNotes
+from loraserve.api.inference.call import RequestNotes
 from loraserve.api.inference.request_spans import MAX_TRACESTATE_CHARS, RequestSpans
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

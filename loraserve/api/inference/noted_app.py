@@ -1,47 +1,20 @@
-"""What becomes known of an inference request on its way, for whoever tells of it at its end.
+"""Takes notes of inference requests, for whoever tells of them at their end.
 
 Nothing is noted, and nothing looked at, unless somebody wants to.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
+from loraserve.api.http.errors import answered_code
 from loraserve.api.http.needs import ACTION
-from loraserve.control.names.resolve import Target
-from loraserve.control.requests.running import Asked
+from loraserve.api.inference.call import NOTES_KEY, RequestNotes
 from loraserve.control.tenancy.principal import Action
-from loraserve.serving.errors import ErrorCode
-
-if TYPE_CHECKING:
-    from loraserve.api.inference.call import InferenceCall
-
-STATE_KEY = "loraserve_request_notes"
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class RequestNotes:
-    """None = it did not come to that."""
-
-    asked: Asked | None = None
-    target: Target | None = None
-    """What was asked for; what was admitted may be newer."""
-    call: InferenceCall | None = None
-    """Once it was admitted."""
-    status: int | None = None
-    """Of the response, once that began."""
-    error_code: ErrorCode | None = None
-    """Of an error that was answered; not of one in the middle of a stream."""
-    ended_s: float = 0.0
-    """`time.monotonic()` when the response was sent, or nobody was there to take it."""
 
 
 OnEnd = Callable[[HTTPScope, RequestNotes], None]
@@ -60,7 +33,7 @@ class NotedApp:
             await self._app(scope, receive, send)
             return
         notes = RequestNotes()
-        scope["state"][STATE_KEY] = notes
+        scope["state"][NOTES_KEY] = notes
 
         def sending(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
@@ -72,6 +45,7 @@ class NotedApp:
         finally:
             if _is_inference(scope):
                 notes.ended_s = time.monotonic()
+                notes.error_code = answered_code(scope)
                 self._tell(scope, notes)
 
     def _tell(self, scope: HTTPScope, notes: RequestNotes) -> None:
@@ -79,11 +53,6 @@ class NotedApp:
             self._on_end(scope, notes)
         except Exception:  # the request itself was answered, or has an error of its own to end with
             logger.exception("a request could not be told of")
-
-
-def notes_of(scope: Scope) -> RequestNotes | None:
-    """None where nobody wants any."""
-    return scope["state"].get(STATE_KEY)
 
 
 def _is_inference(scope: HTTPScope) -> bool:

@@ -9,7 +9,8 @@ import pytest
 from litestar.types import HTTPScope, Message, Receive, Scope, Send
 
 from loraserve.api.http.needs import INFERENCE
-from loraserve.api.http.request_notes import NotedApp, RequestNotes
+from loraserve.api.inference.call import RequestNotes
+from loraserve.api.inference.noted_app import NotedApp
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
