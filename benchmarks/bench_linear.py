@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from loraserve_kernels.backend import Linear
 from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.linear import Linear
 from timing import copies_beyond_cache, least_us, read_us
 from torch import Tensor
 from torch.nn.functional import linear

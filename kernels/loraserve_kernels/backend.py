@@ -1,38 +1,21 @@
 """The one signature every backend implements: reference (plain torch), CPU (C) and GPU (Triton)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
+from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.host_sampling import SamplesOnHost
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.step_batch import Segments, StepBatch
-
-if TYPE_CHECKING:
-    from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
-    from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 
 
 class KernelTooLargeError(Exception):
     """The GPU lacks the resources that an op's kernel needs for such shapes; the message says which."""
-
-
-class Linear(Protocol):
-    """x Wᵀ + bias with the weight in whatever layout is fastest."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., in_features], rows may be strided → [..., out_features], newly allocated."""
-        ...
-
-
-class PacksRows(Linear, Protocol):
-    """A linear whose weight is in a layout of the backend's own, which serves as a table of embeddings too."""
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, bit for bit. indices: int64 [...] → [..., in_features]. `ValueError` outside of it."""
-        ...
 
 
 class Backend(SamplesOnHost, Protocol):
@@ -58,15 +41,15 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
-    def decoder_layer(self, parts: "DecoderLayerParts") -> "DecoderLayer | None":
+    def decoder_layer(self, parts: DecoderLayerParts) -> DecoderLayer | None:
         """The layer fused; None where the backend has only the separate ops. The linears are of this backend."""
         ...
 
-    def decoder_layers(self, layers: "Sequence[DecoderLayer]") -> "DecoderLayers | None":
+    def decoder_layers(self, layers: Sequence[DecoderLayer]) -> DecoderLayers | None:
         """Layers that `decoder_layer` gave, as one op; None where that is no faster."""
         ...
 
-    def decoder_model(self, parts: "DecoderModelParts") -> "DecoderModel | None":
+    def decoder_model(self, parts: DecoderModelParts) -> DecoderModel | None:
         """Everything from token ids to logits and the largest of them as one op; None where that is no faster."""
         ...
 

@@ -8,18 +8,19 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import BestTokens, best_tokens, check_argmax
-from loraserve_kernels.backend import Linear
 from loraserve_kernels.bound_group import BoundGroup, bind_group
 from loraserve_kernels.checks import require_cpu
+from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer
 from loraserve_kernels.cpu_calls import DTYPE_CODES, AttentionStruct, RotaryStruct
 from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayer, CpuDecoderLayers, StepAddresses
 from loraserve_kernels.cpu_decoder_model import CpuDecoderModel
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts, DecoderLayers
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
 from loraserve_kernels.kv_write import check_kv_write
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
 from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.packed_linear import PackedLinear, packed_bytes

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.argmax import BestTokens
-from loraserve_kernels.backend import Linear
 from loraserve_kernels.decoder_layer import DecoderLayer, Norm
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.step_batch import StepBatch
 
 

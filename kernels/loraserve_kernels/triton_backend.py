@@ -7,17 +7,12 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.backend import Linear
-from loraserve_kernels.decoder_layer import (
-    ComposedDecoderLayer,
-    ComposedDecoderLayers,
-    DecoderLayer,
-    DecoderLayerParts,
-    DecoderLayers,
-)
+from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
 from loraserve_kernels.kv_write import check_kv_write
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of

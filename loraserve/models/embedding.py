@@ -1,7 +1,8 @@
 """Embeddings of tokens read from the packed weight of an `lm_head` they are tied to, so that it is in memory once."""
 
 import torch
-from loraserve_kernels.backend import Backend, PacksRows
+from loraserve_kernels.backend import Backend
+from loraserve_kernels.linear import PacksRows
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
-from loraserve_kernels.backend import Linear, PacksRows
+from loraserve_kernels.linear import Linear, PacksRows
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

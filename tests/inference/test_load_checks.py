@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import ModelOutput
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor

@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers, DecoderLayer, DecoderLayerParts
+from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 
 from tests.support.decoder_cases import CASES, INTERMEDIATE, make_case, make_parts
 

@@ -3,9 +3,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
-from loraserve_kernels.decoder_layer import ComposedDecoderLayer, Norm
+from loraserve_kernels.decoder_layer import Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.packed_linear import PackedLinear

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
-from loraserve_kernels.backend import Linear
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
+from loraserve_kernels.linear import Linear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
