@@ -8,7 +8,7 @@ import { StatusChip, TierMark } from "../../parts/adapter-state";
 import { Chip } from "../../parts/basics";
 import { Icon } from "../../parts/icon";
 import { SkeletonRows, View } from "../../parts/states";
-import { go, href, place, setQuery } from "../../router";
+import { go, href, place } from "../../router";
 import { usePolled } from "../../state/polled";
 import { mayChange, otherTenant, tenantHeaders } from "../../state/session";
 import { Actions } from "./actions";
@@ -107,8 +107,4 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
       {tab === "use" && <UseIt adapter={adapter} version={version} />}
     </>
   );
-}
-
-export function chooseVersion(n: number): void {
-  setQuery({ v: String(n), tab: null });
 }

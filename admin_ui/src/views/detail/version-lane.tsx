@@ -1,7 +1,7 @@
 import type { AdapterDetail, AliasItem, VersionItem } from "../../api/types";
 import { ago } from "../../parts/format";
 import { Icon } from "../../parts/icon";
-import { chooseVersion } from "./detail";
+import { setQuery } from "../../router";
 
 /** Versions as dots in the order they came; aliases fly as flags above them; a canary splits the line of its alias. */
 export function VersionLane({ adapter, chosen }: { adapter: AdapterDetail; chosen: number | null }) {
@@ -40,7 +40,7 @@ function Stop({ version, adapter, chosen }: { version: VersionItem; adapter: Ada
         aria-pressed={chosen}
         aria-label={`Version ${version.n}${live ? ", live" : ""}`}
         data-testid={`version-${version.n}`}
-        onClick={() => chooseVersion(version.n)}
+        onClick={() => setQuery({ v: String(version.n), tab: null })}
       >
         <span aria-hidden="true" />
       </button>

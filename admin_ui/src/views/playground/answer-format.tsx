@@ -1,7 +1,12 @@
 import { Field } from "../../parts/basics";
-import type { PlaygroundSettings } from "./request";
 
 export type AnswerFormat = "text" | "json" | "schema";
+
+export interface AnswerSettings {
+  format: AnswerFormat;
+  /** As it was typed, for `format` "schema". */
+  schema: string;
+}
 
 const FORMATS: Record<AnswerFormat, string> = { text: "any text", json: "a JSON object", schema: "JSON by a schema" };
 const EXAMPLE = '{"type": "object", "properties": {"urgent": {"type": "boolean"}}, "required": ["urgent"], "additionalProperties": false}';
@@ -11,14 +16,14 @@ export function answerFormat(text: string | null): AnswerFormat {
 }
 
 /** What of `response_format` is sent. Of a schema that `schemaProblem` finds nothing wrong with. */
-export function responseFormat({ format, schema }: PlaygroundSettings): Record<string, unknown> {
+export function responseFormat({ format, schema }: AnswerSettings): Record<string, unknown> {
   if (format === "text") return {};
   if (format === "json") return { response_format: { type: "json_object" } };
   return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } } };
 }
 
 /** Why nothing can be sent yet; whether a schema can be followed, the server says. */
-export function schemaProblem({ format, schema }: PlaygroundSettings): string | null {
+export function schemaProblem({ format, schema }: AnswerSettings): string | null {
   if (format !== "schema") return null;
   if (schema.trim() === "") return "No schema yet.";
   try {
@@ -45,7 +50,7 @@ export function FormatField({ value, onChange }: { value: AnswerFormat; onChange
   );
 }
 
-export function SchemaField({ settings, onChange }: { settings: PlaygroundSettings; onChange: (schema: string) => void }) {
+export function SchemaField({ settings, onChange }: { settings: AnswerSettings; onChange: (schema: string) => void }) {
   return (
     <Field
       label="JSON schema"

@@ -1,9 +1,9 @@
 import { requestHeaders } from "../../api/client";
 import { serverUrl } from "../../api/server-url";
 import { session, tenantHeaders } from "../../state/session";
-import { type AnswerFormat, responseFormat } from "./answer-format";
+import { type AnswerSettings, responseFormat } from "./answer-format";
 
-export interface PlaygroundSettings {
+export interface PlaygroundSettings extends AnswerSettings {
   mode: "chat" | "completion";
   /** Whose adapters the columns name; null = of the tenant shown. */
   tenant: string | null;
@@ -13,9 +13,6 @@ export interface PlaygroundSettings {
   temperature: number;
   /** The same for every column, so that they differ by their model alone. */
   seed: number;
-  format: AnswerFormat;
-  /** As it was typed, for `format` "schema". */
-  schema: string;
 }
 
 export function requestPath({ mode }: PlaygroundSettings): string {
