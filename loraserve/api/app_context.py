@@ -9,10 +9,8 @@ from loraserve.api.inference.identity import system_fingerprint
 from loraserve.api.inference.sampling import SamplingChecker
 from loraserve.api.management.adapter_items import AdapterItems
 from loraserve.control.control_plane import ControlPlane
-from loraserve.control.names.labels import label_of
 from loraserve.serving.runtime import Runtime
 from loraserve.serving.turns import Turns
-from loraserve.store.records import AdapterDoc, AnyDocument
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +32,6 @@ class AppContext:
     @classmethod
     def of(cls, runtime: Runtime, control: ControlPlane) -> "AppContext":
         model = runtime.engine.model
-
-        def forget_deleted(document: AnyDocument) -> None:
-            if not isinstance(document.doc, AdapterDoc):
-                return
-            if document.doc.deleted_at is not None or control.catalog.is_deleted(document.doc.tenant):
-                runtime.metrics.forget_adapter(label_of(document.doc.tenant, document.doc.name))
-
-        control.catalog.subscribe(forget_deleted)
         return cls(
             runtime,
             control,

@@ -13,8 +13,6 @@ class AdapterLabels:
     def __init__(self, max_labels: int = MAX_LABELS) -> None:
         self._max_labels = max_labels
         self._num_users: dict[str, int] = {}
-        self._gone: set[str] = set()
-        """Of adapters that are gone, while requests of theirs still count."""
 
     def acquire(self, name: str) -> str:
         """For a request, until it calls `leave` with what it got."""
@@ -25,20 +23,13 @@ class AdapterLabels:
         self._num_users[name] += 1
         return name
 
-    def leave(self, label: str) -> bool:
-        """True if its series are now to be removed."""
-        if label not in self._num_users:
-            return False
-        self._num_users[label] -= 1
-        return label in self._gone and self.release(label)
+    def leave(self, label: str) -> None:
+        if label in self._num_users:
+            self._num_users[label] -= 1
 
     def release(self, name: str) -> bool:
-        """Free the label of an adapter that is gone. True if it had one, whose series are now to be removed."""
-        if name not in self._num_users:
-            return False
-        if self._num_users[name] > 0:
-            self._gone.add(name)
+        """Free the label of an adapter that is gone, unless requests have it. True if its series are to be removed."""
+        if self._num_users.get(name, 1) > 0:
             return False
         del self._num_users[name]
-        self._gone.discard(name)
         return name != OTHER

@@ -92,18 +92,13 @@ class ServingMetrics:
 
     def request_ended(self, label: str) -> None:
         """It counts nothing any more."""
-        if self._labels.leave(label):
-            self._remove(label)
+        self._labels.leave(label)
 
     def forget_adapter(self, label: str) -> None:
-        """It was deleted: its series go, with the end of the last request that counts for it."""
+        """It was deleted: its series go. Does nothing while a request counts for it; to be called again at its end."""
         if self._labels.release(label):
-            self._remove(label)
-
-    def _remove(self, label: str) -> None:
-        for metric in (self._prompt_tokens, self._generation_tokens, self._ttft_s, self._e2e_s):
-            metric.remove_by_labels({"adapter": label})
-        self._requests.remove_by_labels({"adapter": label})
+            for metric in (self._requests, self._prompt_tokens, self._generation_tokens, self._ttft_s, self._e2e_s):
+                metric.remove_by_labels({"adapter": label})
 
     def error(self, code: ErrorCode) -> None:
         self._errors.labels(code.value).inc()

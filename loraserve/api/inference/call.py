@@ -26,6 +26,7 @@ from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt
+from loraserve.store.records import AdapterDoc, AnyDocument
 
 NOTES_KEY = "loraserve_request_notes"
 """In a scope's state, for whoever tells of the request at its end; nothing is noted where nobody does."""
@@ -120,6 +121,8 @@ class InferenceCall:
         self.outcome = self._outcome()
         if self.generation is not None:
             self.generation.close()
+        if self.adapter is not None:
+            self._calls.forget_deleted(self.adapter.tenant, self.adapter.name)
         self._calls.spawn(self._settle(self.outcome))
 
     async def _settle(self, outcome: Outcome) -> None:
@@ -188,6 +191,7 @@ class InferenceCalls:
         self.residency = residency
         self.generation = generation
         self._tasks: set[asyncio.Task[None]] = set()
+        catalog.subscribe(self._on_change)
 
     @contextlib.asynccontextmanager
     async def admit(
@@ -220,6 +224,16 @@ class InferenceCalls:
             call.note(error)
             call.close()
             raise
+
+    def forget_deleted(self, tenant: str, name: str) -> None:
+        """An adapter's series go when it is deleted, and with a request that was to use it and ended only then."""
+        document = self.catalog.adapter(tenant, name)
+        if document is None or document.doc.deleted_at is not None:
+            self.generation.metrics.forget_adapter(label_of(tenant, name))
+
+    def _on_change(self, document: AnyDocument) -> None:
+        if isinstance(document.doc, AdapterDoc):
+            self.forget_deleted(document.doc.tenant, document.doc.name)
 
     def weight_of(self, tenant: str) -> float:
         document = self.catalog.tenant(tenant)

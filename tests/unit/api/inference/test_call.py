@@ -1,8 +1,10 @@
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,10 @@ from loraserve.api.http.processing_time import STATE_KEY
 from loraserve.api.inference.call import Demand, salted
 from loraserve.control.requests.running import Asked
 from loraserve.control.tenancy.principal import server_principal
-from loraserve.store.records import DEFAULT_TENANT
+from loraserve.engine.request import SamplingParams
+from loraserve.serving.choice import TextOptions
+from loraserve.serving.generation import Prompt, collect
+from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import LiveServer, live_server, make_settings
 
@@ -23,8 +28,12 @@ def test_no_two_pairs_of_salts_are_one(first: tuple[str, str], second: tuple[str
     assert (salted(*first) == salted(*second)) == (first == second)
 
 
+def scope_of(received_s: float) -> Any:
+    return {"headers": [], "state": {STATE_KEY: received_s}}
+
+
 async def end_at_once(live: LiveServer, received_s: float) -> None:
-    scope: Any = {"headers": [], "state": {STATE_KEY: received_s}}
+    scope = scope_of(received_s)
     principal = server_principal(DEFAULT_TENANT, "open")
     target = await live.control.resolver.resolve(principal, "tiny")
     async with live.context.calls.admit(principal, target, scope, Demand(1, 1, Asked())) as call:
@@ -39,3 +48,45 @@ def test_a_requests_time_is_from_its_arrival_not_from_its_admission(tmp_path: Pa
         (record,) = httpx.get(f"{live.url}/v1/requests").json()["data"]
     assert record["duration_ms"] >= BEFORE_S * 1000
     assert record["at"] <= time.time() - BEFORE_S
+
+
+def asked_for(live: LiveServer, label: str) -> float | None:
+    """The prompt tokens that /metrics has of it."""
+    rows = [line for line in live.runtime.metrics.render().decode().splitlines() if f'adapter="{label}"' in line]
+    found = [line for line in rows if line.startswith("loraserve_prompt_tokens_total")]
+    assert bool(found) == bool(rows)
+    return float(found[0].split()[-1]) if found else None
+
+
+async def use_while_deleted(live: LiveServer, *, starts_before: bool, restore: bool) -> None:
+    """One request, admitted before the deletion, which may finish."""
+    principal, adapters = server_principal(SHARED_TENANT, "open"), live.control.adapters
+    target = await live.control.resolver.resolve(principal, "sql")
+    assert target.adapter is not None
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    start: Any = ([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+    async with live.context.calls.admit(principal, target, scope, demand) as call:
+        generation = await call.start(*start) if starts_before else None
+        deleting = asyncio.create_task(adapters.delete(principal, "", "sql"))
+        while live.control.residency.is_wanted(target.adapter.digest):
+            await asyncio.sleep(0.002)
+        generation = generation or await call.start(*start)
+        if restore:
+            await adapters.restore(principal, "", "sql")
+        assert await collect(generation.steps())
+        call.close()
+    await deleting
+    await live.context.calls.wait_settled()
+
+
+@pytest.mark.parametrize("starts_before", [True, False])
+def test_a_request_that_outlives_its_adapter_leaves_no_series(tmp_path: Path, starts_before: bool) -> None:
+    with live_server(FakeEngine(), make_settings(tmp_path), ("sql",)) as live:
+        live.run(use_while_deleted(live, starts_before=starts_before, restore=False))
+        assert asked_for(live, "sql") is None
+
+
+def test_the_series_of_an_adapter_that_was_restored_stay(tmp_path: Path) -> None:
+    with live_server(FakeEngine(), make_settings(tmp_path), ("sql",)) as live:
+        live.run(use_while_deleted(live, starts_before=True, restore=True))
+        assert asked_for(live, "sql") == 2
