@@ -49,7 +49,7 @@ class RunningRequest:
     """Unix time of its arrival. Its owner sets it, like the next ones; until then that of its admission."""
     num_sequences: int
     started: bool = False
-    """Whether it has its first token, which its owner sets: until then it counts as queued."""
+    """Whether it has its first token: until then it counts as queued."""
     asked: Asked = Asked()
     progress: Callable[[], Progress] = Progress
     ended_with: ServingError | None = None
@@ -59,6 +59,10 @@ class RunningRequest:
     @property
     def tenant(self) -> str:
         return self.principal.acting_tenant
+
+    def note_started(self) -> None:
+        """It has its first token."""
+        self.started = True
 
     def on_abort(self, callback: Callable[[ServingError], None]) -> None:
         """Called once, when the request is ended from outside; at once if it was already. It must not raise."""
@@ -75,6 +79,11 @@ class RunningRequest:
         callbacks, self._on_abort = self._on_abort, []
         for callback in callbacks:
             callback(error)
+
+    def let_go(self) -> None:
+        """It has ended. Its owner has it: if it had its owner too, only the garbage collector would free both."""
+        self.progress = Progress
+        self._on_abort.clear()
 
 
 class RunningRequests:
@@ -102,7 +111,9 @@ class RunningRequests:
 
     def remove(self, request_id: str) -> None:
         """Nothing happens to what is gone."""
-        self._requests.pop(request_id, None)
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            request.let_go()
         self._note_ended()
 
     @contextlib.contextmanager

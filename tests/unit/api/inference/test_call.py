@@ -1,5 +1,9 @@
 import asyncio
+import contextlib
+import gc
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loraserve.api.http.processing_time import STATE_KEY
-from loraserve.api.inference.call import Demand, salted
+from loraserve.api.inference.call import Demand, InferenceCall, salted
 from loraserve.control.requests.running import Asked
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.choice import TextOptions
+from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Prompt, collect
 from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT
 from tests.support.fake_engine_client import FakeEngine
@@ -90,3 +95,37 @@ def test_the_series_of_an_adapter_that_was_restored_stay(tmp_path: Path) -> None
     with live_server(FakeEngine(), make_settings(tmp_path), ("sql",)) as live:
         live.run(use_while_deleted(live, starts_before=True, restore=True))
         assert asked_for(live, "sql") == 2
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def end_and_let_go(live: LiveServer, refused_with: ErrorCode | None) -> weakref.ref[InferenceCall]:
+    principal = server_principal(DEFAULT_TENANT, "open")
+    target = await live.control.resolver.resolve(principal, "tiny")
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    ended: list[weakref.ref[InferenceCall]] = []
+    with contextlib.suppress(ServingError):
+        async with live.context.calls.admit(principal, target, scope, demand) as call:
+            ended.append(weakref.ref(call))
+            if refused_with is not None:
+                raise ServingError(refused_with, "")
+            generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+            assert await collect(generation.steps())
+            call.close()
+    await live.context.calls.wait_settled()
+    return ended[0]
+
+
+@pytest.mark.parametrize("refused_with", [None, ErrorCode.CONTEXT_LENGTH_EXCEEDED])
+def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, refused_with: ErrorCode | None) -> None:
+    """It comes seldom, and prompts are large."""
+    with live_server(FakeEngine(), make_settings(tmp_path)) as live, nothing_collected():
+        call = live.run(end_and_let_go(live, refused_with))
+        assert call() is None
