@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-# Only what is imported is compiled to bytecode, when it first is, and then kept: a third of the packages' modules.
+# Only what is imported is compiled to bytecode, when it first is, and then kept: a quarter of the packages' modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
