@@ -26,7 +26,7 @@ export interface LeftList<T> {
   numChanges: number;
 }
 
-/** More rows than are renewed at once: such a list keeps still. */
+/** A list of more rows, scrolled far down, keeps still. */
 const MAX_RENEWED = 500;
 
 /** `path` is the list with its filters; when it changes, the list begins again. `left` outlives the list. */
