@@ -80,6 +80,13 @@ class ServingError(Exception):
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
+    def anew(self) -> "ServingError":
+        """The same, for each who is to raise one that is kept: what is raised has the frames that it came through, and
+        whoever keeps it keeps all that those have."""
+        return ServingError(
+            self.code, self.message, param=self.param, retry_after_s=self.retry_after_s, headers=self.headers
+        )
+
 
 def missing(param: str) -> ServingError:
     return ServingError(ErrorCode.MISSING_PARAMETER, f"'{param}' is missing.", param=param)

@@ -4,6 +4,7 @@ import gc
 import time
 import weakref
 from collections.abc import Iterator
+from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,13 @@ def nothing_collected() -> Iterator[None]:
         gc.enable()
 
 
-async def end_and_let_go(live: LiveServer, refused_with: ErrorCode | None) -> weakref.ref[InferenceCall]:
+class Way(StrEnum):
+    ENDS = auto()
+    IS_REFUSED = auto()
+    IS_ENDED_FROM_OUTSIDE = auto()
+
+
+async def end_and_let_go(live: LiveServer, way: Way) -> weakref.ref[InferenceCall]:
     principal = server_principal(DEFAULT_TENANT, "open")
     target = await live.control.resolver.resolve(principal, "tiny")
     scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
@@ -114,18 +121,20 @@ async def end_and_let_go(live: LiveServer, refused_with: ErrorCode | None) -> we
     with contextlib.suppress(ServingError):
         async with live.context.calls.admit(principal, target, scope, demand) as call:
             ended.append(weakref.ref(call))
-            if refused_with is not None:
-                raise ServingError(refused_with, "")
+            if way is Way.IS_REFUSED:
+                raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, "")
             generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+            if way is Way.IS_ENDED_FROM_OUTSIDE:
+                call.admitted.running.abort(ServingError(ErrorCode.REQUEST_ABORTED, ""))
             assert await collect(generation.steps())
             call.close()
     await live.context.calls.wait_settled()
     return ended[0]
 
 
-@pytest.mark.parametrize("refused_with", [None, ErrorCode.CONTEXT_LENGTH_EXCEEDED])
-def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, refused_with: ErrorCode | None) -> None:
+@pytest.mark.parametrize("way", Way)
+def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, way: Way) -> None:
     """It comes seldom, and prompts are large."""
     with live_server(FakeEngine(), make_settings(tmp_path)) as live, nothing_collected():
-        call = live.run(end_and_let_go(live, refused_with))
+        call = live.run(end_and_let_go(live, way))
         assert call() is None
