@@ -152,6 +152,8 @@ class EngineMachine(RuleBasedStateMachine):
         for grammar, tenant in product(GRAMMARS, TENANTS):
             hash_grammars().compile(grammar, tenant).result()  # so that no step only waits
         self.ledger: dict[str, Ledger] = {}
+        self.expected: dict[tuple[str, int], Choice] = {}
+        """Of those asked for: takes longer to say than a step."""
         self.usable: set[TinyAdapter] = set()
         self.damaged: set[TinyAdapter] = set()
         self.pending: dict[str, Unload] = {}
@@ -292,10 +294,15 @@ class EngineMachine(RuleBasedStateMachine):
             assert not any(ledger.is_live for ledger in unload.requests), "acknowledged while a request uses it"
             assert not self.memory.knows(digest)
 
+    def _expected(self, ledger: Ledger, index: int) -> Choice:
+        key = ledger.request.request_id, index
+        if key not in self.expected:
+            value = BASE if ledger.adapter is None else ledger.adapter.value
+            self.expected[key] = expected_choice(ledger.request, index, value)
+        return self.expected[key]
+
     def _check(self, ledger: Ledger, index: int) -> None:
-        choice = ledger.choices[index]
-        value = BASE if ledger.adapter is None else ledger.adapter.value
-        expected = expected_choice(ledger.request, index, value)
+        choice, expected = ledger.choices[index], self._expected(ledger, index)
         if choice.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert choice == expected
             return
@@ -415,7 +422,6 @@ class DraftingMachine(EngineMachine):
     def __init__(self) -> None:
         super().__init__()
         self.random = Random(0)
-        self.expected: dict[str, list[list[int]]] = {}
         self.monkeypatch.setattr(
             "loraserve.engine.scheduling.drafter.Draft",
             lambda *_: SimpleNamespace(next=self._draft, note_computed=lambda *_: None),
@@ -425,23 +431,15 @@ class DraftingMachine(EngineMachine):
         """Of a request that has said the same so far, and a wrong token in it now and then."""
         if max_length <= 0:
             return [], False
-        for request_id, ledger in self.ledger.items():
-            for answer in self._answers(request_id, ledger):
+        for ledger in self.ledger.values():
+            for index in range(ledger.request.sampling.n):
+                answer = ledger.request.prompt_token_ids + self._expected(ledger, index).token_ids
                 if answer[: len(token_ids)] == token_ids and len(answer) > len(token_ids):
                     draft = answer[len(token_ids) :][: self.random.randint(1, max_length)]
                     if self.random.random() < 0.3:
                         draft[self.random.randrange(len(draft))] = self.random.randrange(1, 20)
                     return draft, True
         return [], False
-
-    def _answers(self, request_id: str, ledger: Ledger) -> list[list[int]]:
-        if request_id not in self.expected:
-            request, value = ledger.request, BASE if ledger.adapter is None else ledger.adapter.value
-            self.expected[request_id] = [
-                request.prompt_token_ids + expected_choice(request, index, value).token_ids
-                for index in range(request.sampling.n)
-            ]
-        return self.expected[request_id]
 
 
 @pytest.fixture(autouse=True)

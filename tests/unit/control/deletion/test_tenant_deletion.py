@@ -162,6 +162,7 @@ def test_what_does_not_end_is_told_and_asked_for_again(
             first = await one.tenant_deletion.delete(ADMIN, "r", "acme")
             assert (first.drained, first.state) == (False, TenantState.DRAINING)
             await two.admission.finish(admitted, DONE)
+            monkeypatch.undo()  # A busy machine may take longer than a tenth of a second to say so.
             again = await one.tenant_deletion.delete(ADMIN, "r", "acme")
             assert (again.drained, again.state) == (True, TenantState.DELETED)
             # Nothing is deleted a second time, so its 24 hours do not begin again.

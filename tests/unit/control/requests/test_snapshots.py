@@ -59,7 +59,6 @@ def test_a_request_is_ended_on_the_server_that_runs_it(valkey: Valkey, tmp_path:
 def test_a_deletion_is_drained_once_every_engine_has_let_go(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.5)
     monkeypatch.setattr("loraserve.control.requests.draining.ASK_OTHERS_EVERY_S", 0.01)
 
     async def keep_telling(node: Node) -> None:
@@ -82,6 +81,7 @@ def test_a_deletion_is_drained_once_every_engine_has_let_go(
             assert (await one.adapters.delete(ACME, "r", "sql", drain_s=0)).drained
             assert len(two.engine.known) == 1
             # The other engine is told to forget it, and does not say that it has.
+            monkeypatch.setattr("loraserve.control.requests.draining.ACK_WAIT_S", 0.5)
             two.engine.may_unload.clear()
             assert not (await one.adapters.delete(ACME, "r", "poet", drain_s=0)).drained
             assert (len(one.engine.known), len(two.engine.known)) == (0, 1)
