@@ -16,9 +16,9 @@ def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it does again and again:
 
     It makes `triton.language` its own at each call of a function by a kernel, and a table of dtypes for each value: a
-    fifth to a third of its CPU time; and for each value two tuples of constants that say its shape, a quarter of what is
-    left. And where one of its calls is the first to need another piece of Python's stack,
-    each such call maps and unmaps the piece: how deep its stack was decided whether a test took 16 or 70 seconds.
+    fifth to a third of its CPU time; and for each value two tuples of constants that say its shape, a sixth of what is
+    left. And where one of its calls is the first to need another piece of Python's stack, each such call maps and
+    unmaps the piece: how deep its stack was decided whether a test took 16 or 70 seconds.
     """
     import triton.language as tl
     from triton.runtime import interpreter
