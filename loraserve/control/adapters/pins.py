@@ -5,6 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.adapter_edits import find_version, versions_behind
@@ -17,8 +18,19 @@ from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, AnyDocument, BaseRecord, Pin, Tier
 
 CHECK_EVERY_S = 5.0
+MAX_CHECKS_BETWEEN_TRIES = 60
+"""5 minutes: what cannot be loaded, as its files are gone, is tried more and more seldom."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Failure:
+    """Of loading or warming a content."""
+
+    num_checks: int
+    """From the last try to the next."""
+    num_checks_left: int
 
 
 class Pins:
@@ -45,6 +57,8 @@ class Pins:
         self._clock = clock
         self._left_out: set[str] = set()
         """Digests for which there was no room in the arena."""
+        self._failures: dict[str, _Failure] = {}
+        """By digest, since the last try that succeeded."""
         self._changed = asyncio.Event()
         catalog.subscribe(self._on_change)
 
@@ -60,17 +74,19 @@ class Pins:
                 continue
 
     async def keep(self) -> None:
-        """Load and warm what is pinned now. What cannot be is logged and tried again the next time."""
+        """Load and warm what is pinned now. What cannot be is logged and tried again: the next time, the second after
+        that, the fourth, and so on; the next time if somebody changed its adapter."""
         wanted = self._wanted()
+        self._failures = {digest: failure for digest, failure in self._failures.items() if digest in wanted}
         self._residency.pin(frozenset(wanted))
         loaded = [
             digest
             for digest in wanted
-            if self._residency.is_loaded(digest) or await self._try(digest, self._residency.load(digest))
+            if self._residency.is_loaded(digest) or await self._try(digest, self._residency.load)
         ]
         for digest in self._fitting([digest for digest in loaded if wanted[digest] is Tier.DEVICE]):
             if not self._residency.is_on_device(digest):
-                await self._try(digest, self._warm(digest))
+                await self._try(digest, self._warm)
 
     def check_room(self, doc: AdapterDoc) -> None:
         """Whether the arena holds what `doc` pins to the device, beside what is pinned there already.
@@ -109,12 +125,20 @@ class Pins:
         """Of its packed file, which is hardly more than what it takes in the arena."""
         return self._residency.of(digest).packed_bytes or 0
 
-    async def _try(self, digest: str, work: Coroutine[None, None, None]) -> bool:
+    async def _try(self, digest: str, work: Callable[[str], Coroutine[None, None, None]]) -> bool:
+        """Whether it was tried, and done."""
+        failure = self._failures.get(digest)
+        if failure is not None and failure.num_checks_left > 1:
+            failure.num_checks_left -= 1
+            return False
         try:
-            await work
+            await work(digest)
         except (ServingError, EngineDeadError) as error:
+            num_checks = 1 if failure is None else min(2 * failure.num_checks, MAX_CHECKS_BETWEEN_TRIES)
+            self._failures[digest] = _Failure(num_checks, num_checks)
             logger.warning("the pinned adapter content %s cannot be kept in memory: %s", digest[:12], error)
             return False
+        self._failures.pop(digest, None)
         return True
 
     def _wanted(self) -> dict[str, Tier]:
@@ -147,6 +171,8 @@ class Pins:
 
     def _on_change(self, document: AnyDocument) -> None:
         if isinstance(document.doc, AdapterDoc) and document.doc.pin is not None:
+            for digest in self._live_digests(document.doc):
+                self._failures.pop(digest, None)
             self._changed.set()
 
 

@@ -7,7 +7,7 @@ from loraserve.engine.request import EngineStats
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Tier
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, PACKED, Node, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, PACKED, Node, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -60,5 +60,63 @@ def test_pins_that_do_not_fit_here_do_not_drive_out_each_other(valkey: Valkey, t
             node.engine.requests.clear()
             await node.pins.keep()
             assert node.engine.requests == []
+
+    run(scenario)
+
+
+async def pin_on_both(one: Node, two: Node) -> None:
+    one.clock.now += 1
+    await one.adapters.pin(ACME, "r", "sql", Tier.HOST, ttl_s=60)
+    await eventually(lambda: two.catalog.adapter("acme", "sql") == one.catalog.adapter("acme", "sql"))
+
+
+def test_what_cannot_be_loaded_is_tried_more_and_more_seldom(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
+            digest = await one.publish("sql", "one")
+            await pin_on_both(one, two)
+            blob, gone = one.blobs.folder(digest), tmp_path / "gone"
+            assert blob is not None
+            blob.rename(gone)
+            Path(one.engine.known[digest]).unlink()
+
+            async def checks_with_a_try(num_checks: int) -> list[int]:
+                found = []
+                for check in range(num_checks):
+                    caplog.clear()
+                    await two.pins.keep()
+                    found += [check] if "cannot be kept in memory" in caplog.text else []
+                return found
+
+            await checks_with_a_try(1)
+            assert await checks_with_a_try(20) == [0, 2, 6, 14]
+            # Somebody changed it: now it may do.
+            await pin_on_both(one, two)
+            assert await checks_with_a_try(4) == [0, 1, 3]
+            gone.rename(blob)
+            assert await checks_with_a_try(4) == []
+            assert digest in two.engine.known
+
+    run(scenario)
+
+
+def test_what_cannot_be_loaded_is_tried_every_few_minutes_all_the_same(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.adapters.pins.MAX_CHECKS_BETWEEN_TRIES", 4)
+
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url) as (one, two):
+            await one.publish("sql", "one")
+            await pin_on_both(one, two)
+            two.engine.refuse_load = "no room"
+            for _ in range(20):
+                await two.pins.keep()
+            two.engine.refuse_load = None
+            for _ in range(4):
+                await two.pins.keep()
+            assert len(two.engine.known) == 1
 
     run(scenario)
