@@ -53,8 +53,12 @@ class AdminClient:
     def patch(self, path: str, body: Json) -> Json:
         return self._call("PATCH", path, body=body)
 
-    def delete(self, path: str, **query: float | None) -> Json:
-        return self._call("DELETE", path, params={name: value for name, value in query.items() if value is not None})
+    def delete(self, path: str, *, drain_s: float | None = None) -> Json:
+        """drain_s: for which the answer waits, if need be."""
+        if drain_s is None:
+            return self._call("DELETE", path)
+        timeout = httpx.Timeout(TIMEOUT_S, read=TIMEOUT_S + drain_s)
+        return _checked(self._send("DELETE", path, params={"drain_s": drain_s}, timeout=timeout))
 
     def put_bytes(self, path: str, data: bytes, content_range: str) -> Json:
         headers = {"content-type": "application/octet-stream", "content-range": content_range}
