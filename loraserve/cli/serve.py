@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click.core import ParameterSource
 
 from loraserve.cli.config_file import load_config_file
 from loraserve.cli.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
@@ -283,7 +284,8 @@ def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> N
     Without MODEL: the bundled demo model with its adapters. Every option can also be set as LORASERVE_<OPTION>.
     """
     model = options.pop("model")
-    if positional_model and model and positional_model != model:
+    is_flag = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+    if positional_model and is_flag and positional_model != model:
         raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
     settings = ServeSettings(model=positional_model or model, **options)
     _check(settings)

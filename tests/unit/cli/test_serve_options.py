@@ -206,6 +206,14 @@ def test_flag_beats_environment_beats_config_file(started: Started, tmp_path: Pa
     assert settings.model == "m"
 
 
+def test_a_model_given_as_argument_beats_environment_and_config_file(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text('model = "c"\n')
+    invoke("a", env={"LORASERVE_MODEL": "b"})
+    invoke("a", "--config", str(config))
+    assert [settings.model for settings in started] == ["a", "a"]
+
+
 def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text("max-model-length = 5\n")
