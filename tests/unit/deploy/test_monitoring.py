@@ -17,7 +17,8 @@ from tests.support.management import complete
 from tests.support.server_process import wait_until
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
-RULES = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]["rules"]
+GROUP = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"][0]
+RULES = GROUP["rules"]
 PANELS = json.loads((DEPLOY / "grafana" / "loraserve.json").read_text())["panels"]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 ADDED_WHEN_SCRAPED = {"instance"}
@@ -77,6 +78,16 @@ def test_every_alert_is_explained() -> None:
     for rule in RULES:
         assert f"| `{rule['alert']}` |" in documented
         assert {"summary", "description"} <= rule["annotations"].keys()
+
+
+def test_alerts_are_judged_more_often_than_they_have_to_last() -> None:
+    """Prometheus does so once a minute where nothing is said."""
+    shortest_s = min(seconds(rule["for"]) for rule in RULES)
+    assert seconds(GROUP.get("interval", "1m")) <= shortest_s
+
+
+def seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60}[duration[-1]]
 
 
 def test_the_composition_gives_prometheus_its_rules() -> None:
