@@ -17,7 +17,8 @@ def why_absent(model: str, revision: str | None) -> str | None:
 
 
 def not_found(model: str) -> str:
-    return f"{model} is neither a directory nor a model in the local Hugging Face cache"
+    where = "the local Hugging Face cache: `hf download` puts models there"
+    return f"{model} is neither a directory nor a model in {where}"
 
 
 def is_cached(model: str, revision: str | None) -> bool:

@@ -35,7 +35,8 @@ def test_a_name_that_is_not_cached_fails_as_a_start_would(tmp_path: Path, monkey
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     check = doctor_checks.model_files("org/name")
     assert check.status is Status.FAIL
-    assert check.found == "org/name is neither a directory nor a model in the local Hugging Face cache"
+    where = "the local Hugging Face cache: `hf download` puts models there"
+    assert check.found == f"org/name is neither a directory nor a model in {where}"
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert doctor_checks.model_files("org/name").status is Status.WARN
 

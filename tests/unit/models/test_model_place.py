@@ -41,7 +41,8 @@ def test_a_directory_of_somebody_else_is_named_as_such(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("model", ["/does/not/exist", "..x/y", "org/name/more", "org/name", "a name", "a" * 5000])
 def test_what_is_neither_a_directory_nor_cached_is_absent(cache: Path, model: str):
-    assert why_absent(model, None) == f"{model} is neither a directory nor a model in the local Hugging Face cache"
+    where = "the local Hugging Face cache: `hf download` puts models there"
+    assert why_absent(model, None) == f"{model} is neither a directory nor a model in {where}"
 
 
 def test_a_cached_model_is_there_in_the_revision_that_is_cached(cache: Path):
