@@ -180,7 +180,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--allowed-origins",
     panel="Server",
     multiple=True,
-    help="Web pages that may call a server without keys, such as https://example.com.",
+    help="Web pages that may call the server from a browser, such as https://example.com.",
 )
 @_option(
     "--metrics-port",

@@ -69,7 +69,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: list[str] | None = None
     """Host names that requests may carry, without port, e.g. ["localhost", "127.0.0.1", "[::1]"]; None = any."""
     allowed_origins: list[str] = []
-    """Origins allowed besides the server's own; read only where `allowed_hosts` is set."""
+    """Of web pages that may call, besides the server's own."""
     allow_runtime_lora: bool = True
     """Whether /v1/load_lora_adapter may load from a path on this machine at all."""
     adapter_roots: list[Path] = []
