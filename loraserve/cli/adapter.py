@@ -137,7 +137,7 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) 
 @click.option("--drain-s", type=click.FloatRange(0), default=30.0, show_default=True, help="What runs gets this long.")
 @with_connection
 def remove(connection: Connection, name: str, version: int | None, drain_s: float) -> None:
-    """Delete an adapter, or one version of it. It can be restored for 24 hours."""
+    """Delete an adapter, which can be restored for 24 hours; or one version of it, which cannot."""
     if version is not None:
         connection.client().delete(f"/v1/adapters/{name}/versions/{version}")
         connection.show({}, f"{name}@v{version} is deleted")
