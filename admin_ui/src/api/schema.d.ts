@@ -4283,7 +4283,7 @@ export interface components {
         };
         /**
          * PatchKeyRequest
-         * @description Only what is given changes.
+         * @description Only what is given changes; `limits` as a whole.
          * @example {
          *       "status": "suspended"
          *     }

@@ -54,7 +54,7 @@ class CreateKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class PatchKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Only what is given changes."""
+    """Only what is given changes; `limits` as a whole."""
 
     name: str | UnsetType = UNSET
     role: Role | UnsetType = UNSET
