@@ -18,18 +18,32 @@ TENANT_LIMITS = KEY_LIMITS | {
     "max_adapter_bytes": "Bytes of all their versions.",
 }
 
+NO_LIMIT = "none"
+
+
+class _Limit(click.IntRange):
+    """A number, or that there is none."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NO_LIMIT if value == NO_LIMIT else super().convert(value, param, ctx)
+
 
 def with_limits(limits: dict[str, str]) -> Callable[[T], T]:
     """An option for each; `given_limits` reads them."""
 
     def decorate(command: T) -> T:
         for name, text in reversed(limits.items()):
-            option = click.option(f"--{name.replace('_', '-')}", name, type=click.IntRange(0), help=text)
+            option = click.option(f"--{name.replace('_', '-')}", name, type=_Limit(), help=text)
             command = option(command)
         return command
 
     return decorate
 
 
-def given_limits(options: dict[str, Any]) -> dict[str, int]:
-    return {name: options[name] for name in TENANT_LIMITS if options.get(name) is not None}
+def given_limits(options: dict[str, Any]) -> dict[str, int | None]:
+    """None = no limit."""
+    given = {name: options[name] for name in TENANT_LIMITS if options.get(name) is not None}
+    return {name: None if limit == NO_LIMIT else limit for name, limit in given.items()}

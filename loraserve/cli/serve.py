@@ -1,5 +1,6 @@
 """`loraserve serve`: the options. What they start is in `server.py`."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -283,16 +284,34 @@ def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> N
 
     Without MODEL: the bundled demo model with its adapters. Every option can also be set as LORASERVE_<OPTION>.
     """
+    _check_variables(ctx)
     model = options.pop("model")
-    is_flag = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
-    if positional_model and is_flag and positional_model != model:
+    if positional_model and _is_flag(ctx, "model") and positional_model != model:
         raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
+    for flag, other in (("uds", "host"), ("host", "uds")):
+        if _is_flag(ctx, flag) and not _is_flag(ctx, other):
+            options[other] = ctx.params[other] = None
+            ctx.set_parameter_source(other, ParameterSource.DEFAULT)
     settings = ServeSettings(model=positional_model or model, **options)
     _check(settings)
     settings = with_setting_values(settings, ctx, positional_model)
     from loraserve.cli.server import run_server
 
     sys.exit(run_server(settings))
+
+
+def _is_flag(ctx: click.Context, option: str) -> bool:
+    """Rather than from a variable or the file, before which a flag counts, or its default."""
+    return ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
+
+
+def _check_variables(ctx: click.Context) -> None:
+    """`LORASERVE_NO_CERTIFICATES=1` looks as if it did something."""
+    for option in ctx.command.params:
+        for flag in option.secondary_opts:
+            variable = f"LORASERVE_{flag.lstrip('-').replace('-', '_').upper()}"
+            if variable in os.environ:
+                raise click.UsageError(f"there is no variable {variable}: set {option.envvar}=false instead")
 
 
 def _check(settings: ServeSettings) -> None:

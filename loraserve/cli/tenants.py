@@ -70,7 +70,7 @@ def update(
     status: str | None,
     **limits: Any,
 ) -> None:
-    """Change a tenant. Limits that are not named stay as they are."""
+    """Change a tenant. Limits that are not named stay as they are; `none` lifts one."""
     path = f"/v1/tenants/{tenant_id}"
     body: Json = {"description": description, "weight": weight, "status": status}
     body = {name: value for name, value in body.items() if value is not None}

@@ -18,6 +18,7 @@ from loraserve.cli.serve_settings import DEMO, ServeSettings
 from loraserve.cli.start_error import StartError
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.settings import SettingSource
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.valkey import Valkey, valkey
 
@@ -212,6 +213,23 @@ def test_a_model_given_as_argument_beats_environment_and_config_file(started: St
     invoke("a", env={"LORASERVE_MODEL": "b"})
     invoke("a", "--config", str(config))
     assert [settings.model for settings in started] == ["a", "a"]
+
+
+def test_of_two_that_exclude_each_other_the_flag_counts(started: Started) -> None:
+    """The images set LORASERVE_HOST."""
+    invoke("m", "--uds", "/run/s", env={"LORASERVE_HOST": "0.0.0.0"})
+    invoke("m", "--host", "::1", env={"LORASERVE_UDS": "/run/s"})
+    assert [(settings.uds, settings.host) for settings in started] == [(Path("/run/s"), None), (None, "::1")]
+    shown = {value.name: (value.value, value.source) for value in started[0].config}
+    assert shown["host"] == ("", SettingSource.DEFAULT)
+    assert "--uds excludes --host" in invoke("m", "--uds", "/run/s", "--host", "::1", code=2)
+
+
+def test_a_variable_of_a_flag_that_says_no_is_refused(started: Started) -> None:
+    output = invoke("m", env={"LORASERVE_NO_CERTIFICATES": "1"}, code=2)
+    assert "there is no variable LORASERVE_NO_CERTIFICATES: set LORASERVE_CERTIFICATES=false instead" in output
+    invoke("m", env={"LORASERVE_CERTIFICATES": "false"})
+    assert not started.settings.certificates
 
 
 def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
