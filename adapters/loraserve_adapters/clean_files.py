@@ -32,7 +32,7 @@ def clean_config(config: AdapterConfig) -> bytes:
         "target_modules": config.target_modules,
         "exclude_modules": config.exclude_modules or None,
         "layers_to_transform": config.layers_to_transform or None,
-        "layers_pattern": (config.layers_pattern or None) if config.layers_to_transform else None,
+        "layers_pattern": config.layers_pattern or None,
         "rank_pattern": dict(config.rank_pattern),
         "alpha_pattern": dict(config.alpha_pattern),
     }

@@ -33,6 +33,7 @@ class AdapterConfig:
     layers_to_transform: tuple[int, ...]
     """Empty = all layers."""
     layers_pattern: tuple[str, ...]
+    """Empty too where all layers are meant: it has no effect then."""
     rank_pattern: tuple[tuple[str, int], ...]
     """In the file's order: the first pattern that matches a module wins."""
     alpha_pattern: tuple[tuple[str, float], ...]
@@ -128,6 +129,8 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     targets = value("target_modules", _names_of(limits), ())
     ranks = value("rank_pattern", _table_of(limits, _rank_of(limits)), ())
     alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
+    layers = value("layers_to_transform", _layers, ())
+    layers_pattern = value("layers_pattern", _layers_pattern_of(limits), ())
     base_model_name = fields.get("base_model_name_or_path")
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
@@ -136,8 +139,8 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         use_rslora=value("use_rslora", _flag, False),
         target_modules=ALL_LINEAR if is_all_linear else targets,
         exclude_modules=value("exclude_modules", lambda name, found: _names(name, found or [], limits), ()),
-        layers_to_transform=value("layers_to_transform", _layers, ()),
-        layers_pattern=value("layers_pattern", _layers_pattern_of(limits), ()),
+        layers_to_transform=layers,
+        layers_pattern=layers_pattern if layers else (),
         rank_pattern=ranks,
         alpha_pattern=alphas,
         lora_bias=value("lora_bias", _flag, False),

@@ -82,6 +82,7 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
         {"target_modules": r".*\.(q|v)_proj", "exclude_modules": "lm_head", "rank_pattern": {"b": 2, "a": 3}},
         {"layers_to_transform": [1, 0], "layers_pattern": "layers", "alpha_pattern": {"q_proj": 0.1}},
         {"layers_to_transform": 1, "exclude_modules": ["k_proj"], "lora_alpha": 1 / 3},
+        {"layers_to_transform": [], "layers_pattern": "layers"},
     ],
 )
 def test_the_clean_config_means_the_same(fields: dict) -> None:

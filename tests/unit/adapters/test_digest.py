@@ -27,6 +27,7 @@ def test_does_not_depend_on_order_metadata_or_fields_without_effect(tmp_path: Pa
     assert digest_of(tmp_path, target_modules=["v_proj", "q_proj"]) == digest
     assert digest_of(tmp_path, lora_dropout=0.3, inference_mode=True, revision="main", peft_version="0.9") == digest
     assert digest_of(tmp_path, lora_alpha=8.0, rank_pattern=None, exclude_modules=[]) == digest
+    assert digest_of(tmp_path, layers_to_transform=[], layers_pattern="layers") == digest
     write_folder(tmp_path, config_of(**BOTH), TENSORS)
     (tmp_path / "adapter_model.safetensors").write_bytes(safetensors_bytes(TENSORS, {"author": "someone"}))
     assert read_adapter(tmp_path, LAYOUT).digest == digest
