@@ -392,6 +392,24 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]
 
 
+def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packed_again(tmp_path: Path) -> None:
+    """Sent on one line, and kept with a line for each of its names."""
+    bench = UploadBench(tmp_path)
+    config = json.loads(files()[CONFIG])
+    config["target_modules"] += [f"unused_{number}" for number in range(4000)]
+
+    async def run() -> None:
+        session = await bench.send(files(json.dumps(config, separators=(",", ":")).encode()))
+        assert session.result is not None
+        folder = bench.blobs.folder(session.result.digest)
+        assert folder is not None
+        assert (folder / CONFIG).stat().st_size > DEFAULT_LIMITS.max_config_bytes
+        path = await bench.ingest.pack(session.result.digest, folder)
+        assert read_packed(path, layout_fingerprint=bench.layout.fingerprint).digest == session.result.digest
+
+    asyncio.run(run())
+
+
 def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     config = json.loads(files()[CONFIG]) | {"base_model_name_or_path": "/home/alice/secret-model", "lora_dropout": 0.1}

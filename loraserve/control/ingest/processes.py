@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from signal import Signals
 
@@ -24,7 +25,7 @@ from loraserve.control.ingest.manifest import Manifest
 from loraserve.control.ingest.report import Report
 from loraserve.engine.cpu_budget import available_cpus
 from loraserve.serving.our_modules import module_command, python_environment
-from loraserve.store.blobs import MANIFEST_FILE
+from loraserve.store.blobs import CONFIG_FILE, MANIFEST_FILE
 from loraserve.store.durable import data_folder
 
 ADDRESS_SPACE_BYTES = 1 << 30
@@ -118,7 +119,8 @@ class Ingest:
         """
         output = await asyncio.to_thread(self._new_output_folder, digest)
         try:
-            answer = await self._run(self._ingest_job(blob, output, {}, write_content=False))
+            job = self._ingest_job(blob, output, {}, write_content=False)
+            answer = await self._run(msgspec.structs.replace(job, limits=self._limits_of_kept(blob)))
             if answer.manifest is None:
                 if await asyncio.to_thread(self._was_accepted_before, blob):
                     raise IngestError(f"the files of adapter {digest[:12]} are damaged: {answer.report.summary}")
@@ -143,6 +145,12 @@ class Ingest:
             limits=self._limits,
             resources=_resources(weights_size),
         )
+
+    def _limits_of_kept(self, blob: Path) -> Limits:
+        """The config is written anew from an accepted one, on a line for each value, and may be longer than that."""
+        config = blob / CONFIG_FILE
+        size_bytes = config.stat().st_size if config.is_file() else 0
+        return replace(self._limits, max_config_bytes=max(self._limits.max_config_bytes, size_bytes))
 
     def _was_accepted_before(self, blob: Path) -> bool:
         """For the very base that is served."""
