@@ -149,9 +149,9 @@ class _PatternTable(Generic[T]):
 
 def _suffix_matcher(pattern: str, field: str) -> Callable[[Subject], bool]:
     """Full names, as EVA writes by the hundred, take a plain comparison; the rest a `ModulePattern`."""
-    plain = pattern.replace("\\.", "\0")
-    if not re.fullmatch(r"[A-Za-z0-9_.\0]+", plain):
+    if not re.fullmatch(r"(?:[A-Za-z0-9_.]|\\\.)+", pattern):
         return ModulePattern(rf"(.*\.)?({pattern})$", field).matches_start
+    plain = pattern.replace("\\.", "\0")
     tail = re.split(r"[.\0]", plain)[-1]
     return lambda subject: subject.name.endswith(tail) and _ends_with(subject.name, plain)
 

@@ -214,6 +214,7 @@ KEYS = [
     "model|q_proj",
     "self_attn.k_proj|mlp.down_proj",
     r"1\..*",
+    "self_attn\0q_proj",
 ]
 name_lists = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4)
 peft_fields = st.fixed_dictionaries(

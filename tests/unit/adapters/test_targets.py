@@ -42,6 +42,14 @@ def test_the_first_pattern_that_matches_wins() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [(r"self_attn\.q_proj", 2), ("self_attn.q_proj", 2), ("self.attn.q_proj", 2), ("self_attn\0q_proj", 4)],
+)
+def test_a_plain_pattern_matches_as_a_regular_expression(pattern: str, expected: int) -> None:
+    assert [target.lora_rank for target in resolve(rank_pattern={pattern: 2})] == [expected, expected]
+
+
+@pytest.mark.parametrize(
     ("target", "code", "text"),
     [
         (["v_projj"], "unknown_module", "did you mean v_proj"),
