@@ -50,6 +50,7 @@ class CausalModel:
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
         self._linear_groups = structure.linear_groups
+        self._has_sampled_rows = structure.has_sampled_rows
         self.layout = _describe_layout(model, self._linear_groups)
         self.lora_groups = _lora_groups(self._linear_groups)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -87,7 +88,8 @@ class CausalModel:
         total = len(self._linear_groups)
         mapped = MappedWeights()
         for index, lora_group in enumerate(self.lora_groups):
-            replace_linears(model, self._linear_groups[index], lora_group, context, mapped)
+            group = self._linear_groups[index]
+            replace_linears(model, group, lora_group, context, mapped, sampled_rows=self._has_sampled_rows[index])
             self._linear_groups[index] = []
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)

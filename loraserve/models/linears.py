@@ -21,7 +21,7 @@ class LinearGroup:
     """Computes [T, sum(out_features)] for its members, once for each input tensor."""
 
     def __init__(self, linear: Linear, lora_group: LoraGroup, context: ForwardContext, sampled_rows: bool) -> None:
-        """sampled_rows: the input holds only the sampled rows (`lm_head`)."""
+        """sampled_rows: the input holds only the sampled rows."""
         self.linear = linear
         self.lora_group = lora_group
         self._context = context
@@ -82,11 +82,12 @@ def replace_linears(
     lora_group: LoraGroup,
     context: ForwardContext,
     mapped: MappedWeights,
+    *,
+    sampled_rows: bool,
 ) -> None:
     """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be."""
     linears = [linear for _, linear in members]
     bias = _joined_bias(linears)
-    is_lm_head = linears[0] is model.get_output_embeddings()
     weights = [linear.weight.detach() for linear in linears]
     if len(linears) == 1:
         shares_weight = is_tied(linears[0], model)
@@ -103,7 +104,7 @@ def replace_linears(
             linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
         weights.clear()
         packed = context.backend.linear(joined, bias, keep_weight=False)
-    group = LinearGroup(packed, lora_group, context, sampled_rows=is_lm_head)
+    group = LinearGroup(packed, lora_group, context, sampled_rows)
     start = 0
     for name, linear in members:
         end = start + linear.out_features

@@ -17,6 +17,9 @@ from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.forward_names import uses
 
 _RECORDER_NAME = "loraserve_recorder"
+_NUM_TOKENS = 8
+_SAMPLED = (3, 7)
+"""Whose logits are wanted of the recorded pass."""
 _KNOWN_TENSORS = frozenset({"s_aux", "position_ids"})
 """That layers pass to the attention interface without a mask in them: sinks and positions."""
 
@@ -41,8 +44,11 @@ class ModelStructure:
     linear_groups: list[list[tuple[str, nn.Linear]]] = field(default_factory=list)
     """(name, linear), in call order; the linears of a group share a parent and an input tensor.
 
-    Without those whose parent may read their weight (HunYuan's routers ask for its dtype).
+    Without those whose parent may read their weight (HunYuan's routers ask for its dtype), and those that see other
+    rows than tokens: there would be no telling which adapter a row is for.
     """
+    has_sampled_rows: list[bool] = field(default_factory=list)
+    """Of each linear group: it sees only the rows whose logits are wanted (`lm_head`, and a dense layer before it)."""
 
 
 def record_structure(model: PreTrainedModel) -> ModelStructure:
@@ -50,9 +56,10 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
     structure = ModelStructure()
     try:
         with _recorded_attention(model, structure), _recorded_linears(model, structure), torch.inference_mode():
-            positions = torch.arange(8, device=model.device)[None]
+            positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
             token_ids = positions % model.config.get_text_config().vocab_size
-            model(input_ids=token_ids, position_ids=positions, use_cache=False)
+            sampled_rows = torch.tensor(_SAMPLED, device=model.device)
+            model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=sampled_rows)
     except (ModelRefusedError, *DEVICE_ERRORS):
         raise
     except Exception as error:
@@ -169,9 +176,13 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
             handle.remove()
     previous: tuple[str, Tensor] | None = None
     for name, module, x in calls:
+        num_rows = x.shape[:-1].numel()
+        if num_rows not in (_NUM_TOKENS, len(_SAMPLED)):
+            continue
         parent = name.rpartition(".")[0]
         if previous is not None and previous[0] == parent and previous[1] is x:
             structure.linear_groups[-1].append((name, module))
         else:
             structure.linear_groups.append([(name, module)])
+            structure.has_sampled_rows.append(num_rows == len(_SAMPLED))
         previous = (parent, x)

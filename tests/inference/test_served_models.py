@@ -1,14 +1,19 @@
 """Families that the oracle leaves out: loading proves their logits."""
 
+import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from loraserve_kernels.reference_backend import ReferenceBackend
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
 from transformers import (
     GraniteMoeConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
+    ModernBertDecoderConfig,
     OlmoeConfig,
     PhimoeConfig,
     PreTrainedConfig,
@@ -16,7 +21,9 @@ from transformers import (
 )
 
 from loraserve.models.causal_model import CausalModel
-from tests.support.tiny_models import COMMON, WINDOW, random_model
+from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all
+from tests.support.tiny_adapters import randomize, reference_answers, without_adapter
+from tests.support.tiny_models import COMMON, WINDOW, random_model, save_model, tiny_model
 
 LOCAL_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
@@ -34,3 +41,44 @@ SERVED: dict[str, Callable[[], PreTrainedConfig]] = {
 @pytest.mark.parametrize("name", sorted(SERVED))
 def test_serves(name: str) -> None:
     CausalModel(random_model(SERVED[name]()), ReferenceBackend()).prepare(128, 260, lambda *_: None)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_head_of_two_linears_gets_the_adapters_of_the_sampled_rows(backend: str, tmp_path: Path) -> None:
+    """Both of ModernBERT's see only those."""
+    model = random_model(ModernBertDecoderConfig(**COMMON))
+    save_model(model, tmp_path / "model")
+    adapters: dict[str, Path] = {}
+    for seed, name in enumerate(["one", "other"]):
+        peft_model = get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj", "dense"]))
+        randomize(peft_model, seed)
+        peft_model.save_pretrained(str(tmp_path / name))
+        model = without_adapter(peft_model)
+        adapters[name] = tmp_path / name
+    rng = random.Random(0)
+    prompts: dict[str | None, list[int]] = {
+        name: [rng.randrange(256) for _ in range(length)] for name, length in ((None, 5), ("one", 19), ("other", 26))
+    }
+    references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
+    _, wrong = run_all(Oracle(tmp_path, tmp_path / "model", adapters, prompts, references), backend=backend)
+    assert not wrong
+
+
+class NormOfParts(nn.Module):
+    """Mixes the parts of what a norm gives, each part a row of its own."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+        self.mix = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(self.norm(x).unflatten(-1, (-1, 16))).flatten(-2)
+
+
+def test_a_linear_that_sees_other_rows_than_tokens_is_none_for_adapters() -> None:
+    model = tiny_model("llama")
+    model.set_submodule("model.norm", NormOfParts(model.get_submodule("model.norm")))
+    causal_model = CausalModel(model.eval(), ReferenceBackend())
+    causal_model.prepare(128, 260, lambda *_: None)
+    assert "model.norm.mix" in causal_model.layout.other_modules

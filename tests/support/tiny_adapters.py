@@ -42,7 +42,7 @@ def save_adapters(model: PreTrainedModel, folder: Path, seed: int = 1) -> dict[s
     paths = {}
     for i, (name, config) in enumerate(adapter_configs(model).items()):
         peft_model = get_peft_model(model, config, adapter_name="default")
-        _randomize(peft_model, seed + i)
+        randomize(peft_model, seed + i)
         peft_model.save_pretrained(str(folder / name))
         model = without_adapter(peft_model)
         paths[name] = folder / name
@@ -56,7 +56,7 @@ def without_adapter(peft_model: PeftModel) -> PreTrainedModel:
     return model
 
 
-def _randomize(model: PeftModel, seed: int) -> None:
+def randomize(model: torch.nn.Module, seed: int) -> None:
     """Scaled so that each adapter moves the logits by about as much as the base's own spread."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():

@@ -147,12 +147,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny_model(architecture: str, folder: Path, seed: int = 0) -> PreTrainedModel:
-    """Save model and tokenizer where the engine can load them; returns the model.
-
-    Beside another family's config.json, AutoTokenizer would add that family's special tokens; hence the second folder.
-    """
+    """Save model and tokenizer where the engine can load them; returns the model."""
     model = tiny_model(architecture, seed)
+    save_model(model, folder)
+    return model
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """Beside another family's config.json, AutoTokenizer would add that family's special tokens; hence the second
+    folder, for the tokenizer alone."""
     model.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder / "tokenizer")
-    return model
