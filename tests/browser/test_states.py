@@ -1,13 +1,15 @@
 """What a view shows while it has no answer, an old one, none that it may have, and where its settings came from."""
 
 import json
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.browser.conftest import NewConsole
+from tests.browser.conftest import NewConsole, watched_console
 from tests.browser.console import Console
 from tests.browser.tenant import Tenant
+from tests.support.server_process import serve_fake, stop
 
 POLLED_MS = 15_000
 """In which every view asks again, of its own accord."""
@@ -20,6 +22,15 @@ FAILING = {
     "requests/usage": "**/v1/usage?*",
     "settings": "**/v1/config",
 }
+KEEPS_NOTHING = """
+for (const name of ["localStorage", "sessionStorage"]) {
+  Object.defineProperty(window, name, {
+    get() {
+      throw new DOMException("Access is denied for this document.", "SecurityError");
+    },
+  });
+}
+"""
 PLANTED = {"error": {"message": "Redis is being read again.", "code": "unavailable", "type": "server_error"}}
 
 
@@ -112,6 +123,19 @@ def test_settings_show_every_value_with_where_it_came_from(new_console: NewConso
     expect(page).to_have_url(f"{console.url}/ui/#/settings?shown=set&q=num-threads")
     page.get_by_label("Search settings").fill("no-such-setting")
     expect(page.get_by_test_id("empty")).to_contain_text("loraserve serve --help")
+
+
+def test_a_browser_that_keeps_nothing_shows_the_console_of_an_open_server(browser: Browser, tmp_path: Path):
+    with serve_fake(tmp_path / "data") as server:
+        with watched_console(browser, server.url, 1280, 800, "dark") as console:
+            # As with all cookies blocked.
+            console.page.add_init_script(KEEPS_NOTHING)
+            page = console.open("#/adapters")
+            page.get_by_role("button", name="Use the light theme").click()
+            expect(page.locator("html")).to_have_attribute("data-theme", "light")
+            page.get_by_label("Tenant").select_option("shared")
+            expect(page.get_by_label("Tenant")).to_have_value("shared")
+        stop(server)
 
 
 def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, admin_secret: str):

@@ -1,5 +1,6 @@
 import { signal } from "@preact/signals";
 
+import { kept } from "../kept";
 import { serverUrl } from "./server-url";
 
 /** The one error shape of the API, and failures to reach it at all (status 0). */
@@ -33,7 +34,7 @@ export interface CallOptions {
 /** Sent with every unsafe request of a session; empty in open mode. */
 export const csrfToken = signal("");
 /** The tenant that a person with rights over all of them looks at; empty = their own. */
-export const actingTenant = signal(sessionStorage.getItem("tenant") ?? "");
+export const actingTenant = signal(kept(() => sessionStorage, "tenant") ?? "");
 /** The one that this tab acted for, once the server says that it does not exist (any more). */
 export const goneTenant = signal<string | null>(null);
 /** False after a request got no answer, until one does. */

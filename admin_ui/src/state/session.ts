@@ -1,6 +1,7 @@
 import { computed, effect, signal } from "@preact/signals";
 
 import { actingTenant, ApiError, call, csrfToken, goneTenant, signedOut } from "../api/client";
+import { keep } from "../kept";
 import { go, place } from "../router";
 
 export type Role = "infer" | "viewer" | "operator" | "admin";
@@ -94,8 +95,7 @@ export async function logOut(): Promise<void> {
 
 export function actFor(tenant: string): void {
   actingTenant.value = tenant;
-  if (tenant) sessionStorage.setItem("tenant", tenant);
-  else sessionStorage.removeItem("tenant");
+  keep(() => sessionStorage, "tenant", tenant);
 }
 
 // Somebody deleted it while this tab acted for it.

@@ -1,15 +1,17 @@
 import { effect, signal } from "@preact/signals";
 
+import { keep, kept } from "../kept";
+
 export type Theme = "light" | "dark";
 
 const system = window.matchMedia("(prefers-color-scheme: dark)");
-const stored = localStorage.getItem("theme");
+const stored = kept(() => localStorage, "theme");
 
 /** What the person chose, or else what their system says. */
 export const theme = signal<Theme>(stored === "light" || stored === "dark" ? stored : systemTheme());
 
 system.addEventListener("change", () => {
-  if (localStorage.getItem("theme") === null) theme.value = systemTheme();
+  if (kept(() => localStorage, "theme") === null) theme.value = systemTheme();
 });
 
 effect(() => {
@@ -18,7 +20,7 @@ effect(() => {
 
 export function toggleTheme(): void {
   theme.value = theme.value === "dark" ? "light" : "dark";
-  localStorage.setItem("theme", theme.value);
+  keep(() => localStorage, "theme", theme.value);
 }
 
 function systemTheme(): Theme {
