@@ -79,6 +79,21 @@ def test_a_link_opens_the_console_once_and_leaves_the_address_bar_and_history(
     expect(page.get_by_role("alert")).to_contain_text("used already")
 
 
+def test_a_link_that_is_opened_in_the_tab_that_asks_for_a_key_opens_the_console(
+    new_console: NewConsole, admin: httpx.Client, tenant: Tenant
+):
+    key_id = tenant.operator_key.removeprefix("ls-").split("_", 1)[0]
+    token = admin.post("/v1/session/links", json={"key_id": key_id}).json()["token"]
+    console = new_console()
+    console.watch.expect_status(401)
+    page = console.open()
+    expect(page.get_by_label("API key")).to_be_visible()
+    # Only the fragment changes: the browser loads nothing.
+    page.evaluate("(fragment) => { location.hash = fragment; }", f"#/login/{token}")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    assert token not in page.url
+
+
 @pytest.mark.parametrize(("is_of_all", "status"), [(True, 404), (False, 403)])
 def test_a_remembered_tenant_that_is_gone_or_of_others_is_forgotten(
     new_console: NewConsole, tenant: Tenant, admin_secret: str, is_of_all: bool, status: int

@@ -7,7 +7,7 @@ import { shortcut } from "../parts/modifier-key";
 import { Failure, NoPermission } from "../parts/states";
 import { toast, Toasts } from "../parts/toasts";
 import { href, place } from "../router";
-import { lostTenant, may, session, shownTenant, startFailure, startSession } from "../state/session";
+import { linkToken, lostTenant, may, session, shownTenant, startFailure, startSession } from "../state/session";
 import { theme, toggleTheme } from "../state/theme";
 import { endSession } from "./end-session";
 import { Jump } from "./jump";
@@ -35,6 +35,12 @@ export function Shell({ pages }: { pages: Page[] }) {
     window.addEventListener("keydown", onKey);
     return () => window.removeEventListener("keydown", onKey);
   }, []);
+
+  // Of a link that is opened in this tab only the fragment is new, and nothing is loaded. Of the page's own it is spent already.
+  const link = linkToken.value;
+  useEffect(() => {
+    if (linkToken.peek() !== null) void startSession();
+  }, [link]);
 
   // A server that is still starting, or gone for a moment, is asked again until it tells who we are.
   const failed = startFailure.value !== null;

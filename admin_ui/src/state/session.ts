@@ -59,11 +59,17 @@ export function tenantHeaders(tenant: string | null): Record<string, string> {
   return tenant && mayActForAll.value ? { "x-tenant": tenant } : {};
 }
 
+/** The one-time token in the fragment of a link that logs in. */
+export const linkToken = computed(() => {
+  const [view, token] = place.value.segments;
+  return view === "login" && token ? token : null;
+});
+
 /** Ask the server who we are; a one-time token in the fragment is spent first, and leaves the address bar at once. */
 export async function startSession(): Promise<void> {
-  const [view, token] = place.peek().segments;
+  const token = linkToken.peek();
   try {
-    if (view === "login" && token) {
+    if (token) {
       go("#/", { replace: true });
       await logIn({ token });
     } else {
@@ -72,7 +78,7 @@ export async function startSession(): Promise<void> {
     startFailure.value = null;
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) {
-      if (view === "login" && token) linkFailure.value = error.message;
+      if (token) linkFailure.value = error.message;
       startFailure.value = null;
       return;
     }
