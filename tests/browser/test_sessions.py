@@ -158,6 +158,28 @@ def test_logging_out_of_one_tab_shows_the_login_in_the_others(new_console: NewCo
     expect(page.get_by_label("API key")).to_be_visible()
 
 
+def test_a_tab_tells_of_whom_it_shows_after_another_logged_in_as_somebody_else(
+    new_console: NewConsole, admin: httpx.Client, tenant: Tenant, admin_secret: str
+):
+    tenant.add("mine", ADAPTER_DIR / "uppercase")
+    key_id = admin_secret.removeprefix("ls-").split("_", 1)[0]
+    token = admin.post("/v1/session/links", json={"key_id": key_id}).json()["token"]
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    page = console.open("#/adapters")
+    expect(page.get_by_role("link", name="mine")).to_be_visible()
+    tab = page.context.new_page()
+    tab.goto(f"{console.url}/ui/#/login/{token}")
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    expect(page.get_by_label("Tenant")).to_have_value("default")
+    expect(page.get_by_role("link", name="mine")).to_have_count(0)
+    # With this session's token, so that it is not refused.
+    page.get_by_label("Tenant").select_option(tenant.name)
+    page.get_by_role("checkbox", name="Select mine").check()
+    page.get_by_role("button", name="Disable").click()
+    console.toast("Disabled mine.")
+
+
 def test_a_revoked_key_ends_its_sessions(new_console: NewConsole, admin: httpx.Client, tenant: Tenant):
     key = tenant.key("viewer")
     console = new_console()

@@ -7,7 +7,7 @@ import { shortcut } from "../parts/modifier-key";
 import { Failure, NoPermission } from "../parts/states";
 import { toast, Toasts } from "../parts/toasts";
 import { href, place } from "../router";
-import { linkToken, lostTenant, may, session, shownTenant, startFailure, startSession } from "../state/session";
+import { linkToken, lostTenant, may, numLogins, session, shownTenant, startFailure, startSession } from "../state/session";
 import { theme, toggleTheme } from "../state/theme";
 import { endSession } from "./end-session";
 import { Jump } from "./jump";
@@ -135,7 +135,7 @@ export function Shell({ pages }: { pages: Page[] }) {
 function CurrentView({ page }: { page: Page | null }) {
   if (page === null) return <NotFound />;
   if (!may(page.needs)) return <NoPermission title={page.title} needs={page.needs} />;
-  return <LazyView key={`${page.segment} ${actingTenant.value}`} load={page.load} />;
+  return <LazyView key={`${page.segment} ${actingTenant.value} ${numLogins.value}`} load={page.load} />;
 }
 
 /** Of an upload or a request: nobody reads more than its beginning. */

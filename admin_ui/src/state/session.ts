@@ -86,8 +86,18 @@ export async function startSession(): Promise<void> {
   }
 }
 
+/** All tabs have one cookie: who logs in with one of them is in all of them, as somebody else than the others say. */
+const logins = new BroadcastChannel("logins");
+/** Counts those in other tabs: what is shown then is fetched anew. */
+export const numLogins = signal(0);
+logins.onmessage = async () => {
+  await startSession();
+  numLogins.value += 1;
+};
+
 export async function logIn(credential: { key: string } | { token: string }): Promise<void> {
   await call("POST", "/v1/session", { body: credential });
+  logins.postMessage(null);
   await learnSession();
 }
 
