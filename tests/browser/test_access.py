@@ -205,6 +205,29 @@ def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Conso
     assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
 
 
+def test_a_double_click_rotates_once_so_that_the_old_secret_still_works(root: Console, tenant: Tenant):
+    old = tenant.key("infer", name="clicked twice")
+    open_keys(root, tenant)
+    key_row(root, "clicked twice").get_by_role("button", name="Rotate").dblclick()
+    root.toast("Rotated")
+    expect(key_row(root, "clicked twice")).to_contain_text("old secret valid")
+    new = root.page.get_by_test_id("secret").locator("code").inner_text()
+    assert (status_of(root.url, old), status_of(root.url, new)) == (200, 200)
+
+
+def test_a_key_that_somebody_else_rotated_meanwhile_is_not_rotated_again(root: Console, tenant: Tenant):
+    old = tenant.key("infer", name="theirs")
+    root.watch.expect_status(412)
+    open_keys(root, tenant)
+    key_row(root, "theirs")
+    key_id = old.removeprefix("ls-").split("_", 1)[0]
+    assert tenant.admin.post(f"/v1/keys/{key_id}/rotate", json={"grace_s": 3600}).status_code == 201
+    key_row(root, "theirs").get_by_role("button", name="Rotate").click()
+    expect(key_row(root, "theirs")).to_contain_text("old secret valid")
+    assert status_of(root.url, old) == 200
+    expect(root.page.get_by_test_id("secret")).to_have_count(0)
+
+
 def test_a_new_secret_can_be_copied_on_a_phone_wherever_its_key_is_in_the_list(
     new_console: NewConsole, tenant: Tenant, admin_secret: str
 ):

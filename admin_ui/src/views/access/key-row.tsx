@@ -58,7 +58,7 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
         </span>
       </td>
       <td class="right" data-label="Requests, 24 h">
-        <a href={href(["access", "usage"], { key_id: item.id })}>
+        <a href={href(["access", "usage"], { key_id: item.id, by: ofTenant === null ? "tenant" : null })}>
           <span class="visually-hidden">Usage of {item.name || item.id}: </span>
           <Amount of={numRequests === null ? null : count(numRequests)} />
         </a>
@@ -77,7 +77,13 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
         )}
         {item.status === "active" && (
           <>
-            <button type="button" class="button is-quiet" title={`The old secret works for another ${GRACE_S / 60} minutes`} onClick={onRotate}>
+            <button
+              type="button"
+              class="button is-quiet"
+              title={`The old secret works for another ${GRACE_S / 60} minutes`}
+              // Not the second of a double click: the secret from before the first would end at once.
+              onClick={(event) => event.detail < 2 && onRotate()}
+            >
               Rotate
             </button>
             <button type="button" class="button is-quiet" onClick={() => onStatus("suspended")}>

@@ -45,7 +45,9 @@ export function Keys() {
   }
 
   async function rotate(key: KeyItem): Promise<void> {
-    madeKey.value = (await call<CreatedKey>("POST", `/v1/keys/${key.id}/rotate`, { body: { grace_s: GRACE_S } })).data;
+    // Refused if somebody rotated it since it was read: the secret before theirs would end at once.
+    const headers = { "if-match": `"${key.rev}"` };
+    madeKey.value = (await call<CreatedKey>("POST", `/v1/keys/${key.id}/rotate`, { headers, body: { grace_s: GRACE_S } })).data;
   }
 
   function setStatus(key: KeyItem, status: "active" | "suspended"): Promise<void> {
