@@ -319,6 +319,18 @@ def test_all_keys_are_shown_with_whose_they_are(root: Console, tenant: Tenant, a
     expect(root.page.get_by_role("heading", name="Keys", exact=True)).to_be_visible()
 
 
+def test_the_number_of_another_tenants_key_leads_to_its_usage(root: Console, tenant: Tenant, admin: httpx.Client):
+    secret = tenant.key("infer", name="counted")
+    body = {"model": "uppercase", "prompt": "hello", "max_tokens": 2}
+    headers = {"authorization": f"Bearer {secret}"}
+    assert httpx.post(f"{root.url}/v1/completions", json=body, headers=headers).status_code == 200
+    page = root.open("#/access/keys?of=all")
+    number = key_row(root, "counted").get_by_role("link", name="Usage of counted")
+    expect(number).to_contain_text(re.compile(r"1$"))
+    number.click()
+    expect(page.get_by_test_id("usage-row")).to_contain_text(tenant.name)
+
+
 def test_a_key_that_has_ended_says_so(root: Console, tenant: Tenant):
     secret = tenant.key("infer", name="brief", expires_in_s=1)
     root.page.clock.install()

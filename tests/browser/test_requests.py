@@ -126,6 +126,19 @@ def test_an_admin_of_all_tenants_may_look_at_all_of_them_at_once(
     expect(page.locator("dl")).to_contain_text(f"tenant {tenant.name}")
 
 
+def test_a_key_in_the_log_of_all_tenants_leads_to_its_requests(
+    new_console: NewConsole, admin_secret: str, tenant: Tenant
+):
+    ask(tenant, "uppercase")
+    console = new_console()
+    console.start_session(admin_secret)
+    page = console.open("#/requests?tenant=*")
+    key_id = tenant.operator_key.removeprefix("ls-").split("_", 1)[0]
+    page.get_by_test_id("request-row").get_by_role("link", name=key_id).first.click()
+    expect(page.get_by_label("Key", exact=True)).to_have_value(key_id)
+    expect(page.get_by_test_id("request-row")).to_have_count(1)
+
+
 def test_the_export_has_every_request_that_matches_not_only_those_shown(console: Console, tenant: Tenant):
     ask(tenant, "uppercase", 3)
     ask(tenant, "reverse", 101)

@@ -146,7 +146,7 @@ function Row({ row, onAbort }: { row: RequestItem; onAbort: (() => void) | null 
       </td>
       <td data-label="Key">
         {row.key_id ? (
-          <a href={href(["requests"], { key_id: row.key_id })}>
+          <a href={href(["requests"], { key_id: row.key_id, tenant })}>
             <code>{row.key_id}</code>
           </a>
         ) : (
