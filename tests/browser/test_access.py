@@ -398,6 +398,18 @@ def test_a_tenant_is_made_changed_suspended_and_resumed(root: Console, tenant: T
     assert found["limits"]["requests_per_min"] == 60
 
 
+def test_a_weight_is_what_is_typed_of_it_also_without_its_zero(root: Console, tenant: Tenant, admin: httpx.Client):
+    page = root.open("#/access")
+    row = page.get_by_test_id("tenant-row").filter(has_text=tenant.name)
+    row.get_by_role("button", name="Edit").click()
+    weight = root.dialog(f"Edit {tenant.name}").get_by_label("Weight")
+    weight.press("ControlOrMeta+a")
+    page.keyboard.type(".5")
+    root.page.get_by_role("button", name="Save").click()
+    root.toast(f"Changed {tenant.name}.")
+    assert admin.get(f"/v1/tenants/{tenant.name}").json()["weight"] == 0.5
+
+
 def test_a_tenant_that_somebody_else_changed_meanwhile_is_not_overwritten(root: Console, tenant: Tenant):
     root.watch.expect_status(412)
     page = root.open("#/access")

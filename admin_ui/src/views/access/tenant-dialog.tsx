@@ -11,11 +11,12 @@ import { LimitFields, type Limits } from "./limit-fields";
 export function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantItem | null; onClose: () => void; onDone: () => void }) {
   const id = useSignal(tenant?.id ?? "");
   const description = useSignal(tenant?.description ?? "");
-  const weight = useSignal(tenant?.weight ?? 1);
+  // As it was typed: read as a number while it is typed, “.5” would begin with nothing.
+  const weight = useSignal(String(tenant?.weight ?? 1));
   const limits = useSignal<Limits>(tenant?.limits ?? ({} as Limits));
 
   async function save(): Promise<void> {
-    const body = { description: description.value, weight: weight.value, limits: limits.value };
+    const body = { description: description.value, weight: Number(weight.value), limits: limits.value };
     if (tenant) await call("PATCH", `/v1/tenants/${encodeURIComponent(tenant.id)}`, { headers: { "if-match": `"${tenant.rev}"` }, body });
     else await call("POST", "/v1/tenants", { body: { id: id.value, ...body } });
     toast(tenant ? `Changed ${tenant.id}.` : `Created ${id.value}.`);
@@ -33,7 +34,7 @@ export function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantItem |
         <input class="input" value={description.value} onInput={(event) => (description.value = event.currentTarget.value)} />
       </Field>
       <Field label="Weight" hint="Its share of the engine beside other tenants.">
-        <input class="input num" type="number" min={0.01} step="any" value={weight.value} onInput={(event) => (weight.value = event.currentTarget.valueAsNumber)} />
+        <input class="input num" type="number" required min={0.01} step="any" value={weight.value} onInput={(event) => (weight.value = event.currentTarget.value)} />
       </Field>
       <LimitFields limits={limits} tenant />
     </Dialog>
