@@ -227,3 +227,18 @@ def test_the_jump_goes_to_a_page_or_an_adapter_by_keyboard_alone(console: Consol
     expect(box).to_be_focused()
     page.keyboard.press("Escape")
     expect(box).to_have_count(0)
+
+
+def test_enter_goes_nowhere_else_than_to_what_was_typed(console: Console, tenant: Tenant):
+    tenant.add("aaa-first", ADAPTER_DIR / "uppercase")
+    page = console.open()
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("option", name="aaa-first")).to_be_visible()
+    page.route("**/v1/adapters?q=zzz*", lambda _: None)
+    with page.expect_request("**/v1/adapters?q=zzz*"):
+        page.keyboard.type("zzz")
+    # What was found for nothing typed yet is no answer to it.
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("combobox", name="Adapter or page")).to_be_visible()
+    expect(page.get_by_role("option", name="aaa-first")).to_have_count(0)
+    assert page.url.endswith("/ui/#/")

@@ -29,14 +29,17 @@ const MAX_ADAPTERS = 8;
 export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const typed = useSignal("");
-  const adapters = useSignal<Hit[]>([]);
+  const adapters = useSignal<{ of: string; hits: Hit[] } | null>(null);
   const chosen = useSignal(0);
   const needle = typed.value.trim().toLowerCase();
+  const answer = adapters.value;
+  const isAnswered = answer?.of === needle;
   const hits = [
     ...pages
       .filter((page) => page.title.toLowerCase().includes(needle))
       .map((page) => hit(page.title, page.icon, href(page.segment ? [page.segment] : []))),
-    ...adapters.value,
+    // Of what was found for what was typed before, the server may find no more than these.
+    ...(answer?.hits.filter(({ title }) => isAnswered || title.toLowerCase().includes(needle)) ?? []),
     ...(!session.value?.open && "log out".includes(needle) ? [LOG_OUT] : []),
   ];
 
@@ -51,11 +54,11 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
       try {
         const query = new URLSearchParams({ q: needle, limit: String(MAX_ADAPTERS) });
         const { data } = await call<{ data: { name: string; tenant: string }[] }>("GET", `/v1/adapters?${query}`, { signal: aborter.signal });
-        adapters.value = data.data.map(({ name, tenant }) => hit(name, "adapters", href(["adapters", name], { tenant: otherTenant(tenant) })));
+        const hits = data.data.map(({ name, tenant }) => hit(name, "adapters", href(["adapters", name], { tenant: otherTenant(tenant) })));
+        adapters.value = { of: needle, hits };
       } catch {
-        adapters.value = [];
+        if (!aborter.signal.aborted) adapters.value = { of: needle, hits: [] };
       }
-      chosen.value = 0;
     }, TYPING_PAUSE_MS);
     return () => {
       window.clearTimeout(timer);
@@ -95,7 +98,10 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
         aria-activedescendant={hits.length > 0 ? `jump-hit-${chosen.value}` : undefined}
         placeholder="Adapter or page"
         value={typed.value}
-        onInput={(event) => (typed.value = event.currentTarget.value)}
+        onInput={(event) => {
+          typed.value = event.currentTarget.value;
+          chosen.value = 0;
+        }}
         onKeyDown={onKey}
       />
       <ul id="jump-hits" role="listbox" aria-label="Found">
@@ -112,7 +118,7 @@ export function Jump({ pages, onClose }: { pages: Page[]; onClose: () => void })
           </li>
         ))}
       </ul>
-      {hits.length === 0 && <p class="muted jump-none">No page or adapter matches.</p>}
+      {isAnswered && hits.length === 0 && <p class="muted jump-none">No page or adapter matches.</p>}
     </dialog>
   );
 }
