@@ -74,6 +74,24 @@ def test_who_comes_back_from_an_adapter_finds_the_list_where_it_was(many: Consol
     expect(page.get_by_text(many_name(699))).to_be_visible()
 
 
+def test_a_list_that_was_scrolled_far_down_keeps_still_while_another_tab_is_looked_at(many: Console):
+    page = many.open("#/adapters")
+    expect(page.get_by_test_id("adapter-row").first).to_be_visible()
+    for _ in range(6):
+        height = page.evaluate("document.body.scrollHeight")
+        page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
+        page.wait_for_function("(before) => document.body.scrollHeight > before", arg=height)
+    page.evaluate("window.scrollTo(0, 44 * 650)")
+    expect(page.get_by_text(many_name(650))).to_be_in_viewport()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    # The tab's own bar is asked for again at the same moment.
+    page.wait_for_timeout(1000)
+    expect(page.get_by_text(many_name(650))).to_be_in_viewport()
+    assert not any("limit=500" in url for url in asked)
+
+
 def test_search_finds_one_of_ten_thousand_on_the_server(many: Console):
     page = many.open("#/adapters")
     page.get_by_test_id("adapter-search").fill(many_name(NUM_MANY - 1))

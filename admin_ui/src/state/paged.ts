@@ -102,20 +102,19 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
       if (paged.hasMore.peek()) void load(false);
     };
     paged.refresh = () => void load(true);
-    const isRenewed = () => (paged.rows.peek()?.length ?? 0) <= MAX_RENEWED;
-    if (isRenewed()) void load(true);
-    const timer = window.setInterval(() => {
-      if (isRenewed()) void load(true);
-    }, refreshMs);
+    const renewInPlace = () => {
+      if ((paged.rows.peek()?.length ?? 0) <= MAX_RENEWED) void load(true);
+    };
+    renewInPlace();
+    const timer = window.setInterval(renewInPlace, refreshMs);
     // A page opened in a tab behind has nothing yet.
-    const onVisible = () => void load(true);
-    document.addEventListener("visibilitychange", onVisible);
+    document.addEventListener("visibilitychange", renewInPlace);
     const stop = onTakenBack(paged.refresh);
     return () => {
       aborter.abort();
       stop();
       window.clearInterval(timer);
-      document.removeEventListener("visibilitychange", onVisible);
+      document.removeEventListener("visibilitychange", renewInPlace);
     };
   }, [paged]);
 
