@@ -255,6 +255,44 @@ def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Ten
     assert tenant.http.get("/v1/adapters/cancelled").status_code == 404
 
 
+def test_an_upload_that_is_being_published_cannot_be_cancelled_and_is_followed_on(console: Console, tmp_path: Path):
+    console.watch.expect_status(409)
+    refusal = {"error": {"message": "It is being published.", "code": "upload_state", "param": None}}
+
+    def refuse(route: Route) -> None:
+        if route.request.method == "DELETE":
+            route.fulfill(status=409, json=refusal)
+        else:
+            route.continue_()
+
+    held: list[Route] = []
+    page = console.page
+    page.route("**/v1/uploads/*", refuse)
+    page.route("**/v1/uploads/*?wait_s=*", lambda route: held.append(route))
+    with page.expect_request("**/v1/uploads/*?wait_s=*"):
+        console.upload("published", twin(tmp_path / "published", "json"))
+    page.get_by_role("button", name="Cancel upload").click()
+    dialog = console.dialog("Cancel the upload of published?")
+    dialog.get_by_role("button", name="Cancel upload").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("It is being published.")
+    dialog.get_by_role("button", name="Keep it").click()
+    console.let_through("**/v1/uploads/*?wait_s=*")
+    for route in held:
+        route.continue_()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+
+
+def test_an_upload_that_is_cancelled_before_the_server_answered_leads_back_to_the_form(
+    console: Console, tmp_path: Path
+):
+    page = console.page
+    page.route("**/v1/adapters/*/uploads", lambda _: None)
+    console.upload("unanswered", twin(tmp_path / "unanswered", "json"))
+    page.get_by_role("button", name="Cancel upload").click()
+    console.dialog("Cancel the upload of unanswered?").get_by_role("button", name="Cancel upload").click()
+    expect(page.get_by_test_id("drop-zone")).to_be_visible()
+
+
 def test_a_new_version_of_a_shared_adapter_is_shared_too(root: Console, shared: Tenant, tenant: Tenant, tmp_path: Path):
     name = f"of-all-{tenant.name}"
     shared.add(name, ADAPTER_DIR / "uppercase")

@@ -20,11 +20,17 @@ export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void
     return () => window.removeEventListener("beforeunload", warn);
   }, [ended]);
 
+  async function cancel(): Promise<void> {
+    await job.cancel();
+    // The server has not answered yet, so there is no session whose end could be shown.
+    if (job.session.value === null) onAgain();
+  }
+
   return (
     <>
       <div class="page-head">
         <h1 class="truncate">{job.name}</h1>
-        {!ended && <CancelUpload name={job.name} onConfirm={() => job.cancel()} />}
+        {!ended && <CancelUpload name={job.name} onConfirm={cancel} />}
         {session?.state === "failed" && (
           <button type="button" class="button is-primary" onClick={() => void job.commitAgain()}>
             Try again

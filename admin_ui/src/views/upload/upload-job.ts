@@ -27,7 +27,7 @@ export class UploadJob {
   readonly waiting = signal(false);
   readonly error = signal<ApiError | null>(null);
   readonly bytesPerS = signal(0);
-  private readonly aborter = new AbortController();
+  private aborter = new AbortController();
   private activate = true;
 
   constructor(
@@ -86,7 +86,15 @@ export class UploadJob {
     this.aborter.abort();
     const session = this.session.value;
     if (session === null) return;
-    await call("DELETE", `/v1/uploads/${session.id}`, { headers: this.headers() });
+    try {
+      await call("DELETE", `/v1/uploads/${session.id}`, { headers: this.headers() });
+    } catch (error) {
+      if (error instanceof ApiError && error.status === 409) {
+        this.aborter = new AbortController();
+        void this.follow(session.id).catch((failure: unknown) => this.fail(failure));
+      }
+      throw error;
+    }
     this.session.value = { ...session, state: "aborted" };
   }
 
