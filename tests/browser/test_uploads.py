@@ -183,6 +183,19 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert not any(request.startswith("POST uploads") for request in sent)
 
 
+def test_a_file_that_changed_after_it_was_chosen_is_named(console: Console, tmp_path: Path):
+    console.watch.expect_no_answer()
+    folder = twin(tmp_path / "rewritten", "json")
+    page = console.open("#/upload")
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    expect(page.get_by_test_id("chosen-files")).to_be_visible()
+    with (folder / FILES[1]).open("ab") as weights:
+        weights.write(b"more")
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(page.get_by_role("alert")).to_contain_text("adapter_model.safetensors")
+    expect(page.get_by_test_id("upload-waits")).to_have_count(0)
+
+
 def test_an_upload_whose_files_are_all_there_is_finished_from_its_address(
     console: Console, tenant: Tenant, tmp_path: Path
 ):

@@ -81,7 +81,7 @@ export class UploadJob {
     }
   }
 
-  /** Stop sending and give the session up on the server. */
+  /** Stop sending and give the session up on the server. One that is refused because it is being published is followed on. */
   async cancel(): Promise<void> {
     this.aborter.abort();
     const session = this.session.value;
@@ -133,7 +133,7 @@ export class UploadJob {
       request.setRequestHeader("content-range", `bytes ${start}-${end - 1}/${file.size}`);
       for (const [name, value] of Object.entries(this.headers("PUT"))) request.setRequestHeader(name, value);
       request.upload.onprogress = (event) => this.sent(file.name, start + event.loaded);
-      request.onerror = () => reject(new ApiError(0, "unreachable", "The server does not answer."));
+      request.onerror = () => void whyUnsent(file).then(reject);
       request.onload = () => {
         this.bytesPerS.value = (end - start) / Math.max(0.001, (performance.now() - began) / 1000);
         if (request.status === 200) resolve((JSON.parse(request.responseText) as { offset: number }).offset);
@@ -203,6 +203,16 @@ export function isTerminal(session: UploadItem): boolean {
 
 function order(name: string): number {
   return name === CONFIG_FILE ? 0 : 1;
+}
+
+/** A file that was written after it was chosen cannot be read any more. */
+async function whyUnsent(file: File): Promise<ApiError> {
+  try {
+    await file.slice(0, 1).arrayBuffer();
+    return new ApiError(0, "unreachable", "The server does not answer.");
+  } catch {
+    return new ApiError(400, "file_changed", `${file.name} cannot be read any more: it was changed or moved after it was chosen. Choose it again.`);
+  }
 }
 
 function isTransient(error: unknown): boolean {
