@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Request, Route, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from tests.browser.conftest import NewConsole
 from tests.browser.console import START_MS, Console
@@ -42,6 +42,15 @@ def root(shared: Tenant, new_console: NewConsole, tenant: Tenant, admin_secret: 
 
 def names(tenant: Tenant) -> set[str]:
     return {adapter["name"] for adapter in tenant.http.get("/v1/adapters").json()["data"]}
+
+
+def choose_as_a_person_does(page: Page, folder: Path) -> None:
+    """Chromium tells the page only of a change; `set_input_files` always does."""
+    devtools = page.context.new_cdp_session(page)
+    field = devtools.send("Runtime.evaluate", {"expression": "document.querySelector('[data-testid=file-input]')"})
+    files = [str(folder / file) for file in FILES]
+    devtools.send("DOM.setFileInputFiles", {"files": files, "objectId": field["result"]["objectId"]})
+    devtools.detach()
 
 
 def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...]) -> str:
@@ -181,6 +190,21 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert f"PUT {FILES[1]}" in sent
     assert f"PUT {FILES[0]}" not in sent
     assert not any(request.startswith("POST uploads") for request in sent)
+
+
+def test_files_that_were_put_right_can_be_chosen_again(console: Console, tmp_path: Path):
+    folder = twin(tmp_path / "repaired", "json")
+    config = folder / FILES[0]
+    content = config.read_bytes()
+    config.write_bytes(b"")
+    page = console.open("#/upload?name=repaired")
+    choose_as_a_person_does(page, folder)
+    expect(page.get_by_role("alert")).to_contain_text("adapter_config.json is empty")
+    config.write_bytes(content)
+    choose_as_a_person_does(page, folder)
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.get_by_role("button", name="Upload", exact=True).click()
+    console.see_upload_end("ready")
 
 
 def test_a_file_that_changed_after_it_was_chosen_is_named(console: Console, tmp_path: Path):

@@ -10,6 +10,12 @@ export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: str
   const files = useRef<HTMLInputElement>(null);
   const folder = useRef<HTMLInputElement>(null);
 
+  function take(input: HTMLInputElement): void {
+    onFiles(readInput(input));
+    // Else the same files, once they were put right, would be no change.
+    input.value = "";
+  }
+
   async function drop(event: DragEvent): Promise<void> {
     event.preventDefault();
     over.value = false;
@@ -46,7 +52,7 @@ export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: str
         hidden
         aria-label="Adapter files"
         data-testid="file-input"
-        onChange={(event) => onFiles(readInput(event.currentTarget))}
+        onChange={(event) => take(event.currentTarget)}
       />
       <input
         ref={folder}
@@ -55,7 +61,7 @@ export function DropZone({ onFiles }: { onFiles: (files: { file: File; path: str
         aria-label="Adapter folder"
         data-testid="folder-input"
         {...{ webkitdirectory: true }}
-        onChange={(event) => onFiles(readInput(event.currentTarget))}
+        onChange={(event) => take(event.currentTarget)}
       />
     </div>
   );
