@@ -192,6 +192,22 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert not any(request.startswith("POST uploads") for request in sent)
 
 
+def test_files_that_were_written_since_are_not_the_rest_of_what_was_begun(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
+    folder = twin(tmp_path / "trained", "json")
+    upload_id = left_open(tenant, "trained", folder, FILES[:1])
+    # Trained anew: names and sizes are the same.
+    weights = folder / FILES[1]
+    weights.write_bytes(weights.read_bytes())
+    page = console.open("#/upload?name=trained")
+    expect(page.get_by_test_id("past-upload")).to_have_count(1)
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    page.get_by_role("button", name="Upload", exact=True).click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+    assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "open"
+
+
 def test_files_that_were_put_right_can_be_chosen_again(console: Console, tmp_path: Path):
     folder = twin(tmp_path / "repaired", "json")
     config = folder / FILES[0]

@@ -138,7 +138,12 @@ export function Upload() {
           <button type="submit" class="button is-primary" disabled={!ready}>
             <Icon name="upload" /> {resumable ? "Resume upload" : "Upload"}
           </button>
-          {resumable && <span class="muted">The server has a part of these files already; only the rest is sent.</span>}
+          {resumable && (
+            <span class="muted">
+              The server has a part of files with these names and sizes; only the rest is sent. If they were others,{" "}
+              <a href={href(["upload", resumable.id], { tenant: other })}>cancel that upload</a> first.
+            </span>
+          )}
         </div>
       </form>
       <section class="upload-command">
@@ -183,14 +188,18 @@ function Chosen({ files }: { files: ChosenFiles }) {
   );
 }
 
-/** An open session for the same name and the same files by name and size. */
+/** An open session for the same name and the same files by name and size, none of which was written since it began. */
 function findResumable(uploads: UploadItem[], name: string, files: File[]): UploadItem | null {
   const found = uploads.find(
     (upload) =>
       upload.state === "open" &&
       upload.adapter === name &&
       upload.files.length === files.length &&
-      upload.files.every((known) => files.some((file) => file.name === known.name && file.size === known.size_bytes)),
+      upload.files.every((known) => files.some((file) => isSame(file, known) && file.lastModified <= 1000 * upload.created_at)),
   );
   return found && found.files.some((file) => file.offset > 0) ? found : null;
+}
+
+function isSame(file: File, known: UploadItem["files"][number]): boolean {
+  return file.name === known.name && file.size === known.size_bytes;
 }
