@@ -1,7 +1,11 @@
 """Names that somebody else chose are text, wherever they are shown."""
 
+import json
+import shlex
 from pathlib import Path
+from urllib.parse import quote
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.console import Console
@@ -73,3 +77,11 @@ def test_what_a_model_writes_is_text(console: Console):
     page.get_by_role("button", name="Send").click()
     expect(page.get_by_test_id("column-0")).to_have_attribute("data-state", "done", timeout=60_000)
     see_nothing_ran(console)
+
+
+@pytest.mark.parametrize("view", ["requests?adapter=", "upload?name="])
+def test_a_command_that_is_offered_for_a_hostile_address_is_one_command(console: Console, view: str):
+    hostile = "x'; touch hacked; echo $(id) '"
+    page = console.open(f"#/{view}{quote(hostile)}")
+    words = shlex.split(page.locator(".command code").inner_text(), comments=True)
+    assert any(hostile == word or hostile in json.loads(word).values() for word in words if "hacked" in word)

@@ -1,5 +1,6 @@
 import { requestHeaders } from "../../api/client";
 import { serverUrl } from "../../api/server-url";
+import { shellWord } from "../../parts/commands";
 import { session, tenantHeaders } from "../../state/session";
 import { type AnswerSettings, responseFormat } from "./answer-format";
 
@@ -37,9 +38,9 @@ export function requestBody(model: string, settings: PlaygroundSettings): Record
 
 /** What a column sends, for a terminal. A key is named, never shown. */
 export function asCurl(model: string, settings: PlaygroundSettings): string {
-  const body = JSON.stringify(requestBody(model, settings)).replaceAll("'", "'\\''");
+  const body = shellWord(JSON.stringify(requestBody(model, settings)));
   const auth = session.value?.open ? "" : ' \\\n  -H "Authorization: Bearer $LORASERVE_API_KEY"';
   const acting = { ...requestHeaders("GET"), ...tenantHeaders(settings.tenant) }["x-tenant"];
-  const tenant = acting ? ` \\\n  -H 'X-Tenant: ${acting}'` : "";
-  return `curl -N ${serverUrl}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d '${body}'`;
+  const tenant = acting ? ` \\\n  -H ${shellWord(`X-Tenant: ${acting}`)}` : "";
+  return `curl -N ${serverUrl}${requestPath(settings)} \\\n  -H 'Content-Type: application/json'${auth}${tenant} \\\n  -d ${body}`;
 }

@@ -6,7 +6,7 @@ import { useEffect } from "preact/hooks";
 import { call } from "../../api/client";
 import type { Page, UploadItem } from "../../api/types";
 import { Command, Field } from "../../parts/basics";
-import { cli } from "../../parts/commands";
+import { cli, shellWord } from "../../parts/commands";
 import { bytes } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { go, href, place } from "../../router";
@@ -148,7 +148,7 @@ export function Upload() {
       </form>
       <section class="upload-command">
         <p class="muted">The same from a terminal:</p>
-        <Command>{cli(`adapter add ${name.value || "NAME"} ./path/to/adapter${activate.value ? "" : " --no-activate"}`, other ?? undefined)}</Command>
+        <Command>{cli(`adapter add ${shellWord(name.value || "NAME")} ./path/to/adapter${activate.value ? "" : " --no-activate"}`, other ?? undefined)}</Command>
       </section>
       <PastUploads uploads={uploads} of={other} />
     </>
