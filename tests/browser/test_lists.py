@@ -1,9 +1,10 @@
 """Finding an adapter among many."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import NewConsole, admin_key
 from tests.browser.console import Console
@@ -260,3 +261,28 @@ def test_enter_goes_nowhere_else_than_to_what_was_typed(console: Console, tenant
     expect(page.get_by_role("combobox", name="Adapter or page")).to_be_visible()
     expect(page.get_by_role("option", name="aaa-first")).to_have_count(0)
     assert page.url.endswith("/ui/#/")
+
+
+def test_one_of_several_that_cannot_be_taken_back_keeps_none_of_the_others(console: Console, tenant: Tenant):
+    for name in ("gone", "kept"):
+        tenant.add(name, ADAPTER_DIR / "uppercase")
+    refused: list[str] = []
+
+    def refuse_first(route: Route) -> None:
+        if refused:
+            route.continue_()
+        else:
+            refused.append(route.request.url.rsplit("/", 1)[1])
+            route.fulfill(status=404, json={"error": {"message": "It is gone."}})
+
+    console.watch.expect_status(404)
+    page = console.open("#/adapters")
+    for name in ("gone", "kept"):
+        page.get_by_role("checkbox", name=f"Select {name}").check()
+    page.get_by_role("button", name="Disable").click()
+    toast = console.toast("Disabled 2 adapters.")
+    page.route(re.compile("/v1/adapters/(gone|kept)$"), refuse_first)
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Could not undo: It is gone.")
+    (other,) = {"gone", "kept"} - set(refused)
+    assert tenant.http.get(f"/v1/adapters/{other}").json()["enabled"] is True

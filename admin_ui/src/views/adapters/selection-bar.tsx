@@ -95,12 +95,17 @@ function one(verb: Verb, { name, tenant }: AdapterItem): Promise<unknown> {
 
 function undo(verb: Verb, done: AdapterItem[]): () => Promise<unknown> {
   return async () => {
-    for (const adapter of done) {
-      const path = `/v1/adapters/${encodeURIComponent(adapter.name)}`;
-      const headers = tenantHeaders(adapter.tenant);
-      if (verb === "delete") await call("POST", `${path}/restore`, { headers });
-      else if (verb === "pin") await call("DELETE", `${path}/residency`, { headers });
-      else await call("PATCH", path, { headers, body: { enabled: adapter.enabled } });
-    }
+    // All of them, also when one has gone meanwhile.
+    const ends = await Promise.allSettled(done.map((adapter) => undoOne(verb, adapter)));
+    const refused = ends.find((end) => end.status === "rejected");
+    if (refused) throw refused.reason;
   };
+}
+
+function undoOne(verb: Verb, { name, tenant, enabled }: AdapterItem): Promise<unknown> {
+  const path = `/v1/adapters/${encodeURIComponent(name)}`;
+  const headers = tenantHeaders(tenant);
+  if (verb === "delete") return call("POST", `${path}/restore`, { headers });
+  if (verb === "pin") return call("DELETE", `${path}/residency`, { headers });
+  return call("PATCH", path, { headers, body: { enabled } });
 }
