@@ -288,6 +288,18 @@ def test_revoking_a_key_wants_its_name_typed_and_is_for_ever(root: Console, tena
     assert status_of(root.url, secret) == 401
 
 
+def test_a_key_whose_name_has_spaces_that_nobody_sees_is_revoked_by_what_they_see(root: Console, tenant: Tenant):
+    open_keys(root, tenant)
+    secret = make_key(root, "on  the phone ")
+    root.page.get_by_role("button", name="Done").click()
+    key_row(root, "on the phone").get_by_role("button", name="Revoke").click()
+    dialog = root.page.get_by_role("dialog")
+    dialog.get_by_role("textbox").fill("on the phone")
+    dialog.get_by_role("button", name="Revoke").click()
+    root.toast("Revoked.")
+    assert status_of(root.url, secret) == 401
+
+
 def test_a_keys_limits_are_changed_and_hold(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     secret = make_key(root, "shrinking")

@@ -28,7 +28,7 @@ export function Dialog(props: DialogProps) {
   const typed = useSignal("");
   const busy = useSignal(false);
   const failure = useSignal<string | null>(null);
-  const blocked = busy.value || (props.typeToConfirm !== undefined && typed.value !== props.typeToConfirm);
+  const blocked = busy.value || (props.typeToConfirm !== undefined && inSight(typed.value) !== inSight(props.typeToConfirm));
 
   useEffect(() => {
     dialog.current?.showModal();
@@ -88,6 +88,11 @@ export function Dialog(props: DialogProps) {
       </form>
     </dialog>
   );
+}
+
+/** Spaces at an end, or several in a row, are nothing that a person sees in a name. */
+function inSight(text: string): string {
+  return text.trim().replaceAll(/\s+/g, " ");
 }
 
 function messageOf(error: unknown): string {

@@ -133,7 +133,7 @@ export function Keys() {
           title={`Revoke ${revoking.value.name || revoking.value.id}?`}
           confirm="Revoke"
           danger
-          typeToConfirm={revoking.value.name || revoking.value.id}
+          typeToConfirm={revoking.value.name.trim() || revoking.value.id}
           onClose={() => (revoking.value = null)}
           onConfirm={async () => {
             await call("DELETE", `/v1/keys/${revoking.value?.id}`);
