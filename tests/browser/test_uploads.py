@@ -178,6 +178,16 @@ def test_what_cannot_be_an_adapter_is_refused_before_anything_is_sent(
     assert "POST" not in sent
 
 
+def test_a_folder_with_checkpoints_is_refused_once_for_each_file(console: Console, tmp_path: Path):
+    twin(tmp_path / "run", "json")
+    for step in range(3):
+        twin(tmp_path / "run" / f"checkpoint-{step}", "json")
+    page = console.open("#/upload")
+    page.get_by_test_id("folder-input").set_input_files(tmp_path / "run")
+    for file in FILES:
+        expect(page.get_by_role("alert").filter(has_text=f"{file} is there twice")).to_have_count(1)
+
+
 def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, tenant: Tenant, tmp_path: Path):
     folder = twin(tmp_path / "resumed", "json")
     left_open(tenant, "resumed", folder, FILES[:1])

@@ -36,7 +36,7 @@ export function choose(dropped: { file: File; path: string }[]): ChosenFiles {
   }
   const config = files.find((file) => file.name === CONFIG_FILE);
   if (config && config.size > MAX_CONFIG_BYTES) problems.push(`${CONFIG_FILE} has ${config.size} bytes; ${MAX_CONFIG_BYTES} are allowed.`);
-  return { files, ignored, problems, folder };
+  return { files, ignored, problems: [...new Set(problems)], folder };
 }
 
 function missing(name: string, ignored: string[]): string {
