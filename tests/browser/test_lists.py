@@ -201,6 +201,20 @@ def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tena
     assert tenant.http.get("/v1/adapters/first").json()["pin"] is None
 
 
+def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(console: Console, tenant: Tenant):
+    tenant.add("pinned", ADAPTER_DIR / "uppercase")
+    path = "/v1/adapters/pinned"
+    assert tenant.http.put(f"{path}/residency", json={"tier": "host", "ttl_s": 86_400}).is_success
+    page = console.open("#/adapters")
+    page.get_by_role("checkbox", name="Select pinned").check()
+    page.get_by_role("button", name="Pin for an hour").click()
+    toast = console.toast("Pinned pinned for an hour.")
+    assert tenant.http.get(path).json()["pin"]["tier"] == "device"
+    toast.get_by_role("button", name="Undo").click()
+    console.toast("Undone.")
+    assert tenant.http.get(path).json()["pin"]["tier"] == "host"
+
+
 def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(console: Console, tenant: Tenant):
     console.watch.expect_status(404)
     for name in ("first", "second"):
