@@ -88,11 +88,14 @@ export async function startSession(): Promise<void> {
 
 /** All tabs have one cookie: who logs in with one of them is in all of them, as somebody else than the others say. */
 const logins = new BroadcastChannel("logins");
-/** Counts those in other tabs: what is shown then is fetched anew. */
+/** Counts those of somebody else in other tabs: what is shown then is fetched anew. */
 export const numLogins = signal(0);
 logins.onmessage = async () => {
+  const before = session.peek();
   await startSession();
-  numLogins.value += 1;
+  const now = session.peek();
+  // With the same key, what is being typed stays.
+  if (before?.key_id !== now?.key_id || before?.role !== now?.role) numLogins.value += 1;
 };
 
 export async function logIn(credential: { key: string } | { token: string }): Promise<void> {
