@@ -166,7 +166,7 @@ def build_control(
     loader = ContentLoader(engine, declared.blobs, packed_dir=packed_dir, packer=ingest.pack, base_name=base.name)
     residency = Residency(engine, loader, catalog)
     certifier = None if certified_engine is None else _certifier(declared, engine, ingest, certified_engine)
-    draining = Draining(running, residency, OtherServers(declared.live, process))
+    draining = Draining(catalog, running, residency, OtherServers(declared.live, process))
     pins = Pins(catalog, residency, engine, base)
     observer = build_observer(declared, admission, running, residency, usage_writer, process)
     revocation = Revocation(catalog, declared.authenticator, running)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from loraserve.control.contents.residency import Residency
 from loraserve.control.documents.adapter_edits import versions_of
+from loraserve.control.documents.catalog import Catalog
 from loraserve.control.requests.other_servers import OtherServers
 from loraserve.control.requests.running import RunningRequests
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -23,7 +24,8 @@ class Draining:
     NOTE: requests are counted by adapter and not by content, since another adapter may have the same content.
     """
 
-    def __init__(self, running: RunningRequests, residency: Residency, others: OtherServers) -> None:
+    def __init__(self, catalog: Catalog, running: RunningRequests, residency: Residency, others: OtherServers) -> None:
+        self._catalog = catalog
         self._running = running
         self._residency = residency
         self._others = others
@@ -37,11 +39,14 @@ class Draining:
     async def finish(self, doc: AdapterDoc, drain_s: float) -> bool:
         """Whether its requests have ended and the engines have let go: see `ACK_WAIT_S`.
 
-        doc: as deleted. What still runs here after `drain_s` is aborted; other servers do the same by themselves.
+        doc: as deleted. What still runs here after `drain_s` is aborted; other servers do the same by themselves. Where
+        it was restored meanwhile, or its name used again, nothing is.
         """
         since = await self._others.last_said()
         overdue_s = time.monotonic() + drain_s + ACK_WAIT_S
         if not await self._running.wait_while(lambda: self._running.of_adapter(doc.tenant, doc.name), drain_s):
+            if not self._is_still_deleted(doc):
+                return False
             for request in self._running.of_adapter(doc.tenant, doc.name):
                 request.abort(adapter_deleted(doc.name))
         adapter = adapter_id(doc.tenant, doc.name)
@@ -72,6 +77,11 @@ class Draining:
         if not await self._residency.wait_unloaded(digests, ACK_WAIT_S):
             return False
         return await _ends(lambda: self._others.any_has(digests, since), deadline_s)
+
+    def _is_still_deleted(self, doc: AdapterDoc) -> bool:
+        """By the deletion that `doc` is of."""
+        document = self._catalog.adapter(doc.tenant, doc.name)
+        return document is None or document.doc.deleted_at == doc.deleted_at
 
     def _gone(self, doc: AdapterDoc) -> set[str]:
         """Its contents that no adapter has any more."""

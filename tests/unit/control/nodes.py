@@ -240,7 +240,7 @@ async def build_node(
         local=LocalLimits(clock=steady),
         clock=clock,
     )
-    draining = Draining(running, residency, others)
+    draining = Draining(catalog, running, residency, others)
     pins = Pins(catalog, residency, engine, base, clock=clock)
     revocation = Revocation(catalog, authenticator, running, clock=clock)
     return Node(

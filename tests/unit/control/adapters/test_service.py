@@ -340,6 +340,27 @@ def test_what_runs_beyond_the_deadline_of_a_deletion_is_aborted(valkey: Valkey, 
     run(scenario)
 
 
+@pytest.mark.parametrize("comes_back", ["restored", "published anew"])
+def test_a_deletion_that_was_undone_ends_nothing_that_runs(valkey: Valkey, tmp_path: Path, comes_back: str) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await node.publish("sql", "one")
+            admitted = [await node.admit(ACME, "sql")]
+            deletion = asyncio.create_task(node.adapters.delete(ACME, "r", "sql", drain_s=0.5))
+            await eventually(lambda: all(found.deleted for found in node.catalog.adapters("acme")))
+            if comes_back == "restored":
+                await node.adapters.restore(ACME, "r", "sql")
+            else:
+                await node.publish("sql", "two")
+            admitted.append(await node.admit(ACME, "sql"))
+            assert not (await deletion).drained
+            node.revocation.check()
+            assert [each.running.ended_with for each in admitted] == [None, None]
+
+    run(scenario)
+
+
 def test_a_deletion_that_an_engine_does_not_acknowledge_is_still_draining(
     valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
