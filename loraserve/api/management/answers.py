@@ -9,12 +9,17 @@ from loraserve.api.management.etags import etag_header, has_seen
 
 T = TypeVar("T")
 
+NOT_CACHED = {"cache-control": "no-store"}
+"""A browser would send the ETag by itself, and show what it had: another tenant's adapter of that name and revision, or
+what has changed since without a revision, such as how many adapters a tenant has."""
+
 
 def shown(request: Request, rev: int, build: Callable[[], T]) -> Response[T]:
     """304 without a body if the client has this revision."""
+    headers = etag_header(rev) | NOT_CACHED
     if has_seen(request, rev):
-        return Response(cast(Any, None), status_code=304, headers=etag_header(rev))
-    return Response(build(), headers=etag_header(rev))
+        return Response(cast(Any, None), status_code=304, headers=headers)
+    return Response(build(), headers=headers)
 
 
 def changed(rev: int, item: T, status_code: int = 200) -> Response[T]:
