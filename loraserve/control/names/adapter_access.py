@@ -33,12 +33,12 @@ class AdapterAccess:
         return [document for name, document in found.items() if principal.may_use(name)]
 
     def get(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
-        """Raises `ServingError` (404)."""
+        """with_deleted: also one that is, where there is no other. Raises `ServingError` (404)."""
         if principal.may_use(name):
-            for tenant in (principal.acting_tenant, SHARED_TENANT):
-                document = self._catalog.adapter(tenant, name)
-                if document is not None and (with_deleted or document.doc.deleted_at is None):
-                    return document
+            known = (self._catalog.adapter(tenant, name) for tenant in (principal.acting_tenant, SHARED_TENANT))
+            found = sorted(filter(None, known), key=lambda document: document.doc.deleted_at is not None)
+            if found and (with_deleted or found[0].doc.deleted_at is None):
+                return found[0]
         raise adapter_not_found(name)
 
     async def read(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:

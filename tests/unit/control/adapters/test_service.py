@@ -253,6 +253,25 @@ def test_reads_and_writes_of_others_adapters(valkey: Valkey, tmp_path: Path) -> 
     run(scenario)
 
 
+def test_a_deleted_adapter_hides_no_shared_one(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.publish("sql", "shared", SHARED)
+            await node.publish("sql", "own")
+            assert (await node.adapters.read(ACME, "sql", with_deleted=True)).doc.tenant == "acme"
+            await node.adapters.delete(ACME, "r", "sql", drain_s=0)
+            for document in (
+                await node.adapters.read(ACME, "sql", with_deleted=True),
+                node.adapters.list(ACME).items[0],
+            ):
+                assert (document.doc.tenant, document.doc.deleted_at) == ("shared", None)
+            await node.adapters.delete(SHARED, "r", "sql", drain_s=0)
+            assert (await node.adapters.read(ACME, "sql", with_deleted=True)).doc.tenant == "acme"
+
+    run(scenario)
+
+
 def test_lists_are_filtered_sorted_and_paged(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
