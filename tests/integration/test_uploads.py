@@ -139,6 +139,22 @@ def test_an_interrupted_upload_goes_on_where_it_ended(bench: UploadBench) -> Non
     asyncio.run(run())
 
 
+def test_a_chunk_without_bytes_is_refused_as_any_other(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files(), complete=False)
+        await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b"{"))
+        assert await bench.service.put_chunk(ALICE, session.id, CONFIG, 1, body(b"")) == 1
+        with refused(ErrorCode.UPLOAD_OFFSET):
+            await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(b""))
+        with refused(ErrorCode.INVALID_VALUE, match="is not part of upload"):
+            await bench.service.put_chunk(ALICE, session.id, "other.txt", 0, body(b""))
+        await bench.service.abort(ALICE, session.id)
+        with refused(ErrorCode.UPLOAD_STATE):
+            await bench.service.put_chunk(ALICE, session.id, CONFIG, 1, body(b""))
+
+    asyncio.run(run())
+
+
 def test_a_foreign_upload_is_a_missing_one(bench: UploadBench) -> None:
     async def run() -> None:
         session = await opened(bench, files())

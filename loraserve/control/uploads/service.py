@@ -358,12 +358,13 @@ def _outcome_unwritten(upload_id: str) -> ServingError:
 
 
 async def _pieces(body: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
-    """The body in pieces of `size` bytes, the last one shorter."""
-    buffer = bytearray()
+    """The body in pieces of `size` bytes, the last one shorter; of an empty one, a piece without any."""
+    buffer, has_begun = bytearray(), False
     async for block in body:
         buffer += block
         while len(buffer) >= size:
             yield bytes(buffer[:size])
             del buffer[:size]
-    if buffer:
+            has_begun = True
+    if buffer or not has_begun:
         yield bytes(buffer)
