@@ -27,12 +27,11 @@ from loraserve.api.schemas.keys import (
     RotateKeyRequest,
 )
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.tenancy.key_documents import IssuedKey, KeyPatch
+from loraserve.control.tenancy.key_documents import MAX_LIFE_S, IssuedKey, KeyPatch
 from loraserve.control.tenancy.principal import Action
 from loraserve.store.records import Document, KeyDoc
 
 MAX_GRACE_S = 30 * 24 * 3600
-MAX_LIFE_S = 100 * 365 * 24 * 3600
 CREATE_DECODER = msgspec.json.Decoder(CreateKeyRequest, strict=True)
 PATCH_DECODER = msgspec.json.Decoder(PatchKeyRequest, strict=True)
 ROTATE_DECODER = msgspec.json.Decoder(RotateKeyRequest, strict=True)

@@ -14,6 +14,7 @@ from loraserve.store.records import Document, KeyDoc, Limits, Role, Status
 
 MAX_NAME_CHARACTERS = 200
 MAX_ALLOWED_ADAPTERS = 1000
+MAX_LIFE_S = 100 * 365 * 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,12 @@ def check(doc: KeyDoc, now: float | None) -> None:
         for adapter in doc.adapters:
             if not ADAPTER_NAME.fullmatch(adapter):
                 raise invalid_value("adapters", f"has {adapter[:80]!r}, which cannot be an adapter's name.")
-    if now is not None and doc.expires_at is not None and doc.expires_at <= now:
-        raise invalid_value("expires_at", f"is {doc.expires_at:g}, which has passed. It is in Unix seconds.")
+    if now is not None and doc.expires_at is not None:
+        if doc.expires_at <= now:
+            raise invalid_value("expires_at", f"is {doc.expires_at:g}, which has passed. It is in Unix seconds.")
+        if doc.expires_at > now + MAX_LIFE_S:
+            message = f"is {doc.expires_at:g}, more than 100 years from now. It is in Unix seconds; null = never."
+            raise invalid_value("expires_at", message)
     check_limits(doc.limits, of_tenant=False)
 
 

@@ -113,6 +113,7 @@ def test_revoking_is_final_and_can_be_repeated(valkey: Valkey, tmp_path: Path) -
         (KeyPatch(limits=Limits(requests_per_min=-1)), "limits.requests_per_min"),
         (KeyPatch(limits=Limits(max_adapters=1)), "limits.max_adapters"),
         (KeyPatch(expires_at=5.0), "expires_at"),
+        (KeyPatch(expires_at=1e18), "expires_at"),
         (KeyPatch(status=Status.REVOKED), "status"),
     ],
 )
