@@ -19,8 +19,8 @@ from loraserve.store.records import ANY_TENANT
 SCANNED_AT_ONCE = 250
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 RUNNING_CURSOR = re.compile(r"run:(?P<at>[0-9]{1,19}(?:\.[0-9]{1,19})?):(?P<id>.{1,128})")
-ENDED_CURSOR = re.compile(r"end:(?P<position>[0-9]{1,19}-[0-9]{1,19}):(?P<tenant>.{1,128})")
-"""19 digits: Redis takes numbers below 2^64."""
+ENDED_CURSOR = re.compile(r"end:(?P<position>(?!0+-0+:)[0-9]{1,19}-[0-9]{1,19}):(?P<tenant>.{1,128})")
+"""19 digits: Redis takes numbers below 2^64. Nothing is before 0-0, and Redis refuses to be asked for that."""
 
 
 @dataclass(frozen=True, slots=True)

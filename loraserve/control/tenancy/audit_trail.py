@@ -21,7 +21,8 @@ from loraserve.store.records import DocumentKind, adapter_id
 
 SCANNED_AT_ONCE = 500
 MAX_EXPORTED = 10_000
-POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+POSITION = re.compile(r"(?!0+-0+\Z)[0-9]{1,19}-[0-9]{1,19}")
+"""19 digits: Redis takes numbers below 2^64. Nothing is before 0-0, and Redis refuses to be asked for that."""
 SECRETS = frozenset({"sha256", "previous_sha256", "kv_salt", "salt"})
 """Of no use to people, and some to whoever wants to guess."""
 REFUSED = ".refused"

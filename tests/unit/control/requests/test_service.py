@@ -165,7 +165,7 @@ def test_an_operator_ends_a_request_and_a_viewer_may_not(valkey: Valkey, tmp_pat
     run(scenario)
 
 
-MADE_UP = ("run", "run:1.2.3:x", "run:1-2:x", "end:12:x", "end:1.2-3:x", f"end:{10**20}-1:x")
+MADE_UP = ("run", "run:1.2.3:x", "run:1-2:x", "end:12:x", "end:1.2-3:x", f"end:{10**20}-1:x", "end:0-0:x")
 
 
 @pytest.mark.parametrize("cursor", ["!", *map(encode_cursor, MADE_UP)])

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.control.paging import encode_cursor
 from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import Principal, server_principal
@@ -93,9 +94,10 @@ def test_entries_are_filtered_and_paged(valkey: Valkey, tmp_path: Path) -> None:
             assert found == [f"req-{number}" for number in reversed(range(5))]
             assert len(await trail(node).export(ADMIN, AuditQuery(action="key.create", actor="cli"))) == 5
             assert await trail(node).export(ADMIN, AuditQuery(action="key")) == []
-            with pytest.raises(ServingError) as refused:
-                await trail(node).list(ADMIN, AuditQuery(cursor="eA"))
-            assert refused.value.param == "cursor"
+            for made_up in ("x", f"{10**20 - 1}-0", f"0-{2**64}", "0-0", "00-000"):
+                with pytest.raises(ServingError) as refused:
+                    await trail(node).list(ADMIN, AuditQuery(cursor=encode_cursor(made_up)))
+                assert refused.value.param == "cursor"
 
     run(scenario)
 
