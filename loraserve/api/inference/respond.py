@@ -122,7 +122,11 @@ async def open_stream(
     generation: Generation,
     body: Callable[[Steps], AsyncGenerator[bytes]],
 ) -> EventStream:
-    """A stream of what `body` makes of the steps, opened when there is something or it took long; closes the call."""
+    """A stream of what `body` makes of the steps, opened when there is something or it took long; closes the call.
+
+    NOTE: `body` does too, before it gives the last bytes: whoever has them may send the next request at once, and this
+    one must not count as running then.
+    """
     steps = generation.steps()
     first = asyncio.ensure_future(anext(steps))
     try:
@@ -162,6 +166,7 @@ async def _body(
                     encoded = await tokenizer.run(size, partial(chunks.encode, deltas))
                 if generation.finished:
                     encoded.append(chunks.ending(call))  # in one write with the last token
+                    call.close()
                 if encoded:
                     yield b"".join(encoded)
     except Exception as error:

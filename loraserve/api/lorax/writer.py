@@ -56,6 +56,8 @@ class LoraxWriter:
         try:
             async with aclosing(steps):
                 async for event in self._events(steps, generation):
+                    if event.details is not None:
+                        call.close()
                     yield b"data:" + encoder.encode(event) + b"\n\n"
         except Exception as error:
             yield b"data:" + encoder.encode(lorax_error(told(error, call))[1]) + b"\n\n"

@@ -61,7 +61,10 @@ class ResponseWriter:
                     size += step_size
                     if generation.finished:  # The last events tell all of it again.
                         step_size = num_prompt_tokens + size
-                    if encoded := await tokenizer.run(step_size, partial(self._step, deltas, generation)):
+                    encoded = await tokenizer.run(step_size, partial(self._step, deltas, generation))
+                    if generation.finished:
+                        call.close()
+                    if encoded:
                         yield encoded
         except Exception as error:
             yield self._encoder.encoded(self._failure(told(error, call), generation))

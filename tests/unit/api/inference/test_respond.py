@@ -1,9 +1,19 @@
-"""How much is written down on the event loop."""
+"""How much is written down on the event loop, and when a request is over."""
 
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loraserve.api.app import create_app
 from loraserve.api.inference.respond import size_of
 from loraserve.engine.request import TokenLogprob
 from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.tokenizer import INLINE_SIZE
+from tests.support.fake_engine_client import FakeEngine
+from tests.support.live_server import LiveServer, live_server, make_settings
 
 
 def delta(num_tokens: int, num_alternatives: int | None = None) -> ChoiceDelta:
@@ -20,3 +30,49 @@ def test_alternatives_count_as_tokens_do() -> None:
 
 def test_a_step_of_a_stream_is_written_at_once_a_long_answer_is_not() -> None:
     assert size_of([delta(1, 20)] * 8) < INLINE_SIZE < size_of([delta(4000, 20)])
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi", "max_tokens": 3},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 3},
+    "/generate_stream": {"inputs": "hi", "parameters": {"max_new_tokens": 3}},
+}
+
+
+async def told(live: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a stream sends, and when its request is over, in order."""
+    order: list[str] = []
+    spawn, calls = live.context.calls.spawn, live.context.calls
+    monkeypatch.setattr(calls, "spawn", lambda work: (order.append("over"), spawn(work)))
+    fields = PROMPTS[path] if path == "/generate_stream" else {"model": "tiny", "stream": True, **PROMPTS[path]}
+    body, ended = json.dumps(fields).encode(), asyncio.Event()
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Any:
+        if (message := next(messages, None)) is None:
+            await ended.wait()
+            return {"type": "http.disconnect"}
+        return message
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body" and message["body"]:
+            order.append(message["body"].decode())
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            ended.set()
+
+    head = {"method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+    scope: Any = {"type": "http", "scheme": "http", "root_path": "", "client": None, **head}
+    await create_app(live.context)(scope, receive, send)
+    return order
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_who_has_the_end_of_a_stream_may_ask_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    with live_server(FakeEngine(), make_settings(tmp_path)) as live:
+        *earlier, last = live.run(told(live, path, monkeypatch))
+    assert earlier[-1] == "over"
+    assert earlier.count("over") == 1
+    assert "[DONE]" in last or '"length"' in last or "response.incomplete" in last
