@@ -123,6 +123,14 @@ class TestTenants:
         assert not {check["name"] for check in report["checks"]} & OF_THE_FILES
         assert observed.acme.delete("/v1/adapters/copy").status_code < 300
 
+    def test_no_browser_shows_a_tenant_what_it_had_of_another(self, observed: Observed) -> None:
+        """Who acts for both in turn may find an adapter of the same name and revision at the same URL."""
+        version = "/v1/adapters/of-acme/versions/1"
+        files = [f"{version}/files/{name}" for name in ADAPTER_FILES]
+        for path in ("/v1/tenants/acme", "/v1/adapters/of-acme", version, *files):
+            answer = observed.acme.get(path)
+            assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+
     def test_each_tenants_requests_are_its_own(self, observed: Observed) -> None:
         for http, name in ((observed.acme, "of-acme"), (observed.globex, "of-globex")):
             assert {found["adapter"] for found in data(http, "/v1/requests")} == {name}

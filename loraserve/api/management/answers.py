@@ -10,8 +10,8 @@ from loraserve.api.management.etags import etag_header, has_seen
 T = TypeVar("T")
 
 NOT_CACHED = {"cache-control": "no-store"}
-"""A browser would send the ETag by itself, and show what it had: another tenant's adapter of that name and revision, or
-what has changed since without a revision, such as how many adapters a tenant has."""
+"""Of what has an ETag, or says when it was made. Browsers go by these and the URL, and so show what they had: another
+tenant's adapter of that name and revision, or what has changed since without a revision."""
 
 
 def shown(request: Request, rev: int, build: Callable[[], T]) -> Response[T]:

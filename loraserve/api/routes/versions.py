@@ -12,7 +12,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.needs import needs
 from loraserve.api.http.request_id import request_id_of
-from loraserve.api.management.answers import shown
+from loraserve.api.management.answers import NOT_CACHED, shown
 from loraserve.api.management.etags import expected_rev
 from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.openapi.operation_docs import IF_MATCH, IF_NONE_MATCH, heeds
@@ -99,7 +99,7 @@ async def get_file(
         filename=f"{name}-v{version}-{file}",
         media_type=MEDIA_TYPE,
         etag=ETag(value=record.digest),
-        headers={"last-modified": formatdate(record.created_at, usegmt=True)},
+        headers={"last-modified": formatdate(record.created_at, usegmt=True)} | NOT_CACHED,
     )
 
 
