@@ -86,8 +86,11 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
     tokenizer_json = loader.tokenizer_json(tokenizer)
-    eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config)
-    grammars = Grammars(tokenizer_json, eos_token_ids)  # reads the tokenizer while weights are loaded
+    token_ids = set(tokenizer.get_vocab().values())
+    num_ids = max(token_ids) + 1  # of some of which there may be no token
+    eos_token_ids = _eos_token_ids(tokenizer, model_config, generation_config, num_ids)
+    # Reads the tokenizer while weights are loaded.
+    grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
     num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype)
@@ -102,8 +105,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
     host_bytes = max(available_bytes - model.weight_bytes, 0)
     plan = _plan(config, model, kv_dtype, model_config, host_bytes if gpu_memory is None else gpu_memory.left_bytes())
-    # Ids may have gaps, so that there are more of them than entries.
-    vocab_size = min(max(tokenizer.get_vocab().values()) + 1, model.logits_size)
+    vocab_size = min(num_ids, model.logits_size)
     model.prepare(plan.max_model_len, vocab_size, lambda done, total: progress("prepacking weights", done, total))
     malloc.keep_large_blocks()
     if accelerator is not None and gpu_memory is not None:
@@ -325,14 +327,17 @@ def _host_tier_notes(adapters: AdapterMemory | None, host_tier_bytes: int) -> li
 
 
 def _eos_token_ids(
-    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, generation_config: GenerationConfig | None
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    generation_config: GenerationConfig | None,
+    num_ids: int,
 ) -> list[int]:
-    """The union of what tokenizer, config and generation_config name."""
+    """The union of what tokenizer, config and generation_config name, as far as the tokenizer has such ids."""
     ids: set[int] = set()
     for source in (tokenizer, config, config.get_text_config(), generation_config):
         value = getattr(source, "eos_token_id", None)
         ids.update([value] if isinstance(value, int) else value or [])
-    return sorted(ids)
+    return sorted(token_id for token_id in ids if token_id < num_ids)
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -1,5 +1,7 @@
 """From a directory of safetensors, or only a config, to a model of transformers in memory."""
 
+import json
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,24 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerBase) -> str:
     """The tokenizer as it really works; the tokenizer.json it was read from is not always the same."""
     backend: Any = tokenizer.backend_tokenizer
     return backend.to_str()
+
+
+def without_gaps(tokenizer_json: str, token_ids: Set[int]) -> str:
+    """With a special token, which no text has, for each id below the largest of `token_ids` that is not one of them.
+
+    llguidance knows no ids from the number of tokens on.
+    """
+    missing = set(range(max(token_ids))) - token_ids
+    if not missing:
+        return tokenizer_json
+    tokenizer = json.loads(tokenizer_json)
+    if not isinstance(tokenizer["model"]["vocab"], dict):
+        return tokenizer_json  # a list, in which texts may be twice
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    added = [{"id": token_id, "content": f"<|no token {token_id}|>", **flags} for token_id in sorted(missing)]
+    tokenizer["model"]["vocab"] |= {token["content"]: token["id"] for token in added}
+    tokenizer["added_tokens"] += added
+    return json.dumps(tokenizer)
 
 
 def load_generation_config(model: str, revision: str | None) -> GenerationConfig | None:

@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
@@ -11,6 +12,7 @@ from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.model_description import ModelDescription
+from loraserve.engine.request import Grammar, GrammarKind
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from tests.support.host_accelerator import HostAccelerator
@@ -176,16 +178,38 @@ def test_drafts_are_only_for_a_backend_that_computes_rows_for_nothing(
         start_demo(tmp_path / "float16", {}, backend="cpu", dtype="float16", num_speculative_tokens=3)
 
 
-def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
+def tokenizer_with_gaps(folder: Path, missing: set[int]) -> Path:
     """The model's special tokens are its last ids, whatever ids before them no token has."""
-    whole = start_demo(tmp_path / "whole", {}).description.vocab_size
     path = Path(demo.__file__).parent / "model" / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     vocab: dict[str, int] = tokenizer["model"]["vocab"]
     special = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
-    tokenizer["model"]["vocab"] = {token: token_id for token, token_id in vocab.items() if token_id != 7} | special
-    folder = tmp_path / "tokenizer"
+    left = {token: token_id for token, token_id in vocab.items() if token_id not in missing}
+    tokenizer["model"]["vocab"] = left | special
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_bytes(path.with_name("tokenizer_config.json").read_bytes())
+    return folder
+
+
+def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
+    whole = start_demo(tmp_path / "whole", {}).description.vocab_size
+    folder = tokenizer_with_gaps(tmp_path / "tokenizer", {7})
     assert start_demo(tmp_path / "gaps", {}, tokenizer=str(folder)).description.vocab_size == whole
+
+
+def test_grammars_know_all_of_a_tokenizer_whose_ids_have_gaps(tmp_path: Path) -> None:
+    missing = {7, 8, 9, 10, 11}
+    folder = tokenizer_with_gaps(tmp_path / "tokenizer", missing)
+    parts = start_demo(tmp_path / "model", {}, tokenizer=str(folder))
+    grammar = Grammar(GrammarKind.REGEX, r"(.|\n)*")
+    allowed = np.unpackbits(parts.grammars.compile(grammar).result().mask(), bitorder="little")
+    assert {258, 259} <= set(np.flatnonzero(allowed)), "what ends a text"
+    assert not missing & set(np.flatnonzero(allowed)), "ids without a text"
+
+
+def test_an_eos_that_the_tokenizer_does_not_have_ends_nothing(tmp_path: Path) -> None:
+    """A config may have its family's, whatever tokenizer the model was trained with."""
+    parts = start_demo(tmp_path, {"eos_token_id": [259, 128_001]})
+    assert parts.description.eos_token_ids == [259]
+    assert parts.grammars.compile(Grammar(GrammarKind.REGEX, "a+")).result().error == ""
