@@ -120,7 +120,7 @@ class Grammars:
         matcher = LLMatcher(tokenizer, _for_llguidance(grammar), log_level=0, limits=_limits(grammar.kind))
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())
-        compiled = GrammarMatcher(matcher, -(-tokenizer.vocab_size // 32), GrammarUse())
+        compiled = GrammarMatcher(matcher, tokenizer, GrammarUse())
         compiled.mask()  # the first one takes longest
         if matcher.is_error():
             raise grammar_refused(matcher.get_error())

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 FREE_S = 0.1
 TOKEN_S = 0.001
@@ -65,15 +65,16 @@ class OutputMatcher(Protocol):
 class GrammarMatcher:
     """Of an output that a grammar holds from its first token. See `OutputMatcher`."""
 
-    def __init__(self, matcher: "LLMatcher", num_mask_words: int, use: "GrammarUse") -> None:
+    def __init__(self, matcher: "LLMatcher", tokenizer: "LLTokenizer", use: "GrammarUse") -> None:
         self._matcher = matcher
-        self._num_mask_words = num_mask_words
+        self._tokenizer = tokenizer
+        self._num_mask_words = -(-tokenizer.vocab_size // 32)
         self._num_tokens = 0
         self._spent_s = 0.0
         self.use = use
 
     def copy(self) -> "GrammarMatcher":
-        return GrammarMatcher(self._matcher.deep_copy(), self._num_mask_words, self.use)
+        return GrammarMatcher(self._matcher.deep_copy(), self._tokenizer, self.use)
 
     @property
     def error(self) -> str:
@@ -93,6 +94,8 @@ class GrammarMatcher:
     def forced_tokens(self) -> list[int]:
         began_s = time.thread_time()
         forced = self._matcher.compute_ff_tokens()
+        if any(map(self._tokenizer.is_special_token, forced)):
+            forced = forced[: self._matcher.validate_tokens(forced)]  # see `_spell_out`
         self._count(began_s)
         return forced
 
@@ -124,7 +127,22 @@ class GrammarMatcher:
     def _mask_of(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
         mask = np.zeros(self._num_mask_words, np.int32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        return mask.view(np.uint8)
+        found = mask.view(np.uint8)
+        if np.count_nonzero(mask) == 1:  # word
+            self._spell_out(found, matcher)
+        return found
+
+    def _spell_out(self, mask: NDArray[np.uint8], matcher: "LLMatcher") -> None:
+        """Of text that reads like an added token llguidance allows that token alone, which it then does not take."""
+        token_id, *others = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
+        if others or not self._tokenizer.is_special_token(token_id):
+            return
+        if matcher.is_error() or matcher.validate_tokens([token_id]):
+            return
+        spelled = self._tokenizer.greedy_tokenize(matcher.compute_ff_bytes().decode(errors="ignore"))
+        if spelled:
+            mask[:] = 0
+            mask[spelled[0] // 8] = 1 << spelled[0] % 8
 
     def _count(self, began_s: float) -> None:
         spent_s = time.thread_time() - began_s

@@ -287,3 +287,29 @@ def test_tokens_of_several_characters() -> None:
     grammars = Grammars(json.dumps({"version": "1.0", "added_tokens": [], "decoder": byte_level, "model": model}), [2])
     found = grammars.compile(Grammar(GrammarKind.CHOICE, '["abab", "b"]')).result()
     assert allowed(found) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+def test_text_that_reads_like_an_added_token_is_said_in_others(is_special: bool) -> None:
+    """llguidance has the tokenizer make that token of it, and then does not allow it for a text."""
+    vocab = {char: index for index, char in enumerate("abc<>")} | {"<b": 5, "<b>": 6, "end": 7}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["<", "b"]]}
+    added = {"id": 6, "content": "<b>", "special": is_special}
+    added |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer = {"version": "1.0", "added_tokens": [added], "decoder": byte_level, "model": model}
+    grammars = Grammars(json.dumps(tokenizer), [7])
+    of_text = grammars.compile(Grammar(GrammarKind.REGEX, "a<b>c[ab]")).result()
+    assert of_text.forced_tokens() == [0]
+    assert of_text.take(0)
+    assert allowed(of_text) == [5]
+    assert of_text.masks_after([5])
+    assert of_text.take(5)
+    assert of_text.forced_tokens() == [4, 2]
+    assert of_text.take(4)
+    assert of_text.take(2)
+    assert allowed(of_text) == [0, 1]
+    of_token = grammars.compile(Grammar(GrammarKind.GRAMMAR, 'start: "a" <b> "c"')).result()
+    assert of_token.forced_tokens() == [0, 6, 2]
+    assert of_token.take(0)
+    assert allowed(of_token) == [6]
