@@ -301,7 +301,7 @@ class Engine:
         stop_token_id = None
         forced = [] if sequence.request.sampling.logprobs is not None else matcher.forced_tokens()
         for token_id in forced:
-            if finish_reason is not None or not matcher.take(token_id):
+            if finish_reason is not None or token_id >= self._description.vocab_size or not matcher.take(token_id):
                 break
             sequence.token_ids.append(token_id)
             output.token_ids.append(token_id)

@@ -21,7 +21,7 @@ from loraserve.engine.request import (
     SamplingParams,
 )
 from tests.support.delayed_accelerator import DelayedAccelerator
-from tests.support.hash_grammars import EOS, behind, hash_grammars, make_hash_grammars, one_of, text_of
+from tests.support.hash_grammars import CHARS, EOS, behind, hash_grammars, make_hash_grammars, one_of, text_of
 from tests.support.hash_model import BASE, HashRunner, expected_choice, make_hash_engine, run_to_idle
 
 TEXTS = ("abc", "abd", "bab", "zzzzzz", "b")
@@ -145,6 +145,18 @@ def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> No
     assert [len(token_ids) for token_ids in answers["forced"]] == [7]
     assert [len(token_ids) for token_ids in answers["sampled"]] == [1] * 7
     assert [*chain(*answers["forced"])] == [*chain(*answers["sampled"])]
+
+
+def test_a_token_that_the_model_does_not_have_is_never_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may have more of them; the model has no embedding to compute them from."""
+    num_tokens, grammar = CHARS.index("z"), one_of("uvwxyz0")
+    hash_grammars().compile(grammar).result()
+    monkeypatch.setattr("tests.support.hash_model.VOCAB_SIZE", num_tokens)
+    engine, _ = make_hash_engine(monkeypatch)
+    engine.add_request(ask("r", replace(GREEDY, grammar=grammar)))
+    choice = run_to_idle(engine)["r", 0]
+    assert choice.token_ids == list(range(num_tokens - 5, num_tokens))
+    assert choice.finish_reason is FinishReason.ERROR
 
 
 def test_tokens_that_were_not_sampled_count_for_penalties(engine: Engine) -> None:
