@@ -360,19 +360,29 @@ def test_what_runs_beyond_the_deadline_of_a_deletion_is_aborted(valkey: Valkey, 
 
 
 @pytest.mark.parametrize("comes_back", ["restored", "published anew"])
-def test_a_deletion_that_was_undone_ends_nothing_that_runs(valkey: Valkey, tmp_path: Path, comes_back: str) -> None:
+def test_a_deletion_that_was_undone_ends_nothing_that_runs(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: str
+) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
             await with_tenants(node)
             await node.publish("sql", "one")
             admitted = [await node.admit(ACME, "sql")]
-            deletion = asyncio.create_task(node.adapters.delete(ACME, "r", "sql", drain_s=0.5))
+            is_undone = asyncio.Event()
+
+            async def wait_too_long(*_: object) -> bool:
+                await is_undone.wait()
+                return False
+
+            monkeypatch.setattr(node.running, "wait_while", wait_too_long)
+            deletion = asyncio.create_task(node.adapters.delete(ACME, "r", "sql", drain_s=30))
             await eventually(lambda: all(found.deleted for found in node.catalog.adapters("acme")))
             if comes_back == "restored":
                 await node.adapters.restore(ACME, "r", "sql")
             else:
                 await node.publish("sql", "two")
             admitted.append(await node.admit(ACME, "sql"))
+            is_undone.set()
             assert not (await deletion).drained
             node.revocation.check()
             assert [each.running.ended_with for each in admitted] == [None, None]
