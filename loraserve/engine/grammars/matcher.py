@@ -127,22 +127,23 @@ class GrammarMatcher:
     def _mask_of(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
         mask = np.zeros(self._num_mask_words, np.int32)
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        found = mask.view(np.uint8)
         if np.count_nonzero(mask) == 1:  # word
-            self._spell_out(found, matcher)
-        return found
+            self._spell_out(mask, matcher)
+        return mask.view(np.uint8)
 
-    def _spell_out(self, mask: NDArray[np.uint8], matcher: "LLMatcher") -> None:
+    def _spell_out(self, mask: NDArray[np.int32], matcher: "LLMatcher") -> None:
         """Of text that reads like an added token llguidance allows that token alone, which it then does not take."""
-        token_id, *others = np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist()
-        if others or not self._tokenizer.is_special_token(token_id):
+        place = int(np.flatnonzero(mask)[0])
+        word = int(mask.view(np.uint32)[place])
+        token_id = 32 * place + word.bit_length() - 1
+        if word.bit_count() > 1 or not self._tokenizer.is_special_token(token_id):
             return
         if matcher.is_error() or matcher.validate_tokens([token_id]):
             return
         spelled = self._tokenizer.greedy_tokenize(matcher.compute_ff_bytes().decode(errors="ignore"))
         if spelled:
             mask[:] = 0
-            mask[spelled[0] // 8] = 1 << spelled[0] % 8
+            mask.view(np.uint8)[spelled[0] // 8] = 1 << spelled[0] % 8
 
     def _count(self, began_s: float) -> None:
         spent_s = time.thread_time() - began_s
