@@ -89,7 +89,7 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
       { ...axis, size: AXIS_SIZE, space: 32, values: (_plot, ticks) => ticks.map((tick) => text(tick, format)) },
     ],
     series: [
-      { label: "Time", value: (_plot, value) => (value === null ? "" : new Date(value * 1000).toLocaleTimeString(undefined, { hour12: false })) },
+      { label: "Time", value: (_plot, value) => (value === null ? "" : new Date(value * 1000).toLocaleTimeString(undefined, { hourCycle: "h23" })) },
       ...lines.map((line) => {
         const stroke = color(line.hue ? `--hue-${line.hue}` : "--accent");
         return {
@@ -108,7 +108,7 @@ function options(title: string, lines: Line[], format: (value: number) => Quanti
 
 /** Of the day, in 24 hours whatever the browser's language. */
 function clock(unixS: number): string {
-  return new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  return new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 }
 
 /** A sample between gaps makes no line; a point shows it. */

@@ -48,7 +48,7 @@ export function ago(unixS: number, nowMs = Date.now()): string {
 }
 
 export function dateTime(unixS: number): string {
-  return new Date(unixS * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium", hour12: false });
+  return new Date(unixS * 1000).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium", hourCycle: "h23" });
 }
 
 function significant(value: number): string {
@@ -57,7 +57,7 @@ function significant(value: number): string {
 
 /** "14:00", or with its day "Nov 21, 14:00". */
 export function hourOf(unixS: number, withDay = false): string {
-  const time = new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  const time = new Date(unixS * 1000).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
   return withDay ? `${dayOf(unixS)}, ${time}` : time;
 }
 
