@@ -38,7 +38,7 @@ SHARED_TENANT = "shared"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """None = no limit; 0 refuses everything."""
+    """None = no limit; 0 refuses everything, of `max_queued` what would have to wait."""
 
     requests_per_min: int | None = None
     tokens_per_min: int | None = None

@@ -2116,7 +2116,7 @@ export interface components {
         };
         /**
          * Limits
-         * @description None = no limit; 0 refuses everything.
+         * @description None = no limit; 0 refuses everything, of `max_queued` what would have to wait.
          */
         Limits: {
             /** @default null */

@@ -18,7 +18,7 @@ const LABELS: { name: keyof Limits; label: string; one: string; tenantOnly?: boo
 ];
 const NUMBER = new Intl.NumberFormat("en");
 
-/** Empty = no limit; 0 refuses everything. */
+/** Empty = no limit; 0 refuses everything, of the queue what would have to wait. */
 export function LimitFields({ limits, tenant = false }: { limits: Signal<Limits>; tenant?: boolean }) {
   return (
     <div class="limit-fields">
