@@ -21,10 +21,10 @@ from loraserve_kernels.step_batch import StepBatch
 from loraserve.engine.adapters.arrival import StepArrivals
 from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, SamplingParams
 from loraserve.engine.steps.model_runner import ModelRunner
-from loraserve.serving.engine_loop import EngineLoop
-from loraserve.serving.engine_process import SocketChannel
-from loraserve.serving.framing import encode_frame
-from loraserve.serving.messages import AddRequest
+from loraserve.serving.process.engine_loop import EngineLoop
+from loraserve.serving.process.engine_process import SocketChannel
+from loraserve.serving.process.framing import encode_frame
+from loraserve.serving.process.messages import AddRequest
 
 CASES = [(16, 128), (64, 128), (16, 1920)]
 """(sequences, prompt tokens)."""

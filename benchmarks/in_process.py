@@ -10,7 +10,7 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.malloc import with_huge_pages
-from loraserve.serving.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.garbage_collector import calm_garbage_collector
 
 
 def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int = 0) -> Engine:

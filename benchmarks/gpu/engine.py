@@ -20,7 +20,7 @@ from transformers import LlamaConfig
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams, SequenceOutput
-from loraserve.serving.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.garbage_collector import calm_garbage_collector
 
 BLOCK_TOKENS = 16
 """Of a block of the KV cache: a sequence's last one is filled in part."""

@@ -9,8 +9,8 @@ from loraserve.api.inference.identity import system_fingerprint
 from loraserve.api.inference.sampling import SamplingChecker
 from loraserve.api.management.adapter_items import AdapterItems
 from loraserve.control.control_plane import ControlPlane
+from loraserve.control.turns import Turns
 from loraserve.serving.runtime import Runtime
-from loraserve.serving.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)

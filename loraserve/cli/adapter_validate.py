@@ -13,7 +13,7 @@ from loraserve.cli.admin_output import print_report
 from loraserve.cli.serve_settings import DEMO
 from loraserve.control.ingest.report import validate_adapter
 from loraserve.engine.config import EngineConfig
-from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
+from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
 
 KV_BYTES = 64 << 20
 

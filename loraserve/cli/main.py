@@ -4,7 +4,7 @@ import importlib
 
 import rich_click as click
 
-from loraserve.serving import standard_streams
+from loraserve.serving.process import standard_streams
 
 COMMANDS = (
     "serve",

@@ -16,7 +16,7 @@ from loraserve.cli.setting_values import with_setting_values
 from loraserve.cli.vllm_flags import refusal
 from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
 from loraserve.live.key_names import DEFAULT_PREFIX
-from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 MODEL_ALIASES = ("--model-id", "--model-path")

@@ -10,8 +10,8 @@ from loraserve.cli.option_types import LoraModule
 from loraserve.cli.trace_settings import TraceDestination, trace_destination
 from loraserve.control.tenancy.api_keys import try_parse_id
 from loraserve.engine.config import EngineConfig
-from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import Limits, ServingSettings, SettingValue
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 DEMO = Path(__file__).parents[1] / "demo"

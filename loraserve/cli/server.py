@@ -21,8 +21,8 @@ from loraserve.cli.serve_settings import ServeSettings
 from loraserve.cli.server_start import StartedServer, start_server
 from loraserve.cli.start_error import StartError
 from loraserve.serving.errors import ServingError
-from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
-from loraserve.serving.standard_streams import never_fail
+from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
+from loraserve.serving.process.standard_streams import never_fail
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext

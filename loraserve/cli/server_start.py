@@ -17,8 +17,8 @@ from loraserve.cli.start_error import StartError
 from loraserve.cli.startup_display import StartupDisplay
 from loraserve.cli.trace_start import opened_traces, usable
 from loraserve.models.model_place import why_absent
-from loraserve.serving.garbage_collector import calm_garbage_collector
-from loraserve.serving.local_engine import LocalEngine
+from loraserve.serving.process.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.local_engine import LocalEngine
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext

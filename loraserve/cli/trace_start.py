@@ -17,9 +17,9 @@ from loraserve.cli.version import installed_version
 
 if TYPE_CHECKING:
     from loraserve.api.inference.noted_app import OnEnd
-    from loraserve.serving.span_export import SpanExport
+    from loraserve.serving.telemetry.span_export import SpanExport
 
-MODULES = ("loraserve.serving.span_export", "loraserve.api.inference.request_spans")
+MODULES = ("loraserve.serving.telemetry.span_export", "loraserve.api.inference.request_spans")
 """Only these import OpenTelemetry, which takes 0.4 s."""
 
 
@@ -53,7 +53,7 @@ async def _started(destination: TraceDestination, console: Console) -> SpanExpor
     try:
         for module in MODULES:
             await asyncio.to_thread(importlib.import_module, module)
-        from loraserve.serving.span_export import SpanExport
+        from loraserve.serving.telemetry.span_export import SpanExport
 
         export = SpanExport(destination.endpoint, shown, installed_version("loraserve") or "")
     except Exception as error:  # packages that do not fit together, a variable that the SDK refuses

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
 from loraserve.serving.bound_adapter import BoundAdapter
-from loraserve.serving.choice import ChoiceAssembler, ChoiceDelta, TextOptions, joined
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead, request_failed
 from loraserve.serving.errors import ServingError
-from loraserve.serving.generation_times import GenerationPhases, GenerationTimes, phases_of, times_of
 from loraserve.serving.lifecycle import Lifecycle
 from loraserve.serving.merge import merge
-from loraserve.serving.metrics import ChoiceTimes, ServingMetrics
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.telemetry.generation_times import GenerationPhases, GenerationTimes, phases_of, times_of
+from loraserve.serving.telemetry.metrics import ChoiceTimes, ServingMetrics
+from loraserve.serving.text.choice import ChoiceAssembler, ChoiceDelta, TextOptions, joined
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from loraserve.serving.bound_adapter import AdapterNames
 from loraserve.serving.engine_client import EngineClient
 from loraserve.serving.generation import GenerationService
 from loraserve.serving.lifecycle import Lifecycle
-from loraserve.serving.metrics import ServingMetrics
 from loraserve.serving.settings import ServingSettings
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.telemetry.metrics import ServingMetrics
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 

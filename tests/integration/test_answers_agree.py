@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration.test_reasoning import ADD, CALL, TEMPLATE, TOKENIZER
 from tests.integration.test_responses_api import events_of, without_call_ids

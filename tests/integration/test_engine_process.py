@@ -18,7 +18,7 @@ import uvloop
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, SamplingParams
 from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
-from loraserve.serving.local_engine import EngineStartFailedError, LocalEngine
+from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
 from tests.support.small_sockets import MACOS_BYTES, buffer_sizes, small_pair
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -272,7 +272,7 @@ def test_the_end_of_an_engine_is_noticed_where_no_thread_can_be_started(monkeypa
 
 
 def test_an_engine_that_hangs_at_its_end_is_killed_and_memory_is_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraserve.serving.local_engine.EXIT_WAIT_S", 0.1)
+    monkeypatch.setattr("loraserve.serving.process.local_engine.EXIT_WAIT_S", 0.1)
     hanging = (sys.executable, "-c", "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(600)")
 
     async def test() -> None:

@@ -14,7 +14,7 @@ from openai.types.responses import Response
 from tokenizers import AddedToken
 
 from loraserve.engine.request import GrammarReasoning
-from loraserve.serving.reasoning import ReasoningFormat
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.integration.test_responses_api import events_of, without_call_ids
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer

@@ -105,7 +105,7 @@ def test_the_engine_imports_transformers_whatever_python_leaves_out(monkeypatch:
     monkeypatch.setenv("PYTHONOPTIMIZE", "2")
     script = """
 import os, subprocess, sys
-from loraserve.serving.our_modules import python_environment
+from loraserve.serving.process.our_modules import python_environment
 code = "import transformers.modeling_outputs as m; assert m.BaseModelOutputWithPast.__doc__"
 sys.exit(subprocess.run([sys.executable, "-P", "-c", code], env={**os.environ, **python_environment()}).returncode)
 """

@@ -8,7 +8,7 @@ import sys
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.request import EngineRequest, SamplingParams
-from loraserve.serving.local_engine import LocalEngine
+from loraserve.serving.process.local_engine import LocalEngine
 
 
 async def main(how: str, command: list[str]) -> None:

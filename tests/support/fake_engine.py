@@ -18,9 +18,9 @@ from loraserve import demo
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
-from loraserve.serving.engine_loop import EngineLoop
-from loraserve.serving.engine_process import SocketChannel, main
-from loraserve.serving.messages import Ready, StartFailed, StartProgress
+from loraserve.serving.process.engine_loop import EngineLoop
+from loraserve.serving.process.engine_process import SocketChannel, main
+from loraserve.serving.process.messages import Ready, StartFailed, StartProgress
 from tests.unit.adapters.folders import tiny_layout
 
 STEP_S = 0.002

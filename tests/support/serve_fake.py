@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loraserve.cli import server_start
 from loraserve.cli.main import main
-from loraserve.serving import local_engine
+from loraserve.serving.process import local_engine
 
 
 def serve(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from loraserve.api.chat.tools import FUNCTION, ToolUse
 from loraserve.api.schemas.tools import CalledFunction, FunctionDelta, ResponseToolCall, ToolCallDelta
 from loraserve.engine.request import FinishReason
-from loraserve.serving.choice import ChoiceDelta
+from loraserve.serving.text.choice import ChoiceDelta
 from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax
 from loraserve.serving.tool_calls.found import CallArguments, CallBegun
 from loraserve.serving.tool_calls.parser import ToolCallParser

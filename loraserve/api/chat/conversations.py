@@ -14,9 +14,9 @@ from loraserve.api.schemas.chat import ChatCompletionRequest, RequestMessage
 from loraserve.api.schemas.tokenize import TokenizeRequest
 from loraserve.api.schemas.tools import RequestToolCall
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
+from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ReasoningEffort, ToolCall
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 ROLES = ("system", "developer", "user", "assistant", "tool")

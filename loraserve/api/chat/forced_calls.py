@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from loraserve.serving.conversation import JsonObject
 from loraserve.serving.errors import invalid_value
+from loraserve.serving.text.conversation import JsonObject
 
 NO_PARAMETERS: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -4,7 +4,7 @@ from loraserve.api.chat.conversations import TEXT_PARTS, text_of
 from loraserve.api.http.ranges import check_at_most, unsupported
 from loraserve.api.schemas.chat import Prediction
 from loraserve.engine.model_description import ModelDescription
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 def predicted_text(prediction: Prediction | None, model: ModelDescription) -> str:

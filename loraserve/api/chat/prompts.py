@@ -11,8 +11,8 @@ from loraserve.api.inference.sampling import CheckedSampling, check_context, pro
 from loraserve.api.schemas.sampling import SamplingFields
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
-from loraserve.serving.conversation import Conversation
 from loraserve.serving.generation import Prompt
+from loraserve.serving.text.conversation import Conversation
 
 
 def conversation_demand(

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from loraserve.api.http.ranges import unsupported
 from loraserve.engine.request import GrammarReasoning
-from loraserve.serving.choice import TextOptions
-from loraserve.serving.conversation import Conversation
 from loraserve.serving.generation import Prompt
-from loraserve.serving.reasoning import MARKS, ReasoningMarks, ReasoningStart
 from loraserve.serving.runtime import Runtime
-from loraserve.serving.token_text import TokenText
+from loraserve.serving.text.choice import TextOptions
+from loraserve.serving.text.conversation import Conversation
+from loraserve.serving.text.reasoning import MARKS, ReasoningMarks, ReasoningStart
+from loraserve.serving.text.token_text import TokenText
 
 MAX_TAIL = 32
 """Tokens at a prompt's end that are looked at: what templates write behind the last message."""

@@ -9,9 +9,9 @@ from loraserve.api.http.ranges import check_at_most, unsupported
 from loraserve.api.http.raw_json import num_bytes_of, parsed
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.tools import NamedToolChoice, Tool, ToolFunction
-from loraserve.serving.conversation import FUNCTION_NAME, JsonObject
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.text.conversation import FUNCTION_NAME, JsonObject
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 FUNCTION = "function"

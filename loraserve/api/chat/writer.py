@@ -22,9 +22,9 @@ from loraserve.api.schemas.chat import (
 )
 from loraserve.api.schemas.tools import ToolCallDelta
 from loraserve.api.schemas.usage import usage_of
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.generation import Generation
-from loraserve.serving.token_text import TokenText
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.token_text import TokenText
 
 ASSISTANT = "assistant"
 

@@ -23,9 +23,9 @@ from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
 from loraserve.live.requests import EndState
 from loraserve.serving.bound_adapter import BoundAdapter
-from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt
+from loraserve.serving.text.choice import TextOptions
 from loraserve.store.records import AdapterDoc, AnyDocument
 
 NOTES_KEY = "loraserve_request_notes"

@@ -11,9 +11,9 @@ from loraserve.api.inference.token_names import TokenNames, finite
 from loraserve.api.schemas.completions import CompletionChoice, CompletionLogprobs, CompletionResponse
 from loraserve.api.schemas.usage import usage_of
 from loraserve.engine.request import TokenLogprob
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.generation import Generation, PromptRun
-from loraserve.serving.token_text import TokenText
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.token_text import TokenText
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from loraserve.api.inference.token_names import finite
 from loraserve.api.schemas.logprobs import PromptLogprobs, PromptTokenLogprob
 from loraserve.engine.request import TokenLogprob
-from loraserve.serving.token_text import TokenText
+from loraserve.serving.text.token_text import TokenText
 
 
 def prompt_logprobs(tokens: list[TokenLogprob | None] | None, count: int, token_text: TokenText) -> PromptLogprobs:

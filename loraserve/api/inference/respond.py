@@ -19,11 +19,11 @@ from loraserve.api.inference.timing import request_metrics, timing_headers
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.sampling import GenerationFields, StreamOptions
 from loraserve.api.schemas.usage import usage_of
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.errors import ServingError
 from loraserve.serving.generation import Generation, collect
 from loraserve.serving.runtime import Runtime
-from loraserve.serving.tokenizer import INLINE_SIZE, TextTokenizer
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.tokenizer import INLINE_SIZE, TextTokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from loraserve.api.inference.structured_outputs import AskedFormat, formats_of, 
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import SamplingParams
-from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.serving.settings import Limits
+from loraserve.serving.text.choice import TextOptions
 
 T = TypeVar("T")
 

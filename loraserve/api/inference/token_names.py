@@ -1,7 +1,7 @@
 """How tokens are written in logprobs."""
 
 from loraserve.engine.request import TokenLogprob
-from loraserve.serving.token_text import TokenText
+from loraserve.serving.text.token_text import TokenText
 
 LOWEST_LOGPROB = -9999.0
 """JSON has no infinity; vLLM's stand-in for it."""

@@ -22,9 +22,9 @@ from loraserve.api.schemas.lorax import (
     PrefillToken,
 )
 from loraserve.engine.request import FinishReason, TokenLogprob
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.generation import Generation
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 
 class LoraxWriter:

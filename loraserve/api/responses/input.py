@@ -26,9 +26,9 @@ from loraserve.api.responses.kinds import (
 )
 from loraserve.api.schemas.responses import InputItem, InputPart, ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.serving.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 from loraserve.serving.errors import invalid_value, missing
 from loraserve.serving.settings import Limits
+from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ToolCall
 
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     MESSAGE: (("role", "content"), ()),

@@ -33,7 +33,7 @@ from loraserve.api.schemas.response_events import (
 )
 from loraserve.api.schemas.tools import ToolCallDelta
 from loraserve.engine.request import FinishReason
-from loraserve.serving.choice import ChoiceDelta
+from loraserve.serving.text.choice import ChoiceDelta
 
 CONTENT_INDEX = 0
 """Messages and reasoning have one part."""

@@ -14,9 +14,9 @@ from loraserve.api.schemas.responses import FunctionChoice, FunctionTool, Respon
 from loraserve.api.schemas.structured_outputs import JsonObjectFormat
 from loraserve.api.schemas.tools import ToolFunction
 from loraserve.api.schemas.unsupported import refuse_unsupported
-from loraserve.serving.conversation import Conversation, JsonObject
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.text.conversation import Conversation, JsonObject
 
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")

@@ -21,10 +21,10 @@ from loraserve.api.schemas.response_answer import (
 )
 from loraserve.api.schemas.response_events import ErrorEvent, LifecycleEvent, ResponseEvent
 from loraserve.engine.request import FinishReason
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.errors import ServingError
 from loraserve.serving.generation import Generation
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 MAX_OUTPUT_TOKENS = "max_output_tokens"
 FAILURE_CODE = "server_error"

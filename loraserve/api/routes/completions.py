@@ -34,7 +34,7 @@ from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
-from loraserve.serving.tokenizer import TextTokenizer
+from loraserve.serving.text.tokenizer import TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)

@@ -25,9 +25,9 @@ from loraserve.api.openapi.document import ERROR_RESPONSES, answered_with, json_
 from loraserve.api.schemas.lorax import LoraxInfo, LoraxParameters, LoraxRequest, LoraxResponse
 from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
-from loraserve.serving.choice import ChoiceDelta
-from loraserve.serving.conversation import ChatMessage, Conversation
 from loraserve.serving.generation import Generation, Prompt
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.conversation import ChatMessage, Conversation
 
 DECODER = msgspec.json.Decoder(LoraxRequest, strict=True)
 OPERATION = json_body(LoraxRequest)

@@ -14,7 +14,7 @@ from loraserve.api.schemas.series import SeriesView
 from loraserve.control.monitoring.series_records import SeriesSample
 from loraserve.control.monitoring.series_reports import Chart, Window
 from loraserve.control.tenancy.principal import Action
-from loraserve.serving.latency_histogram import percentile_ms
+from loraserve.serving.telemetry.latency_histogram import percentile_ms
 
 Column = list[float | None]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from loraserve.engine.config import EngineConfig
-from loraserve.serving.our_modules import module_command, python_environment
+from loraserve.serving.process.our_modules import module_command, python_environment
 from loraserve.store.blobs import BlobStore
 from loraserve.store.durable import replace_file
 

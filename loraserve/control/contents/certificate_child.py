@@ -18,7 +18,7 @@ import msgspec
 
 from loraserve.control.contents.certificate import Certificate, CertificateJob, CertificateStatus, skipped
 from loraserve.engine.cpu_budget import available_memory_bytes
-from loraserve.serving.parent_death import die_with_parent
+from loraserve.serving.process.parent_death import die_with_parent
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:

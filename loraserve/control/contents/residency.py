@@ -10,9 +10,9 @@ from loraserve.control.contents.loader import ContentLoader
 from loraserve.control.contents.uses import ContentUses
 from loraserve.control.contents.wanted import WantedContents
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.turns import Turns
 from loraserve.engine.request import EngineStats
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
-from loraserve.serving.turns import Turns
 from loraserve.store.records import Tier
 
 MAX_LOADED = 4096

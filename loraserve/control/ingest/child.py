@@ -45,7 +45,7 @@ from loraserve.control.ingest.fork_server import serve
 from loraserve.control.ingest.job import PACKED_NAME, IngestJob, Job, JobAnswer, JudgeJob, ResourceLimits
 from loraserve.control.ingest.manifest import Manifest, ModuleRecord, TensorRecord
 from loraserve.control.ingest.report import Report
-from loraserve.serving.parent_death import die_with_parent
+from loraserve.serving.process.parent_death import die_with_parent
 from loraserve.store.blobs import MANIFEST_FILE
 from loraserve.store.durable import write_all
 

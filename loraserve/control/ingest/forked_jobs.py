@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loraserve.serving.socket_pairs import socket_pair
+from loraserve.serving.process.socket_pairs import socket_pair
 
 KILLED_WITHIN_S = 5.0
 

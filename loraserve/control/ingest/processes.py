@@ -24,7 +24,7 @@ from loraserve.control.ingest.job import PACKED_NAME, IngestJob, Job, JobAnswer,
 from loraserve.control.ingest.manifest import Manifest
 from loraserve.control.ingest.report import Report
 from loraserve.engine.cpu_budget import available_cpus
-from loraserve.serving.our_modules import module_command, python_environment
+from loraserve.serving.process.our_modules import module_command, python_environment
 from loraserve.store.blobs import CONFIG_FILE, MANIFEST_FILE
 from loraserve.store.durable import data_folder
 

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from loraserve.control.documents.outage import Outage
 from loraserve.control.usage.writer import UsageWriter
-from loraserve.serving.metrics import gauge
+from loraserve.serving.telemetry.metrics import gauge
 
 MEASURE_EVERY_S = 10.0
 

@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 
 from loraserve.control.documents.adapter_edits import emptied, kept_until
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.turns import Turns
 from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.turns import Turns
 from loraserve.store.records import AdapterDoc, Limits
 
 WAIT_S = 30.0

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from loraserve.serving.latency_histogram import bucket_of
+from loraserve.serving.telemetry.latency_histogram import bucket_of
 
 TTFT_PREFIX = "ttft"
 

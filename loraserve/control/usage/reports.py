@@ -17,7 +17,7 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import DAY_S, DAYS_KEPT_S, HOURS_KEPT_S, UsageSum, day_goes_at, hour_goes_at
 from loraserve.serving.errors import invalid_value
-from loraserve.serving.latency_histogram import percentile_ms
+from loraserve.serving.telemetry.latency_histogram import percentile_ms
 from loraserve.store.records import SHARED_TENANT
 
 LATEST = 1e11

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from loraserve.control.usage.outcome import Outcome
 from loraserve.live.requests import EndState
 from loraserve.serving.errors import SERVER_FAULTS
-from loraserve.serving.latency_histogram import bucket_of
+from loraserve.serving.telemetry.latency_histogram import bucket_of
 
 AdapterKey = tuple[str, str]
 """(owner, name)."""

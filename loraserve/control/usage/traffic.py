@@ -13,7 +13,7 @@ from loraserve.control.usage.request_totals import AdapterKey, RequestTotals
 from loraserve.control.usage.shipping import adapter_of_counter
 from loraserve.live.live_store import LiveStore
 from loraserve.live.usage import HOUR_S, UsageSum
-from loraserve.serving.latency_histogram import percentile_ms
+from loraserve.serving.telemetry.latency_histogram import percentile_ms
 from loraserve.store.records import SHARED_TENANT
 
 HOURS = 24

@@ -5,7 +5,7 @@ import re
 import msgspec
 from msgspec import Raw
 
-from loraserve.serving.conversation import FUNCTION_NAME
+from loraserve.serving.text.conversation import FUNCTION_NAME
 
 MAX_BEGINNING = 512
 """Characters. Of an object that has its arguments behind more than that it shows at its end only that it is a call."""

@@ -2,8 +2,8 @@
 
 from enum import Enum, auto
 
-from loraserve.serving.conversation import FUNCTION_NAME
-from loraserve.serving.stop_strings import overlap
+from loraserve.serving.text.conversation import FUNCTION_NAME
+from loraserve.serving.text.stop_strings import overlap
 from loraserve.serving.tool_calls.call_object import MAX_BEGINNING, read_beginning, read_whole
 from loraserve.serving.tool_calls.formats import CallSyntax
 from loraserve.serving.tool_calls.found import CallArguments, CallBegun, Found, content_joined

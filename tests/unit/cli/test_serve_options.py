@@ -17,8 +17,8 @@ from loraserve.cli.option_types import LoraModule
 from loraserve.cli.serve_settings import DEMO, ServeSettings
 from loraserve.cli.start_error import StartError
 from loraserve.control.tenancy.api_keys import generate_key
-from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import SettingSource
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.valkey import Valkey, valkey
 

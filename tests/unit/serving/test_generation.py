@@ -7,10 +7,10 @@ import pytest
 
 from loraserve.engine.request import EngineErrorCode, FinishReason, SamplingParams
 from loraserve.serving.bound_adapter import BoundAdapter
-from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
+from loraserve.serving.text.choice import TextOptions
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import make_settings
 from tests.support.named_adapters import NoAdapters

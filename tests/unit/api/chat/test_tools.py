@@ -7,9 +7,9 @@ import pytest
 from loraserve.api.chat.forced_calls import NO_PARAMETERS
 from loraserve.api.chat.tools import ToolUse, checked_tools, tool_use
 from loraserve.api.schemas.chat import ChatCompletionRequest
-from loraserve.serving.conversation import JsonObject
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.text.conversation import JsonObject
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 
 LIMITS = Limits(max_tools=3, max_tools_bytes=200)

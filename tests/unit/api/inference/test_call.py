@@ -18,9 +18,9 @@ from loraserve.api.inference.call import Demand, InferenceCall, salted
 from loraserve.control.requests.running import Asked
 from loraserve.control.tenancy.principal import server_principal
 from loraserve.engine.request import SamplingParams
-from loraserve.serving.choice import TextOptions
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import Prompt, collect
+from loraserve.serving.text.choice import TextOptions
 from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import LiveServer, live_server, make_settings

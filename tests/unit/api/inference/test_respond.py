@@ -10,8 +10,8 @@ import pytest
 from loraserve.api.app import create_app
 from loraserve.api.inference.respond import size_of
 from loraserve.engine.request import TokenLogprob
-from loraserve.serving.choice import ChoiceDelta
-from loraserve.serving.tokenizer import INLINE_SIZE
+from loraserve.serving.text.choice import ChoiceDelta
+from loraserve.serving.text.tokenizer import INLINE_SIZE
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import LiveServer, live_server, make_settings
 

@@ -5,9 +5,9 @@ import pytest
 
 from loraserve.api.responses.input import response_conversation
 from loraserve.api.schemas.responses import ResponsesRequest
-from loraserve.serving.conversation import ChatMessage, ToolCall
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
+from loraserve.serving.text.conversation import ChatMessage, ToolCall
 
 LIMITS = Limits(max_messages=6, max_json_depth=8)
 USER = {"role": "user", "content": "x"}

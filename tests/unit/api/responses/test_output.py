@@ -7,8 +7,8 @@ from loraserve.api.inference.token_names import TokenNames
 from loraserve.api.responses.output import ResponseOutput
 from loraserve.api.schemas.response_answer import OutputItem
 from loraserve.engine.request import FinishReason
-from loraserve.serving.choice import ChoiceDelta
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.serving.text.choice import ChoiceDelta
 
 
 def output() -> ResponseOutput:

@@ -12,8 +12,8 @@ from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.engine.request import GrammarKind
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.reasoning import ReasoningFormat
 from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
 from tests.support.fake_engine_client import make_model
 

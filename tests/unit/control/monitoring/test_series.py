@@ -11,7 +11,7 @@ from loraserve.control.usage.outcome import Outcome
 from loraserve.control.usage.request_totals import RequestTotals
 from loraserve.engine.request import EngineStats
 from loraserve.live.requests import EndState
-from loraserve.serving.latency_histogram import bucket_of
+from loraserve.serving.telemetry.latency_histogram import bucket_of
 from loraserve.store.engine_slots import EngineSlot
 from loraserve.store.records import Role
 from tests.support.valkey import Valkey, valkey

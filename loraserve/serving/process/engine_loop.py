@@ -1,0 +1,175 @@
+"""The engine process's loop: take what the API process sent, run one step, answer with one message."""
+
+import time
+from typing import Protocol
+
+from loraserve_adapters.errors import AdapterError
+
+from loraserve.engine.errors import EngineRequestError
+from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
+from loraserve.serving.process.messages import (
+    Abort,
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterUnloaded,
+    AddRequest,
+    FromEngine,
+    LoadAdapter,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+    UnloadAdapter,
+)
+
+STATS_INTERVAL_S = 0.1
+"""A busy engine reports its statistics this often: they list every resident adapter, too much for each step."""
+MAX_STATS_SHARE = 0.05
+"""Of a busy engine's time. With 5,000 requests of 2,000 adapters waiting they take it some 30 ms."""
+IDLE_HEARTBEAT_S = 1.0
+"""An idle engine reports its statistics this often, which also shows that it is alive."""
+
+
+class Steppable(Protocol):
+    """What the loop needs of `loraserve.engine.engine.Engine`."""
+
+    def add_request(self, request: EngineRequest) -> None: ...
+
+    def abort(self, request_id: str, index: int | None = None) -> list[SequenceOutput]: ...
+
+    def load_adapter(self, digest: str, packed_path: str) -> None: ...
+
+    def unload_adapter(self, digest: str) -> None: ...
+
+    def take_unloaded(self) -> list[str]: ...
+
+    def step(self) -> list[SequenceOutput]: ...
+
+    def has_work(self) -> bool: ...
+
+    def use_idle_time(self) -> bool: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class Channel(Protocol):
+    """The way to the API process. Both raise `PeerGone` when it is gone."""
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        """Everything that has arrived, waiting up to timeout_s for the first message."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Wait until the message is on its way: an API process that does not read holds the engine back,
+        so unread outputs never pile up here."""
+        ...
+
+
+class EngineLoop:
+    """Runs until `Shutdown`, then finishes whatever is unfinished with reason "abort"."""
+
+    def __init__(self, engine: Steppable, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._num_unfinished: dict[str, int] = {}
+        """Choices of accepted requests whose finish_reason was not sent yet, per request."""
+        self._refusals: list[SequenceOutput] = []
+        self._aborted: list[SequenceOutput] = []
+        """These two are made between steps and leave with the next step's outputs."""
+        self._next_stats_s = 0.0
+        self._stopping = False
+
+    def run(self) -> None:
+        while not self._stopping:
+            self.run_once(IDLE_HEARTBEAT_S)
+        for request_id in self._num_unfinished:
+            self._aborted += self._engine.abort(request_id)
+        self._send_outputs([])
+
+    def run_once(self, idle_timeout_s: float) -> None:
+        busy = self._engine.has_work()
+        messages = self._receive(0.0 if busy else idle_timeout_s)
+        for message in messages:
+            self._handle(message)
+        if self._engine.has_work():
+            self._send_outputs(self._engine.step())
+        elif self._refusals or self._aborted or not messages:
+            self._send_outputs([])
+        if unloaded := self._engine.take_unloaded():
+            # First the statistics: once an unload is answered, they no longer show the adapter.
+            self._next_stats_s = 0.0
+            self._send_outputs([])
+            for digest in unloaded:
+                self._channel.send(AdapterUnloaded(digest))
+
+    def _receive(self, timeout_s: float) -> list[ToEngine]:
+        """Everything that has arrived, waiting up to timeout_s for the first message. The engine uses the wait, in
+        slices; between them a message is looked for."""
+        deadline_s = time.monotonic() + timeout_s
+        messages = self._channel.receive(0.0)
+        while not messages and (left_s := deadline_s - time.monotonic()) > 0:
+            if not self._engine.use_idle_time():
+                return self._channel.receive(left_s)
+            messages = self._channel.receive(0.0)
+        return messages
+
+    def _handle(self, message: ToEngine) -> None:
+        match message:
+            case AddRequest(request):
+                self._add(request)
+            case Abort(request_id, index):
+                self._aborted += self._engine.abort(request_id, index)
+            case LoadAdapter(digest, packed_path):
+                self._load(digest, packed_path)
+            case UnloadAdapter(digest):
+                self._engine.unload_adapter(digest)
+            case Shutdown():
+                self._stopping = True
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._engine.add_request(request)
+        except EngineRequestError as error:
+            # Not counted as finished choices: the id may be another request's.
+            self._refusals += [
+                SequenceOutput(
+                    request.request_id,
+                    index,
+                    [],
+                    finish_reason=FinishReason.ERROR,
+                    error=str(error),
+                    error_code=error.code,
+                )
+                for index in range(request.sampling.n)
+            ]
+        else:
+            # Aborted choices of an earlier request with this id may not have been sent yet.
+            num_unsent = self._num_unfinished.get(request.request_id, 0)
+            self._num_unfinished[request.request_id] = num_unsent + request.sampling.n
+
+    def _load(self, digest: str, packed_path: str) -> None:
+        try:
+            self._engine.load_adapter(digest, packed_path)
+        except AdapterError as error:
+            self._channel.send(AdapterFailed(digest, error.message))
+        else:
+            self._channel.send(AdapterLoaded(digest))
+
+    def _send_outputs(self, outputs: list[SequenceOutput]) -> None:
+        outputs = self._aborted + outputs
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._count_finished(output.request_id)
+        outputs = self._refusals + outputs
+        self._refusals, self._aborted = [], []
+        now = time.monotonic()
+        has_stats = now >= self._next_stats_s or not self._engine.has_work()
+        if outputs or has_stats:
+            self._channel.send(StepOutputs(outputs, self._engine.stats() if has_stats else None))
+        if has_stats:
+            interval_s = max((time.monotonic() - now) / MAX_STATS_SHARE, STATS_INTERVAL_S)
+            self._next_stats_s = now + min(interval_s, IDLE_HEARTBEAT_S)
+
+    def _count_finished(self, request_id: str) -> None:
+        self._num_unfinished[request_id] -= 1
+        if self._num_unfinished[request_id] == 0:
+            del self._num_unfinished[request_id]

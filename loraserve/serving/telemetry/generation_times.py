@@ -1,0 +1,61 @@
+"""Where the time of one API request went, from what was noted of its choices."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loraserve.serving.telemetry.metrics import ChoiceTimes
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTimes:
+    """None = it has not come to that yet."""
+
+    queue_ms: float | None
+    """In the engine, until first scheduled."""
+    ttft_ms: float | None
+    """Received to the first token."""
+    generation_ms: float | None
+    """First to last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPhases:
+    """Of the request as a whole, on the monotonic clock, none before the one above it."""
+
+    sent_s: float
+    """To the engine."""
+    scheduled_s: float
+    """Its first choice was."""
+    first_token_s: float
+    """Of any choice."""
+    last_token_s: float
+    """Of all choices."""
+
+
+def times_of(choices: Sequence[ChoiceTimes], received_s: float) -> GenerationTimes:
+    tokens_s = _tokens_s(choices)
+    if tokens_s is None:
+        return GenerationTimes(None, None, None)
+    first_s, last_s = tokens_s
+    return GenerationTimes(
+        queue_ms=max(choice.queue_s for choice in choices) * 1000,
+        ttft_ms=(first_s - received_s) * 1000,
+        generation_ms=(last_s - first_s) * 1000,
+    )
+
+
+def phases_of(choices: Sequence[ChoiceTimes], sent_s: float) -> GenerationPhases | None:
+    """None before the first token: only with it is known when the engine began."""
+    tokens_s = _tokens_s(choices)
+    if tokens_s is None:
+        return None
+    first_s, last_s = tokens_s
+    queue_s = min(choice.queue_s for choice in choices if choice.first_token_s is not None)
+    return GenerationPhases(sent_s, min(sent_s + queue_s, first_s), first_s, last_s)
+
+
+def _tokens_s(choices: Sequence[ChoiceTimes]) -> tuple[float, float] | None:
+    """When the first came, and the last."""
+    first_s = min((choice.first_token_s for choice in choices if choice.first_token_s is not None), default=None)
+    last_s = max((choice.last_token_s for choice in choices if choice.last_token_s is not None), default=None)
+    return None if first_s is None or last_s is None else (first_s, last_s)

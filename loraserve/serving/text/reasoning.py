@@ -1,0 +1,164 @@
+"""Tells what a model thinks, which it writes first and between marks, from what it says then."""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+
+from loraserve.engine.request import GrammarReasoning
+from loraserve.serving.text.stop_strings import overlap
+
+
+class ReasoningFormat(StrEnum):
+    """The names are vLLM's."""
+
+    DEEPSEEK_R1 = "deepseek_r1"
+    """All up to `</think>`, also where neither the prompt nor the model wrote `<think>`."""
+    QWEN3 = "qwen3"
+    """`<think>…</think>`, where the prompt ends with the opening or the answer begins with it; most models' way."""
+    MISTRAL = "mistral"
+    """`[THINK]…[/THINK]`, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    opening: str
+    closing: str
+    may_lack_opening: bool = False
+
+
+MARKS = {
+    ReasoningFormat.DEEPSEEK_R1: ReasoningMarks("<think>", "</think>", may_lack_opening=True),
+    ReasoningFormat.QWEN3: ReasoningMarks("<think>", "</think>"),
+    ReasoningFormat.MISTRAL: ReasoningMarks("[THINK]", "[/THINK]"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningStart:
+    """How an answer may begin."""
+
+    marks: ReasoningMarks
+    has_begun: bool
+    """Whether it is in the middle of its reasoning from the first token on."""
+    held_behind: GrammarReasoning | None = None
+    """Where a grammar holds what follows: the tokens alone that it goes by are marks then. Else any text that reads as
+    one."""
+
+
+class _State(Enum):
+    BEFORE = auto()
+    """The opening may come."""
+    REASONING = auto()
+    CONTENT = auto()
+
+
+class ReasoningSplitter:
+    """The outcome does not depend on how the text was cut into pieces.
+
+    Nothing is lost but the marks, and the white space around reasoning.
+    """
+
+    __slots__ = (
+        "_blank",
+        "_held",
+        "_may_close",
+        "_num_chars",
+        "_start",
+        "_state",
+        "_token_starts",
+        "_was_found",
+        "_was_shown",
+    )
+
+    def __init__(self, start: ReasoningStart) -> None:
+        self._start = start
+        self._state = _State.BEFORE
+        self._was_found = start.has_begun
+        self._was_shown = False
+        """Whether there was any text of the part it is in."""
+        self._may_close = start.held_behind is None
+        self._blank: list[str] = []
+        """White space that means something only if more of the same part follows; models may write it without end."""
+        self._held = ""
+        """Behind it: what may be the beginning of a mark."""
+        self._num_chars = 0
+        """That were fed."""
+        self._token_starts: list[int] = []
+        """Of the reasoning and its marks, as far as is known: text may be fed long after its tokens."""
+
+    def take_token(self, token_id: int, start: int) -> None:
+        """To be called before its text is fed. start: how many characters come before that."""
+        held_behind = self._start.held_behind
+        if held_behind is not None:
+            if not self._token_starts and held_behind.opening_id not in (None, token_id):
+                self._state = _State.CONTENT
+            self._may_close = self._may_close or token_id == held_behind.closing_id
+        if self._state is not _State.CONTENT:
+            self._token_starts.append(start)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the reasoning and its marks."""
+        return len(self._token_starts) if self._was_found else 0
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Reasoning and content that became certain."""
+        if self._state is _State.CONTENT and self._was_shown:
+            return "", text
+        self._held += text
+        self._num_chars += len(text)
+        if self._state is _State.BEFORE:
+            self._seek_opening()
+        reasoning = self._read_reasoning() if self._state is _State.REASONING else ""
+        return reasoning, self._read_content() if self._state is _State.CONTENT else ""
+
+    def finish(self) -> tuple[str, str]:
+        """The rest, once no text follows."""
+        rest = self._take_blank() + self._held
+        self._held = ""
+        return (self._shown(rest.rstrip()), "") if self._was_found else ("", rest)
+
+    def _seek_opening(self) -> None:
+        text, opening = self._held.lstrip(), self._start.marks.opening
+        self._blank.append(self._held[: len(self._held) - len(text)])
+        self._held = text
+        if text.startswith(opening):
+            self._held = text.removeprefix(opening)
+            self._was_found = True
+        elif opening.startswith(text):
+            return
+        self._state = _State.REASONING if self._was_found else _State.CONTENT
+
+    def _read_reasoning(self) -> str:
+        closing = self._start.marks.closing
+        text, found, rest = self._held.partition(closing) if self._may_close else (self._held, "", "")
+        if not found and self._may_close:
+            num_certain = len(text) - overlap(text, closing)
+            text, rest = text[:num_certain], text[num_certain:]
+        self._held = rest
+        reasoning = text.rstrip()
+        shown = self._shown(self._take_blank() + reasoning) if reasoning else ""
+        self._blank.append(text[len(reasoning) :])
+        if found:
+            del self._token_starts[bisect_left(self._token_starts, self._num_chars - len(rest)) :]
+            self._state, self._was_shown = _State.CONTENT, False
+        return shown
+
+    def _read_content(self) -> str:
+        text = self._take_blank() + self._held
+        self._held = ""
+        if self._was_found:
+            return self._shown(text)
+        self._was_shown = self._was_shown or bool(text)
+        return text
+
+    def _shown(self, text: str) -> str:
+        """Of reasoning, or of the content behind it."""
+        text = text if self._was_shown else text.lstrip()
+        self._was_shown = self._was_shown or bool(text)
+        return text
+
+    def _take_blank(self) -> str:
+        blank = "".join(self._blank)
+        self._blank.clear()
+        return blank

@@ -1,0 +1,78 @@
+"""Text to token ids and back, as AutoTokenizer does it, without blocking the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tokenizers import Tokenizer
+
+from loraserve.engine.model_description import ModelDescription
+from loraserve.serving.text.chat_template import ChatTemplate, no_chat_template
+from loraserve.serving.text.conversation import Conversation
+from loraserve.serving.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from loraserve.serving.text.token_text import TokenText
+
+INLINE_SIZE = 2048
+"""Up to so many characters or tokens, work is done on the event loop: about 1 ms, and no thread hop."""
+NUM_THREADS = 2
+
+T = TypeVar("T")
+
+
+class TextTokenizer:
+    """One per model. The methods that may take long are coroutines."""
+
+    def __init__(self, model: ModelDescription) -> None:
+        self._tokenizer = Tokenizer.from_str(model.tokenizer_json)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._template = ChatTemplate(model.chat_template, model.special_tokens) if model.chat_template else None
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize")
+        self.token_text = TokenText(self._tokenizer, model.tokenizer_json)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return await self.run(len(text), lambda: self._encode(text, add_special_tokens))
+
+    async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
+        """Raises `ServingError` where the template refuses the conversation."""
+        template = self._template
+        if template is None:
+            raise no_chat_template(conversation.param)
+
+        def render_and_encode() -> list[int]:
+            return self._encode(template.render(conversation), add_special_tokens)
+
+        return await self.run(conversation.work_size, render_and_encode)
+
+    async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))
+
+    def detokenizer(self, prompt_token_ids: list[int], *, skip_special_tokens: bool) -> Detokenizer:
+        if self.token_text.is_exact:
+            return ByteDetokenizer(self.token_text, skip_special_tokens)
+        return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """Of one that stands in the vocabulary as it is written."""
+        return self._tokenizer.token_to_id(token)
+
+    async def token_strings(self, token_ids: list[int]) -> list[str | None]:
+        """As they stand in the vocabulary."""
+        return await self.run(len(token_ids), lambda: [self._tokenizer.id_to_token(token_id) for token_id in token_ids])
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, size: int, work: Callable[[], T]) -> T:
+        """Do work on so many characters or tokens: here if it is short, else in a thread."""
+        if size <= INLINE_SIZE:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The batch call releases the interpreter lock, the single one does not.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
