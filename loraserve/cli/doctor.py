@@ -8,7 +8,7 @@ from pathlib import Path
 import rich_click as click
 
 from loraserve.cli.doctor_checks import Check, Status, all_checks
-from loraserve.cli.serve_settings import DEMO, default_data_dir
+from loraserve.cli.serve.settings import DEMO, default_data_dir
 
 
 @click.command(context_settings={"show_default": True})

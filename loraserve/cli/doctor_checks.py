@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from loraserve.cli.listen import ListenError, bind_tcp
+from loraserve.cli.serve.listen import ListenError, bind_tcp
 from loraserve.cli.version import installed_version
 from loraserve.engine.cpu_budget import available_cpus, available_memory_bytes
 from loraserve.models.model_place import is_cached, why_absent

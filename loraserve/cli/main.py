@@ -6,22 +6,22 @@ import rich_click as click
 
 from loraserve.serving.process import standard_streams
 
-COMMANDS = (
-    "serve",
-    "adapter",
-    "keys",
-    "tenants",
-    "usage",
-    "audit",
-    "ui",
-    "chat",
-    "bench",
-    "doctor",
-    "config",
-    "openapi",
-    "version",
-)
-"""Each is the attribute of the same name in `loraserve.cli.<name>`; importing that module must stay cheap."""
+COMMANDS = {
+    "serve": "serve.command",
+    "adapter": "admin.adapter",
+    "keys": "admin.keys",
+    "tenants": "admin.tenants",
+    "usage": "admin.usage",
+    "audit": "admin.audit",
+    "ui": "admin.ui",
+    "chat": "chat",
+    "bench": "bench",
+    "doctor": "doctor",
+    "config": "admin.config",
+    "openapi": "openapi",
+    "version": "version",
+}
+"""Each is the attribute of its name in that module of `loraserve.cli`; importing the module must stay cheap."""
 
 
 class _LazyGroup(click.RichGroup):
@@ -31,7 +31,7 @@ class _LazyGroup(click.RichGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(f"loraserve.cli.{cmd_name}"), cmd_name)
+        return getattr(importlib.import_module(f"loraserve.cli.{COMMANDS[cmd_name]}"), cmd_name)
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:

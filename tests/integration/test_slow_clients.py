@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from litestar.types import Receive, Scope, Send
 
-from loraserve.cli import http_protocol, http_server, open_files
-from loraserve.cli.http_server import HttpServer
-from loraserve.cli.start_error import StartError
+from loraserve.cli.serve import http_protocol, http_server, open_files
+from loraserve.cli.serve.http_server import HttpServer
+from loraserve.cli.serve.start_error import StartError
 
 LIMIT_S = 0.4
 POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"

@@ -9,9 +9,9 @@ import json
 import os
 import sys
 
-from loraserve.cli import serve as _options  # noqa: F401  with what follows, all that a server imports until it is ready
-from loraserve.cli import server as _server  # noqa: F401
-from loraserve.cli.server_start import HTTP_MODULES
+from loraserve.cli.serve import command as _options  # noqa: F401  with what follows, all that a server imports until it is ready
+from loraserve.cli.serve import server as _server  # noqa: F401
+from loraserve.cli.serve.server_start import HTTP_MODULES
 from loraserve.control.ingest.fork_server import serve
 from tests.support import serve_fake
 

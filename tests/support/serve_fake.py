@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from loraserve.cli import server_start
 from loraserve.cli.main import main
+from loraserve.cli.serve import server_start
 from loraserve.serving.process import local_engine
 
 

@@ -5,7 +5,7 @@ import sys
 def test_the_api_process_imports_neither_torch_nor_transformers_nor_what_sends_traces() -> None:
     # redis-py imports OpenTelemetry's metrics by itself, where they are installed.
     code = (
-        "import sys, loraserve.api.app, loraserve.cli.control_start, loraserve.cli.server_start\n"
+        "import sys, loraserve.api.app, loraserve.cli.serve.control_start, loraserve.cli.serve.server_start\n"
         "heavy = {'torch', 'transformers', 'triton', 'safetensors', 'peft'}\n"
         "heavy |= {'opentelemetry.sdk.trace', 'opentelemetry.exporter'}\n"
         "heavy &= set(sys.modules)\n"

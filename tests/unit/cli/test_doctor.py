@@ -15,7 +15,7 @@ from loraserve_kernels.cpu_library import load_cpu_library
 from loraserve.cli import doctor_checks
 from loraserve.cli.doctor_checks import Status
 from loraserve.cli.main import main
-from loraserve.cli.serve_settings import DEMO
+from loraserve.cli.serve.settings import DEMO
 from loraserve.models import cpu_features
 
 

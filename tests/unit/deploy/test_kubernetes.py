@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from loraserve.api.route_table import ROUTES
 from loraserve.cli.main import main
-from loraserve.cli.serve_settings import LOOPBACK_HOSTS
+from loraserve.cli.serve.settings import LOOPBACK_HOSTS
 from tests.support.cli_words import ENVIRONMENT, FLAG, options_of, serve_variables
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from loraserve.cli.main import COMMANDS, main
-from loraserve.cli.serve import serve, spread_values
+from loraserve.cli.serve.command import serve, spread_values
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", *filter(Path.is_file, ROOT.glob("deploy/**/*"))])

@@ -1,0 +1,52 @@
+"""What `loraserve adapter show` prints."""
+
+from typing import Any
+
+from loraserve.cli.admin.output import bytes_text, print_fields, print_table, time_text
+
+Json = dict[str, Any]
+
+
+def print_adapter(found: Json) -> None:
+    print_fields(
+        [
+            ("name", found["name"]),
+            ("tenant", found["tenant"]),
+            ("description", found["description"]),
+            ("tags", ", ".join(found["tags"])),
+            ("status", found["status"]),
+            ("tier", found["tier"]),
+            ("targets", ", ".join(found["targets"])),
+            ("created", time_text(found["created_at"])),
+            ("updated", time_text(found["updated_at"])),
+            ("revision", found["rev"]),
+        ]
+    )
+    print_table(
+        ("alias", "version", "previous", "canary", "moved"),
+        [
+            (alias["alias"], f"v{alias['version']}", alias["previous"], _canary(alias), time_text(alias["moved_at"]))
+            for alias in found["aliases"]
+        ],
+    )
+    print_table(
+        ("version", "digest", "size", "rank", "base", "tier", "by", "created"),
+        [
+            (
+                f"v{version['n']}",
+                version["digest"][:12],
+                bytes_text(version["size_bytes"]),
+                version["max_rank"],
+                ", ".join(version["bases"]) + ("" if version["fits"] else " (not served here)"),
+                version["tier"],
+                version["by"],
+                time_text(version["created_at"]),
+            )
+            for version in found["versions"]
+        ],
+    )
+
+
+def _canary(alias: Json) -> str | None:
+    canary = alias["canary"]
+    return None if canary is None else f"v{canary['version']} {canary['weight_bp'] / 100:g} %"

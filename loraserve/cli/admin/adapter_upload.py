@@ -1,0 +1,92 @@
+"""Sends an adapter folder through an upload session, and goes on where a broken connection left it."""
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from loraserve.cli.admin.client import AdminClient, AdminError, ConnectionLostError
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+"""In the order they are sent: what is wrong with the config shows before the weights are sent."""
+MAX_TRIES = 30
+RETRY_S = 2.0
+"""So often and after so long, as the console."""
+WAIT_S = 10
+
+Json = dict[str, Any]
+OnSent = Callable[[int], None]
+T = TypeVar("T")
+
+
+def upload(
+    client: AdminClient, name: str, folder: Path, *, activate: bool, on_sent: OnSent, on_state: Callable[[str], None]
+) -> Json:
+    """The session once it is ready. Raises `AdminError`, with the report of a refused adapter.
+
+    on_sent: called with the number of bytes sent, over both files.
+    """
+    paths = [folder / file for file in FILES]
+    for path in paths:
+        if not path.is_file():
+            raise AdminError(f"{folder} has no {path.name}: give the folder that PEFT's save_pretrained wrote")
+    sizes = [path.stat().st_size for path in paths]
+    body = {
+        "files": [{"name": path.name, "size_bytes": size} for path, size in zip(paths, sizes, strict=True)],
+        "activate": activate,
+    }
+    session = client.post(f"/v1/adapters/{name}/uploads", body)
+    num_sent = 0
+    for path, size in zip(paths, sizes, strict=True):
+        _send_file(client, session, path, size, lambda offset, before=num_sent: on_sent(before + offset))
+        num_sent += size
+    return _committed(client, session["id"], on_state)
+
+
+def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_offset: OnSent) -> None:
+    offset = 0
+    url = f"/v1/uploads/{session['id']}/files/{path.name}"
+    with path.open("rb") as file:
+
+        def send(is_again: bool) -> int:
+            start = _received(client, session["id"], path.name) if is_again else offset
+            file.seek(start)
+            data = file.read(session["chunk_bytes"])
+            if not data:  # The answer that all was there got lost.
+                return start
+            return client.put_bytes(url, data, f"bytes {start}-{start + len(data) - 1}/{size}")["offset"]
+
+        while offset < size:
+            offset = _patiently(send)
+            on_offset(offset)
+
+
+def _patiently(attempt: Callable[[bool], T]) -> T:
+    """Until there is an answer, as a server may be restarting. `attempt` is told whether it is not the first."""
+    for num_failures in itertools.count(1):
+        try:
+            return attempt(num_failures > 1)
+        except ConnectionLostError as error:
+            if num_failures == MAX_TRIES:
+                raise AdminError(str(error)) from error
+            time.sleep(RETRY_S)
+    raise AssertionError("unreachable")
+
+
+def _received(client: AdminClient, upload_id: str, name: str) -> int:
+    session = client.get(f"/v1/uploads/{upload_id}")
+    return next(file["offset"] for file in session["files"] if file["name"] == name)
+
+
+def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], None]) -> Json:
+    session = _patiently(lambda _: client.post(f"/v1/uploads/{upload_id}/commit"))  # which may be repeated
+    while session["state"] in ("validating", "loading"):
+        on_state(session["state"])
+        session = _patiently(lambda _: client.get(f"/v1/uploads/{upload_id}", wait_s=WAIT_S))
+    on_state(session["state"])
+    if session["state"] == "rejected":
+        raise AdminError("The adapter is refused.", session["report"])
+    if session["state"] != "ready":
+        raise AdminError(session["error"] or f"The upload is {session['state']}.")
+    return session

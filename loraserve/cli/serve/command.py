@@ -1,0 +1,333 @@
+"""`loraserve serve`: the options. What they start is in `server.py`."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+from click.core import ParameterSource
+
+from loraserve.cli.serve.config_file import load_config_file
+from loraserve.cli.serve.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
+from loraserve.cli.serve.setting_values import with_setting_values
+from loraserve.cli.serve.settings import ServeSettings
+from loraserve.cli.serve.vllm_flags import refusal
+from loraserve.engine.config import MAX_SPECULATIVE_TOKENS, EngineConfig
+from loraserve.live.key_names import DEFAULT_PREFIX
+from loraserve.serving.text.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+
+MODEL_ALIASES = ("--model-id", "--model-path")
+
+_defaults = EngineConfig(model="")
+
+
+class _ServeCommand(click.RichCommand):
+    """Accepts command lines written for vLLM, and refuses what we do not have with a reason."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for token in args:
+            if message := refusal(token):
+                raise click.UsageError(message, ctx)
+        return super().parse_args(ctx, spread_values([_main_name(token) for token in args]))
+
+
+def _main_name(token: str) -> str:
+    flag, separator, value = token.partition("=")
+    return f"--model{separator}{value}" if flag.replace("_", "-") in MODEL_ALIASES else token
+
+
+def spread_values(args: list[str]) -> list[str]:
+    """`--lora-modules a=1 b=2` as vLLM takes it becomes `--lora-modules a=1 --lora-modules b=2`.
+
+    A model after the adapters stays a model: it is neither name=path nor JSON.
+    """
+    spread: list[str] = []
+    flag: str | None = None
+    for token in args:
+        if token.startswith("-"):
+            flag = token if token.replace("_", "-") in _SEVERAL_VALUES else None
+            spread.append(token)
+        elif flag is None:
+            spread.append(token)
+        else:
+            takes, repeated = _SEVERAL_VALUES[flag.replace("_", "-")], spread[-1] != flag
+            spread += [flag, token] if repeated and takes(token) else [token]
+    return spread
+
+
+def _is_lora_module(token: str) -> bool:
+    return "=" in token or token.startswith("{")
+
+
+_SEVERAL_VALUES: dict[str, Callable[[str], bool]] = {
+    "--lora-modules": _is_lora_module,
+    "--served-model-name": lambda _token: True,
+    "--allowed-hosts": lambda _token: True,
+    "--allowed-origins": lambda _token: True,
+    "--adapter-roots": lambda _token: True,
+}
+
+
+def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A click option that is also read from LORASERVE_<FLAG>."""
+    flag = names[0].partition("/")[0].lstrip("-")
+    attributes.setdefault("envvar", f"LORASERVE_{flag.replace('-', '_').upper()}")
+    return click.option(*names, **attributes)
+
+
+@click.command(
+    cls=_ServeCommand,
+    context_settings={
+        "show_default": True,
+        "token_normalize_func": lambda token: token.replace("_", "-"),
+    },
+)
+@click.argument("positional_model", metavar="[MODEL]", required=False)
+@_option("--model", panel="Model", help="Model directory or cached Hugging Face name; same as MODEL. [bundled demo]")
+@_option("--served-model-name", panel="Model", multiple=True, help="Name(s) of the base model in requests.")
+@_option("--tokenizer", panel="Model", help="Directory or name of another tokenizer.")
+@_option("--revision", panel="Model", help="Revision in the local Hugging Face cache.")
+@_option(
+    "--chat-template",
+    panel="Model",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Jinja file to use instead of the model's chat template.",
+)
+@_option(
+    "--tool-call-parser",
+    panel="Model",
+    type=click.Choice([parser.value for parser in ToolCallFormat]),
+    help='How the model writes tool calls. [tool_choice "auto" is refused]',
+)
+@_option("--enable-auto-tool-choice", panel="Model", is_flag=True, help="Not needed beside --tool-call-parser.")
+@_option(
+    "--reasoning-parser",
+    panel="Model",
+    type=click.Choice([parser.value for parser in ReasoningFormat]),
+    help="How the model marks its reasoning, for reasoning_content. [it is part of the content]",
+)
+@_option(
+    "--generation-config",
+    panel="Model",
+    type=click.Choice(["auto", "vllm"]),
+    default=_defaults.generation_config,
+    help="Sampling defaults: auto = the model's, vllm = OpenAI's.",
+)
+@_option("--load-format", panel="Model", type=click.Choice(["auto", "safetensors", "dummy"]), default="auto")
+@_option(
+    "--dtype",
+    panel="Model",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    help="Of weights, adapters and, unless told otherwise, KV cache. auto = what this machine computes fast.",
+)
+@_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
+@_option(
+    "--adapter-dir",
+    panel="Adapters",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Load every sub-folder with an adapter_config.json, named by the folder.",
+)
+@_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
+@_option(
+    "--adapter-host-memory-bytes",
+    panel="Adapters",
+    type=HumanInt(may_be_zero=True),
+    help="Page-locked, for adapters a GPU evicts; 0 = none; GPU only. [a tenth of what is free, at most 4G]",
+)
+@_option("--max-loras", panel="Adapters", type=click.IntRange(1), help="Distinct adapters in one step.")
+@_option("--max-lora-rank", panel="Adapters", type=click.IntRange(1, 512), help="Refuse adapters above this rank.")
+@_option("--enable-lora/--no-enable-lora", panel="Adapters", default=None, help="On by default.")
+@_option(
+    "--allow-runtime-lora-updating/--no-allow-runtime-lora-updating",
+    panel="Adapters",
+    default=None,
+    envvar=["LORASERVE_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"],
+    help="Let admins load adapters from paths of this machine. [on]",
+)
+@_option(
+    "--adapter-roots",
+    panel="Adapters",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folders of this machine that adapters may be loaded from. [any, without keys on loopback]",
+)
+@_option(
+    "--certificates/--no-certificates",
+    panel="Adapters",
+    default=True,
+    help="Compare each new adapter with PEFT in the background, where memory allows.",
+)
+@_option("--host", panel="Server", help="[127.0.0.1; with --api-key 0.0.0.0]")
+@_option("--port", panel="Server", type=click.IntRange(0, 65535), default=8000, help="0 = any free one.")
+@_option("--uds", panel="Server", type=click.Path(path_type=Path), help="Unix socket instead of host and port.")
+@_option(
+    "--api-key",
+    panel="Server",
+    multiple=True,
+    envvar=["LORASERVE_API_KEY", "VLLM_API_KEY"],
+    help="Key clients must send; may be repeated.",
+)
+@_option(
+    "--allowed-hosts",
+    panel="Server",
+    multiple=True,
+    help="More names a server without keys may be called by. [localhost, 127.0.0.1, [::1]]",
+)
+@_option(
+    "--allowed-origins",
+    panel="Server",
+    multiple=True,
+    help="Web pages that may call the server from a browser, such as https://example.com.",
+)
+@_option(
+    "--metrics-port",
+    panel="Server",
+    type=click.IntRange(0, 65535),
+    help="Also serve /metrics and /health here, to anyone without a key; 0 = any free one.",
+)
+@_option("--metrics-host", panel="Server", help="Address of --metrics-port. [127.0.0.1]")
+@_option("--vllm-metrics/--no-vllm-metrics", panel="Server", default=True, help="Also vLLM's names in /metrics.")
+@_option(
+    "--otlp-traces-endpoint",
+    panel="Server",
+    type=CollectorUrlType(),
+    help="Send a span for each request to this OTLP/HTTP collector; needs loraserve[otel]. [what OTEL_… variables say]",
+)
+@_option(
+    "--data-dir",
+    panel="Server",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Everything we write goes here. [~/.local/share/loraserve; without MODEL its folder demo]",
+)
+@_option("--redis-url", panel="Server", help="redis://, rediss:// or unix://… [a private server in --data-dir]")
+@_option("--redis-prefix", panel="Server", default=DEFAULT_PREFIX, help="Begins every key's name in Redis.")
+@_option(
+    "--redis-grace-s",
+    panel="Server",
+    type=click.FloatRange(0),
+    default=60.0,
+    help="Seconds that requests of known keys go on while Redis is gone.",
+)
+@_option(
+    "--max-queued", panel="Server", type=click.IntRange(0), default=256, help="Sequences that wait for the engine."
+)
+@_option(
+    "--max-queued-per-tenant",
+    panel="Server",
+    type=click.IntRange(0),
+    help="Where a tenant has no limit of its own. [32; without keys, --max-queued]",
+)
+@_option(
+    "--shutdown-timeout",
+    panel="Server",
+    type=click.FloatRange(0),
+    default=30.0,
+    help="Seconds that running requests get to finish after SIGTERM.",
+)
+@_option("--max-model-len", panel="Engine", type=HumanInt(), help="Prompt and output together; 32k, 128K, …")
+@_option("--max-num-seqs", panel="Engine", type=click.IntRange(1), default=_defaults.max_num_seqs)
+@_option("--max-num-batched-tokens", panel="Engine", type=HumanInt(), default=_defaults.max_num_batched_tokens)
+@_option("--kv-cache-memory-bytes", panel="Engine", type=HumanInt(), help="For KV blocks; 512M, 4G, …")
+@_option(
+    "--kv-cache-dtype",
+    panel="Engine",
+    type=click.Choice(["auto", "fp8"]),
+    default=_defaults.kv_cache_dtype,
+    help="auto = --dtype; fp8 = e4m3 without scales, on GPUs of compute capability 8.9 or newer.",
+)
+@_option("--block-size", panel="Engine", type=click.IntRange(1), default=_defaults.block_size)
+@_option("--enable-prefix-caching/--no-enable-prefix-caching", panel="Engine", default=_defaults.enable_prefix_caching)
+@_option(
+    "--device",
+    panel="Engine",
+    type=DeviceType(),
+    default=_defaults.device,
+    help="auto, cpu, cuda or cuda:<number>. auto = cuda where there is a GPU of compute capability 8.0 or newer.",
+)
+@_option(
+    "--backend", panel="Engine", type=click.Choice(["auto", "cpu", "triton", "reference"]), default=_defaults.backend
+)
+@_option(
+    "--gpu-memory-utilization",
+    panel="Engine",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=_defaults.gpu_memory_utilization,
+    help="Of what is free on the GPU; no effect on a CPU.",
+)
+@_option(
+    "--enforce-eager", panel="Engine", is_flag=True, help="No CUDA graphs: a quicker start, slower steps; GPU only."
+)
+@_option(
+    "--num-speculative-tokens",
+    panel="Engine",
+    type=click.IntRange(0, MAX_SPECULATIVE_TOKENS),
+    help="Longest draft of what comes next, from the request's text, for the model to check; 0 = none. [16; GPU: 0]",
+)
+@_option("--num-threads", panel="Engine", type=click.IntRange(1), help="[CPUs we may use]")
+@_option("--seed", panel="Engine", type=int, default=_defaults.seed, help="Of dummy weights.")
+@_option("--check-invariants", is_flag=True, hidden=True)
+@_option(
+    "--config",
+    is_eager=True,
+    expose_value=False,
+    callback=load_config_file,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML file of these options.",
+)
+@click.pass_context
+def serve(ctx: click.Context, positional_model: str | None, **options: Any) -> None:
+    """Serve MODEL and its adapters over an OpenAI-compatible API.
+
+    Without MODEL: the bundled demo model with its adapters. Every option can also be set as LORASERVE_<OPTION>.
+    """
+    _check_variables(ctx)
+    model = options.pop("model")
+    if positional_model and _is_flag(ctx, "model") and positional_model != model:
+        raise click.UsageError(f"two models: {positional_model!r} and --model {model!r}")
+    for flag, other in (("uds", "host"), ("host", "uds")):
+        if _is_flag(ctx, flag) and not _is_flag(ctx, other):
+            options[other] = ctx.params[other] = None
+            ctx.set_parameter_source(other, ParameterSource.DEFAULT)
+    settings = ServeSettings(model=positional_model or model, **options)
+    _check(settings)
+    settings = with_setting_values(settings, ctx, positional_model)
+    from loraserve.cli.serve.server import run_server
+
+    sys.exit(run_server(settings))
+
+
+def _is_flag(ctx: click.Context, option: str) -> bool:
+    """Rather than from a variable or the file, before which a flag counts, or its default."""
+    return ctx.get_parameter_source(option) is ParameterSource.COMMANDLINE
+
+
+def _check_variables(ctx: click.Context) -> None:
+    """`LORASERVE_NO_CERTIFICATES=1` looks as if it did something."""
+    for option in ctx.command.params:
+        for flag in option.secondary_opts:
+            variable = f"LORASERVE_{flag.lstrip('-').replace('-', '_').upper()}"
+            if variable in os.environ:
+                raise click.UsageError(f"there is no variable {variable}: set {option.envvar}=false instead")
+
+
+def _check(settings: ServeSettings) -> None:
+    if settings.model is None and len(settings.served_model_name) > 1:
+        # `--served-model-name a b` takes every word that follows, as in vLLM.
+        raise click.UsageError("several --served-model-name need a model: give MODEL before them, or --model")
+    if "" in settings.api_key:
+        # As "$UNSET" gives: the server would be on all addresses, and nobody could ask it.
+        raise click.UsageError("--api-key is empty")
+    if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
+        raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
+    if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
+        raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
+    if settings.enable_auto_tool_choice and settings.tool_call_parser is None:
+        raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser")
+    if settings.uds and settings.host:
+        raise click.UsageError("--uds excludes --host")
+    if settings.metrics_host and settings.metrics_port is None:
+        raise click.UsageError("--metrics-host needs --metrics-port")

@@ -1,0 +1,27 @@
+"""--metrics-port: a second address, where nobody needs a key to read /metrics and /health."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.metrics_app import create_metrics_app
+from loraserve.cli.serve.http_server import HttpServer
+
+
+@contextlib.asynccontextmanager
+async def serving_metrics(
+    bound: socket.socket, context: AppContext, allowed_hosts: list[str] | None
+) -> AsyncGenerator[None]:
+    """Answers as long as this is entered."""
+    http = HttpServer(create_metrics_app(context, allowed_hosts))
+    serving = asyncio.create_task(http.serve([bound]))
+    answers = asyncio.create_task(http.answers.wait())
+    await asyncio.wait([serving, answers], return_when=asyncio.FIRST_COMPLETED)
+    answers.cancel()
+    try:
+        yield
+    finally:
+        http.should_exit = True
+        await serving

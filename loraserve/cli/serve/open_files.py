@@ -1,0 +1,35 @@
+"""How many files and sockets this process may have open, and how many of them are for connections of clients."""
+
+import contextlib
+import resource
+
+from loraserve.cli.serve.start_error import StartError
+
+WANTED = 65_536
+WANTED_OF_MACOS = 10_240
+"""Some of its versions let nobody have more, whatever the hard limit says."""
+RESERVED = 128
+"""For files, Redis, the engine and the processes that read uploads: what runs goes on when clients take all others."""
+LEAST = 2 * RESERVED
+
+
+def raise_limit() -> None:
+    """As far as the system lets us: shells often start with 1,024. Raises `StartError` where that is too few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return
+    for most in (WANTED, WANTED_OF_MACOS):
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if soft < wanted:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+                break
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < LEAST:
+        raise StartError(f"only {soft} files may be open at once, and at least {LEAST} are needed: raise `ulimit -Hn`")
+
+
+def max_connections() -> int:
+    """At once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WANTED if soft == resource.RLIM_INFINITY else soft - RESERVED

@@ -1,0 +1,105 @@
+"""Values of command-line options that are more than a word or a number."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich_click as click
+
+from loraserve.cli.serve.trace_settings import collector_url
+
+_HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
+_EXPONENTS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class HumanInt(click.ParamType):
+    """A count with vLLM's suffixes: 32k = 32 000, 32K = 32 768; so m/M, g/G and t/T."""
+
+    name = "count"
+
+    def __init__(self, *, may_be_zero: bool = False) -> None:
+        self._may_be_zero = may_be_zero
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = _HUMAN_INT.fullmatch(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a whole number, with or without a suffix such as 32k or 4G", param, ctx)
+        number = float(match["number"]) * _factor(match["suffix"])
+        if not number.is_integer():
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        if number < 0 or (number == 0 and not self._may_be_zero):
+            self.fail(f"{value!r} must be above 0", param, ctx)
+        return int(number)
+
+
+def _factor(suffix: str | None) -> int:
+    if suffix is None:
+        return 1
+    return (1000 if suffix.islower() else 1024) ** _EXPONENTS[suffix.lower()]
+
+
+class DeviceType(click.ParamType):
+    """auto, cpu, cuda or cuda:<number>; whether there is such a GPU, the engine finds out."""
+
+    name = "device"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(value)):
+            self.fail(f"{value!r} is none of auto, cpu, cuda and cuda:<number>", param, ctx)
+        return str(value)
+
+
+class CollectorUrlType(click.ParamType):
+    """Where spans are posted to."""
+
+    name = "url"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return collector_url(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraModule:
+    """An adapter to serve from the start."""
+
+    name: str
+    path: Path
+
+
+class LoraModuleType(click.ParamType):
+    """`name=path`, or vLLM's JSON form `{"name": …, "path": …, "base_model_name": …}`."""
+
+    name = "name=path"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> LoraModule:
+        if isinstance(value, LoraModule):
+            return value
+        if isinstance(value, dict):
+            return self._from_fields(value, param, ctx)
+        text = str(value)
+        if text.lstrip().startswith("{"):
+            return self._from_fields(self._json(text, param, ctx), param, ctx)
+        name, separator, path = text.partition("=")
+        if not (separator and name and path):
+            self.fail(f"{text!r} is neither name=path nor a JSON object with name and path", param, ctx)
+        return LoraModule(name, Path(path).expanduser())
+
+    def _json(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            self.fail(f"{text!r} is not valid JSON: {error}", param, ctx)
+
+    def _from_fields(
+        self, fields: dict[str, object], param: click.Parameter | None, ctx: click.Context | None
+    ) -> LoraModule:
+        if unknown := fields.keys() - {"name", "path", "base_model_name"}:
+            self.fail(f"unknown field {sorted(unknown)[0]!r}; known are name, path and base_model_name", param, ctx)
+        name, path = fields.get("name"), fields.get("path")
+        if not (isinstance(name, str) and isinstance(path, str) and name and path):
+            self.fail(f"{fields!r} needs name and path, both text", param, ctx)
+        return LoraModule(name, Path(path).expanduser())

@@ -1,0 +1,196 @@
+"""Runs the server: engine, adapters, HTTP; then drains. Exit code 0 = stopped by a signal, 1 = failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+from rich.console import Console
+
+from loraserve.cli.serve.banner import Banner
+from loraserve.cli.serve.listen import ListenError, base_url, bind_tcp, bind_unix
+from loraserve.cli.serve.open_files import raise_limit
+from loraserve.cli.serve.server_start import StartedServer, start_server
+from loraserve.cli.serve.settings import ServeSettings
+from loraserve.cli.serve.start_error import StartError
+from loraserve.serving.errors import ServingError
+from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
+from loraserve.serving.process.standard_streams import never_fail
+
+if TYPE_CHECKING:
+    from loraserve.api.app_context import AppContext
+
+ENGINE_GRACE_S = 10.0
+"""An engine told to stop has this long before it is killed."""
+
+
+def run_server(settings: ServeSettings) -> int:
+    """Returns the exit code once the server has stopped."""
+    never_fail()
+    console = Console(stderr=True)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            raise_limit()
+            return runner.run(_Server(settings, console).run())
+        except (StartError, ListenError, EngineStartFailedError) as error:
+            console.print("[bold red]error:[/]", end=" ")
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            return 1
+
+
+class _Server:
+    def __init__(self, settings: ServeSettings, console: Console) -> None:
+        self._settings = settings
+        self._console = console
+        self._stop = asyncio.Event()
+
+    async def run(self) -> int:
+        self._handle_signals()
+        with contextlib.ExitStack() as sockets:
+            bound = sockets.enter_context(contextlib.closing(self._bind()))
+            metrics_bound = self._bind_metrics(sockets)
+            async with contextlib.AsyncExitStack() as opened:
+                starting = asyncio.create_task(start_server(self._settings, self._console, opened))
+                if not await self._finishes_before_stop(starting):
+                    return 0
+                started = starting.result()
+                try:
+                    async with self._serving_metrics(metrics_bound, started.context):
+                        return await self._serve(bound, started)
+                finally:
+                    await started.engine.close(ENGINE_GRACE_S)
+                    await started.context.calls.wait_settled()
+                    await started.context.control.close()
+                    if self._settings.uds:
+                        self._settings.uds.unlink(missing_ok=True)
+
+    def _bind(self) -> socket.socket:
+        if self._settings.uds:
+            return bind_unix(self._settings.uds)
+        return bind_tcp(self._settings.bind_host, self._settings.port)
+
+    def _bind_metrics(self, sockets: contextlib.ExitStack) -> socket.socket | None:
+        host, port = self._settings.metrics_bind_host, self._settings.metrics_port
+        if port is None:
+            return None
+        bound = bind_tcp(host, port, options=("--metrics-host", "--metrics-port"))
+        return sockets.enter_context(contextlib.closing(bound))
+
+    @contextlib.asynccontextmanager
+    async def _serving_metrics(self, bound: socket.socket | None, context: AppContext) -> AsyncGenerator[None]:
+        if bound is None:
+            yield
+            return
+        from loraserve.cli.serve.metrics_port import serving_metrics
+
+        async with serving_metrics(bound, context, self._settings.metrics_hosts):
+            self._print(f"metrics without a key: {base_url(bound)}/metrics")
+            yield
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            # Shell and system may both tell of one closed terminal, so it is never a second signal.
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            # A second signal: now. The engine process ends with us.
+            os._exit(1)
+        self._stop.set()
+
+    async def _finishes_before_stop(self, task: asyncio.Task[Any]) -> bool:
+        """True with the task done (its exception is the task's); False with it cancelled because of a signal."""
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait([task, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            return True
+        task.cancel()
+        await asyncio.wait([task])
+        return False
+
+    async def _serve(self, bound: socket.socket, started: StartedServer) -> int:
+        engine, context, http = started.engine, started.context, started.http
+        serving = asyncio.create_task(http.serve([bound]))
+        await _first_of(http.answers.wait(), self._stop.wait(), serving)
+        if not self._stop.is_set() and not serving.done():
+            await context.control.observer.snapshots.listens_at(base_url(bound))
+            login_token = await self._login_token(context)
+            print(self._banner(bound, engine, context, login_token), flush=True)
+            await _first_of(self._stop.wait(), engine.wait_dead(), serving)
+        exit_code = await self._wind_down(engine, context)
+        http.should_exit = True
+        await serving
+        return exit_code
+
+    async def _wind_down(self, engine: LocalEngine, context: AppContext) -> int:
+        """Let what runs finish, then stop the engine, so that whatever is left ends as aborted and not cut off."""
+        if not self._stop.is_set():
+            self._print(f"the server stops: {engine.error or 'HTTP ended'}")
+            return 1
+        lifecycle = context.runtime.lifecycle
+        lifecycle.begin_drain()
+        if num_running := lifecycle.num_sequences:
+            timeout_s = self._settings.shutdown_timeout
+            self._print(f"finishing {num_running} sequences for up to {timeout_s:g} s; a second signal stops at once")
+            if not await lifecycle.wait_idle(timeout_s):
+                self._print(f"aborting {lifecycle.num_sequences} sequences")
+        await engine.close(ENGINE_GRACE_S)
+        return 0
+
+    async def _login_token(self, context: AppContext) -> str | None:
+        """For the console, to whoever sits at a terminal of a server with keys. Never into a journal."""
+        key_id = context.control.authenticator.newest_admin
+        if key_id is None or self._settings.uds is not None or not sys.stdout.isatty():
+            return None
+        with contextlib.suppress(ServingError):
+            return (await context.control.sessions.make_link(key_id, "server", "")).token
+        return None
+
+    def _banner(
+        self, bound: socket.socket, engine: LocalEngine, context: AppContext, login_token: str | None
+    ) -> Banner:
+        settings = self._settings
+        return Banner(
+            base_url=base_url(bound),
+            uds=settings.uds,
+            open_to=None if settings.is_on_loopback else settings.bind_host,
+            login_token=login_token,
+            needs_key=not context.control.authenticator.is_open,
+            model_name=settings.model_names[0],
+            model=engine.model,
+            adapters=_names(context),
+            data_dir=settings.data_path,
+            is_demo=settings.is_demo,
+        )
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _names(context: AppContext) -> list[str]:
+    """Of the adapters that requests without a key, or with that of the command line, can use."""
+    from loraserve.control.tenancy.principal import server_principal
+    from loraserve.store.records import DEFAULT_TENANT
+
+    visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))
+    return [document.doc.name for document in visible]
+
+
+async def _first_of(*awaitables: Awaitable[Any]) -> None:
+    """Returns when one of them is done; the coroutines among the others are cancelled, tasks are left alone."""
+    waiting = {awaitable: asyncio.ensure_future(awaitable) for awaitable in awaitables}
+    await asyncio.wait(waiting.values(), return_when=asyncio.FIRST_COMPLETED)
+    for awaitable, future in waiting.items():
+        if awaitable is not future:
+            future.cancel()

@@ -1,0 +1,152 @@
+"""From settings to an engine and an HTTP application over it, everything declared and every named adapter in place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from rich.console import Console
+
+from loraserve.cli.serve.settings import ServeSettings
+from loraserve.cli.serve.start_error import StartError
+from loraserve.cli.serve.startup_display import StartupDisplay
+from loraserve.cli.serve.trace_start import opened_traces, usable
+from loraserve.models.model_place import why_absent
+from loraserve.serving.process.garbage_collector import calm_garbage_collector
+from loraserve.serving.process.local_engine import LocalEngine
+
+if TYPE_CHECKING:
+    from loraserve.api.app_context import AppContext
+    from loraserve.api.inference.noted_app import OnEnd
+    from loraserve.cli.serve.http_server import HttpServer
+    from loraserve.control.declared import Declared
+    from loraserve.engine.config import EngineConfig
+
+HTTP_MODULES = (
+    "loraserve.api.app",
+    "loraserve.cli.serve.control_start",
+    "loraserve.cli.serve.http_server",
+    "loraserve.serving.runtime",
+)
+"""What is needed once there is an engine."""
+STARTING = "starting the engine"
+
+
+@dataclass(frozen=True, slots=True)
+class StartedServer:
+    engine: LocalEngine
+    context: AppContext
+    http: HttpServer
+    """It does not listen yet."""
+
+
+async def start_server(settings: ServeSettings, console: Console, opened: contextlib.AsyncExitStack) -> StartedServer:
+    """opened: gets what is to be closed last. Raises `StartError`, `EngineStartFailedError`; then nothing runs."""
+    _check_temporary_folder()
+    traces = usable(settings.trace_destination, console)
+    if settings.enable_lora:
+        console.print("--enable-lora is not needed: adapters are always on", markup=False, soft_wrap=True)
+    with StartupDisplay(console) as display:
+        display.show(STARTING, 0, 1)
+        # One core imports torch in the engine's process, the other what serves HTTP in ours.
+        starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
+        try:
+            await asyncio.to_thread(_check_model, settings.engine)
+            await asyncio.to_thread(_import_http)
+            from loraserve.cli.serve.control_start import opened_declared, start_errors
+
+            with start_errors(settings):
+                declared = await opened.enter_async_context(opened_declared(settings))
+            on_end = await opened.enter_async_context(opened_traces(traces, settings.model_names[0], console))
+            engine = await starting
+        except BaseException:
+            await _abandon(starting)
+            raise
+        display.show(STARTING, 1, 1)
+        try:
+            with start_errors(settings):
+                return await _build(settings, engine, declared, display, on_end)
+        except BaseException:
+            await engine.close(0)
+            raise
+
+
+async def _build(
+    settings: ServeSettings,
+    engine: LocalEngine,
+    declared: Declared,
+    display: StartupDisplay,
+    on_inference_end: OnEnd | None,
+) -> StartedServer:
+    from loraserve.api.app import create_app
+    from loraserve.api.app_context import AppContext
+    from loraserve.cli.serve.control_start import publish_configured
+    from loraserve.cli.serve.http_server import HttpServer
+    from loraserve.control.control_plane import build_control
+    from loraserve.control.names.labels import CatalogNames
+    from loraserve.serving.runtime import build_runtime
+
+    limits = _adapter_limits(settings.max_lora_rank)
+    if settings.chat_template is not None:
+        engine.use_chat_template(settings.chat_template.read_text(encoding="utf-8"))
+    certified = settings.engine if settings.certificates else None
+    control = build_control(declared, engine, limits, certified)
+    try:
+        # All that holds up the event loop comes before `start`: calls to Redis have a second.
+        runtime = build_runtime(engine, settings.serving, CatalogNames(declared.catalog))
+        control.observer.watch(runtime)
+        context = AppContext.of(runtime, control)
+        http = HttpServer(create_app(context, on_inference_end))
+        calm_garbage_collector()
+        await control.start()
+        adapters = settings.adapters
+        await publish_configured(
+            control,
+            adapters,
+            engine.model.layout,
+            limits,
+            lambda num_done: display.show("loading adapters", num_done, len(adapters)),
+        )
+    except BaseException:
+        await control.close()
+        raise
+    return StartedServer(engine, context, http)
+
+
+def _check_temporary_folder() -> None:
+    """torch cannot be imported without one."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise StartError(
+            "no temporary folder can be written to: mount a tmpfs at /tmp, or set TMPDIR to a folder that can"
+        ) from error
+
+
+def _check_model(config: EngineConfig) -> None:
+    """The engine would say the same, seconds later."""
+    absent = why_absent(config.model, config.revision)
+    if absent is not None:
+        raise StartError(absent)
+
+
+def _import_http() -> None:
+    for module in HTTP_MODULES:
+        importlib.import_module(module)
+
+
+async def _abandon(starting: asyncio.Task[LocalEngine]) -> None:
+    """Whether it was ready or not."""
+    starting.cancel()
+    await asyncio.wait([starting])
+    if not starting.cancelled() and starting.exception() is None:
+        await starting.result().close(0)
+
+
+def _adapter_limits(max_lora_rank: int | None) -> Limits:
+    return DEFAULT_LIMITS if max_lora_rank is None else replace(DEFAULT_LIMITS, max_lora_rank=max_lora_rank)

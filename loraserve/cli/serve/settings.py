@@ -1,0 +1,215 @@
+"""What `loraserve serve` was asked for, from flags, environment and config file together."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import rich_click as click
+
+from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.trace_settings import TraceDestination, trace_destination
+from loraserve.control.tenancy.api_keys import try_parse_id
+from loraserve.engine.config import EngineConfig
+from loraserve.serving.settings import Limits, ServingSettings, SettingValue
+from loraserve.serving.text.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+
+DEMO = Path(__file__).parents[2] / "demo"
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+"""As a Host header has them. Checking it keeps web pages of other sites away from an open server."""
+DEMO_NAME = "loraserve-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """One field per option of `loraserve serve`, by the option's name."""
+
+    model: str | None
+    """None = the bundled demo model with its adapters."""
+    tokenizer: str | None
+    revision: str | None
+    served_model_name: tuple[str, ...]
+    chat_template: Path | None
+    tool_call_parser: str | None
+    enable_auto_tool_choice: bool
+    reasoning_parser: str | None
+    generation_config: str
+    load_format: str
+    dtype: str
+    device: str
+    backend: str
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    num_speculative_tokens: int | None
+    num_threads: int | None
+    seed: int
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_memory_bytes: int | None
+    kv_cache_dtype: str
+    block_size: int
+    enable_prefix_caching: bool
+    check_invariants: bool
+    enable_lora: bool | None
+    lora_modules: tuple[LoraModule, ...]
+    adapter_dir: Path | None
+    adapter_memory_bytes: int | None
+    adapter_host_memory_bytes: int | None
+    max_loras: int | None
+    max_lora_rank: int | None
+    allow_runtime_lora_updating: bool | None
+    adapter_roots: tuple[Path, ...]
+    certificates: bool
+    host: str | None
+    port: int
+    uds: Path | None
+    api_key: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
+    metrics_port: int | None
+    metrics_host: str | None
+    vllm_metrics: bool
+    otlp_traces_endpoint: str | None
+    data_dir: Path | None
+    redis_url: str | None
+    redis_prefix: str
+    redis_grace_s: float
+    max_queued: int
+    max_queued_per_tenant: int | None
+    shutdown_timeout: float
+    config: tuple[SettingValue, ...] = ()
+    """All of these in words."""
+
+    @property
+    def is_demo(self) -> bool:
+        return self.model is None
+
+    @property
+    def bind_host(self) -> str:
+        """Without --host all machines can reach a server that was given a password, as with vLLM; else only this one.
+
+        A key that `loraserve keys` made is none: `LORASERVE_API_KEY` is there for commands that ask a server.
+        """
+        has_password = any(try_parse_id(key) is None for key in self.api_key)
+        return self.host or ("0.0.0.0" if has_password else "127.0.0.1")
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names requests call the base model by; the first one is the main one."""
+        return self.served_model_name or (DEMO_NAME if self.model is None else self.model,)
+
+    @property
+    def data_path(self) -> Path:
+        """Everything we write is below it. The demo has its own: its adapters fit no other model."""
+        if self.data_dir:
+            return self.data_dir.expanduser()
+        return default_data_dir() / "demo" if self.is_demo else default_data_dir()
+
+    @property
+    def adapters(self) -> list[LoraModule]:
+        """To load before serving: named ones, then the folders of --adapter-dir, then the demo's."""
+        if self.enable_lora is False:
+            return []
+        found = list(self.lora_modules)
+        if self.adapter_dir is not None:
+            found += adapter_folders(self.adapter_dir)
+        if self.is_demo:
+            found += adapter_folders(DEMO / "adapters")
+        return found
+
+    @property
+    def is_on_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return self.uds is not None or _is_loopback(self.bind_host)
+
+    @property
+    def is_open_on_loopback(self) -> bool:
+        """Without keys on the command line, and reachable from this machine only."""
+        return not self.api_key and self.is_on_loopback
+
+    @property
+    def metrics_bind_host(self) -> str:
+        """Its readers need no key, so only this machine reaches it unless --metrics-host says otherwise."""
+        return self.metrics_host or "127.0.0.1"
+
+    @property
+    def metrics_hosts(self) -> list[str] | None:
+        """What the Host header may name at --metrics-port; None = anything."""
+        return [*LOOPBACK_HOSTS, *self.allowed_hosts] if _is_loopback(self.metrics_bind_host) else None
+
+    @property
+    def trace_destination(self) -> TraceDestination | None:
+        """None = no traces. OpenTelemetry's variables count too, as everywhere."""
+        return trace_destination(self.otlp_traces_endpoint, os.environ)
+
+    @property
+    def _checks_hosts(self) -> bool:
+        return self.is_open_on_loopback or bool(self.allowed_hosts and not self.api_key)
+
+    @property
+    def serving(self) -> ServingSettings:
+        allow_runtime_lora = self.allow_runtime_lora_updating
+        return ServingSettings(
+            served_model_names=list(self.model_names),
+            data_dir=self.data_path,
+            allowed_hosts=[*LOOPBACK_HOSTS, *self.allowed_hosts] if self._checks_hosts else None,
+            allowed_origins=list(self.allowed_origins),
+            allow_runtime_lora=allow_runtime_lora is not False,
+            adapter_roots=[root.resolve() for root in self.adapter_roots],
+            has_free_paths=self.is_open_on_loopback,
+            limits=Limits(max_queued=self.max_queued),
+            tool_call_parser=None if self.tool_call_parser is None else ToolCallFormat(self.tool_call_parser),
+            reasoning_parser=None if self.reasoning_parser is None else ReasoningFormat(self.reasoning_parser),
+            compat_metrics=self.vllm_metrics,
+            config=list(self.config),
+        )
+
+    @property
+    def engine(self) -> EngineConfig:
+        return EngineConfig(
+            model=str(DEMO / "model") if self.model is None else self.model,
+            tokenizer=self.tokenizer,
+            revision=self.revision,
+            generation_config=self.generation_config,
+            load_format=self.load_format,
+            dtype=self.dtype,
+            device=self.device,
+            backend=self.backend,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+            kv_cache_dtype=self.kv_cache_dtype,
+            adapter_memory_bytes=self.adapter_memory_bytes,
+            adapter_host_memory_bytes=self.adapter_host_memory_bytes,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            max_loras=self.max_loras,
+            enable_prefix_caching=self.enable_prefix_caching,
+            enable_lora=self.enable_lora is not False,
+            num_speculative_tokens=self.num_speculative_tokens,
+            num_threads=self.num_threads,
+            seed=self.seed,
+            kernel_cache_dir=str(self.data_path / "kernels"),
+            check_invariants=self.check_invariants,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("::1", *LOOPBACK_HOSTS)
+
+
+def default_data_dir() -> Path:
+    """Raises `click.UsageError` for a user without a home directory."""
+    data_home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    try:
+        return Path(data_home).expanduser() / "loraserve"
+    except RuntimeError as error:
+        raise click.UsageError("this user has no home directory: give --data-dir, or set HOME") from error
+
+
+def adapter_folders(directory: Path) -> list[LoraModule]:
+    """Every sub-folder with an adapter_config.json, named by the folder."""
+    return [LoraModule(config.parent.name, config.parent) for config in sorted(directory.glob("*/adapter_config.json"))]

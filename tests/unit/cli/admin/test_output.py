@@ -1,0 +1,48 @@
+"""What others chose, such as names and paths, is printed as text."""
+
+import io
+import sys
+
+import pytest
+
+from loraserve.cli.admin.output import print_csv, print_fields, print_problems, print_report, print_table, printable
+
+CURSOR_UP = "\x1b[1A\x1b[2K"
+CLIPBOARD = "\x1b]52;c;cm0gLXJm\x07"
+
+
+@pytest.mark.parametrize("text", [CURSOR_UP, CLIPBOARD, "\x9b2J", "a\rb", "\u202eabc", "\udc80"])
+def test_nothing_controls_the_terminal(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    print_table(("subject",), [(f"GET /v1/keys/{text}",)])
+    print_fields([("description", text)])
+    check = {"status": "fail", "name": text, "message": text, "file": text, "key": text, "remedy": ""}
+    print_report({"checks": [{**check, "found": text, "expected": text}]})
+    for output in capsys.readouterr():
+        assert all(char.isprintable() for char in output.replace("\n", "")), ascii(output)
+
+
+def test_what_it_was_can_be_told() -> None:
+    assert printable("süß 東京") == "süß 東京"
+    assert printable(f"a{CURSOR_UP}") == "a\\x1b[1A\\x1b[2K"
+
+
+def test_csv_is_changed_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_terminal, expected in ((True, "a,b\n\\x1b[1A\\x1b[2K,1\n"), (False, f"a,b\n{CURSOR_UP},1\n")):
+        stdout = io.StringIO()
+        monkeypatch.setattr(stdout, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        print_csv(f"a,b\n{CURSOR_UP},1\n")
+        assert stdout.getvalue() == expected
+
+
+def test_what_passed_is_not_worth_a_line_beside_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:
+    passed = {"status": "pass", "name": "config.json", "message": "plain JSON"}
+    where = {"file": "adapter_config.json", "key": "base_model_name_or_path"}
+    warned = {"status": "warn", "name": "config.base_model", "message": "trained on another", **where}
+    print_problems({"checks": [passed]})
+    assert capsys.readouterr().err == ""
+    print_problems({"checks": [passed, {**warned, "found": "a", "expected": "b", "remedy": "Look whether it was."}]})
+    told = capsys.readouterr().err
+    assert "warn config.base_model: trained on another" in told
+    assert "→ Look whether it was." in told
+    assert "passed" not in told

@@ -1,0 +1,105 @@
+import dataclasses
+import shlex
+from pathlib import Path
+
+from loraserve_adapters.base_layout import BaseLayout
+
+from loraserve.cli.serve.banner import Banner
+from loraserve.engine.model_description import ModelDescription
+
+MODEL = ModelDescription(
+    name="m",
+    architecture="LlamaForCausalLM",
+    dtype="bfloat16",
+    kv_cache_dtype="bfloat16",
+    device="cpu",
+    backend="cpu",
+    max_model_len=64,
+    vocab_size=9,
+    eos_token_ids=[],
+    tokenizer_json="{}",
+    chat_template="{{ messages }}",
+    special_tokens={},
+    default_sampling={},
+    max_num_seqs=1,
+    max_num_batched_tokens=1,
+    num_blocks=1,
+    block_size=16,
+    arena_size_bytes=0,
+    host_tier_bytes=0,
+    layout=BaseLayout("f", "bfloat16", (), ()),
+    notes=["max_model_len lowered to 64"],
+)
+
+
+def banner(
+    *,
+    adapters: list[str],
+    uds: Path | None = None,
+    needs_key: bool = False,
+    is_demo: bool = False,
+    login_token: str | None = None,
+    open_to: str | None = None,
+    model: ModelDescription = MODEL,
+) -> str:
+    return str(
+        Banner(
+            base_url="http://127.0.0.1:8000",
+            uds=uds,
+            needs_key=needs_key,
+            login_token=login_token,
+            open_to=open_to,
+            model_name="base",
+            model=model,
+            adapters=adapters,
+            data_dir=Path("/data"),
+            is_demo=is_demo,
+        )
+    )
+
+
+def curls(text: str) -> list[list[str]]:
+    return [shlex.split(line) for line in text.splitlines() if line.startswith("curl")]
+
+
+def test_three_commands_ask_models_one_adapter_and_another_as_a_stream() -> None:
+    text = banner(adapters=["a", "b", "c"])
+    models, completion, chat = curls(text)
+    assert models == ["curl", "http://127.0.0.1:8000/v1/models"]
+    assert '"model": "a"' in completion[-1]
+    assert '"model": "c"' in chat[-1]
+    assert '"stream": true' in chat[-1]
+    assert "max_model_len lowered to 64" in text
+
+
+def test_without_adapters_the_base_is_asked() -> None:
+    assert all('"model": "base"' in command[-1] for command in curls(banner(adapters=[]))[1:])
+
+
+def test_key_is_a_variable_and_socket_a_flag() -> None:
+    for command in curls(banner(adapters=[], needs_key=True, uds=Path("/run/my socket"))):
+        assert "Authorization: Bearer $LORASERVE_API_KEY" in command
+        assert command[command.index("--unix-socket") + 1] == "/run/my socket"
+
+
+def test_a_kv_cache_of_another_dtype_than_the_model_is_named() -> None:
+    assert "LlamaForCausalLM, bfloat16, cpu backend" in banner(adapters=[])
+    small = dataclasses.replace(MODEL, kv_cache_dtype="float8_e4m3fn")
+    assert "bfloat16 (KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=small)
+
+
+def test_many_adapters_are_counted() -> None:
+    assert "and 12 more" in banner(adapters=[f"a{i}" for i in range(20)])
+
+
+def test_names_the_console_and_how_to_get_in() -> None:
+    console = "console   http://127.0.0.1:8000/ui/"
+    assert f"{console}\n" in banner(adapters=[])
+    assert f"{console} (`loraserve ui login` prints a link)\n" in banner(adapters=[], needs_key=True)
+    assert f"{console}#/login/tok (one login" in banner(adapters=[], needs_key=True, login_token="tok")
+    assert "console" not in banner(adapters=[], uds=Path("/run/s"))
+
+
+def test_says_where_other_machines_can_reach_it() -> None:
+    assert "listens" not in banner(adapters=[])
+    assert "listens   on 0.0.0.0: other machines can reach it" in banner(adapters=[], open_to="0.0.0.0")

@@ -1,0 +1,414 @@
+import asyncio
+import contextlib
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+from loraserve.cli.main import main
+from loraserve.cli.serve.control_start import opened_declared, start_errors
+from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.settings import DEMO, ServeSettings
+from loraserve.cli.serve.start_error import StartError
+from loraserve.control.tenancy.api_keys import generate_key
+from loraserve.serving.settings import SettingSource
+from loraserve.serving.text.reasoning import ReasoningFormat
+from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.support.valkey import Valkey, valkey
+
+__all__ = ["valkey"]
+
+Invoke = Callable[..., Result]
+
+
+class Started(list[ServeSettings]):
+    @property
+    def settings(self) -> ServeSettings:
+        (only,) = self
+        return only
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """What would have been started."""
+    started = Started()
+
+    def run_server(settings: ServeSettings) -> int:
+        started.append(settings)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "loraserve.cli.serve.server", SimpleNamespace(run_server=run_server))
+    return started
+
+
+def invoke(*args: str, env: dict[str, str] | None = None, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["serve", *args], env={"COLUMNS": "300", **(env or {})}, prog_name="loraserve")
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_without_a_model_the_demo_is_served(started: Started) -> None:
+    invoke()
+    settings = started.settings
+    assert settings.is_demo
+    assert settings.engine.model == str(DEMO / "model")
+    assert settings.model_names == ("loraserve-demo",)
+    assert settings.bind_host == "127.0.0.1"
+    assert settings.port == 8000
+
+
+@pytest.mark.parametrize("flag", ["--model", "--model-id", "--model-path", "--model_path"])
+def test_model_is_positional_or_a_flag(started: Started, flag: str) -> None:
+    invoke("org/model", flag, "org/model")
+    invoke(flag + "=org/model")
+    assert [settings.engine.model for settings in started] == ["org/model"] * 2
+
+
+def test_metrics_are_for_this_machine_unless_said_otherwise(started: Started) -> None:
+    invoke()
+    invoke("--metrics-port", "9400", "--allowed-hosts", "box")
+    invoke("--metrics-port", "9400", "--metrics-host", "0.0.0.0")
+    none, own, everybodys = started
+    assert none.metrics_port is None
+    assert own.metrics_bind_host == "127.0.0.1"
+    assert own.metrics_hosts == ["localhost", "127.0.0.1", "[::1]", "box"]
+    assert (everybodys.metrics_bind_host, everybodys.metrics_hosts) == ("0.0.0.0", None)
+    assert "--metrics-host needs --metrics-port" in invoke("--metrics-host", "0.0.0.0", code=2)
+
+
+def test_two_models_are_refused(started: Started) -> None:
+    assert "two models" in invoke("a", "--model", "b", code=2)
+
+
+def test_lora_modules_take_several_values_in_both_forms(started: Started) -> None:
+    json_form = '{"name": "c", "path": "/c", "base_model_name": "m"}'
+    invoke("--lora-modules", "a=/a", "b=/b", json_form, "m", "--lora-modules", "d=/d=/e")
+    settings = started.settings
+    assert settings.model == "m"
+    assert settings.lora_modules == tuple(
+        LoraModule(name, Path(path)) for name, path in [("a", "/a"), ("b", "/b"), ("c", "/c"), ("d", "/d=/e")]
+    )
+
+
+@pytest.mark.parametrize("value", ["nameonly", "=path", "name=", '{"name": "a"}', '{"name": "a"', '{"name":"a","x":1}'])
+def test_malformed_lora_module_is_refused(started: Started, value: str) -> None:
+    assert "--lora-modules" in invoke("m", "--lora-modules", value, code=2)
+
+
+def test_served_model_name_takes_several_values(started: Started) -> None:
+    invoke("m", "--served-model-name", "a", "b", "--port", "1")
+    assert started.settings.model_names == ("a", "b")
+
+
+def test_model_swallowed_by_served_model_name_is_noticed(started: Started) -> None:
+    assert "need a model" in invoke("--served-model-name", "a", "m", code=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("2MiB", 2 << 20)]
+)
+def test_counts_take_suffixes(started: Started, text: str, count: int) -> None:
+    invoke("--max-model-len", text)
+    assert started.settings.engine.max_model_len == count
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "12x", "1.3", "k", ""])
+def test_malformed_counts_are_refused(started: Started, text: str) -> None:
+    assert "--max-model-len" in invoke("--max-model-len", text, code=2)
+
+
+def test_drafts_are_the_engines_choice_unless_their_length_is_given(started: Started) -> None:
+    invoke()
+    invoke("--num-speculative-tokens", "0")
+    assert [settings.engine.num_speculative_tokens for settings in started] == [None, 0]
+    assert "0<=x<=64" in invoke("--num-speculative-tokens", "65", code=2)
+
+
+def test_underscores_are_dashes(started: Started) -> None:
+    invoke("--max_num_seqs", "7", "--no-enable_prefix_caching")
+    assert started.settings.engine.max_num_seqs == 7
+    assert not started.settings.engine.enable_prefix_caching
+
+
+def test_where_spans_go_is_a_url_of_http(started: Started) -> None:
+    invoke("--otlp-traces-endpoint", "http://collector:4318")
+    invoke(env={"LORASERVE_OTLP_TRACES_ENDPOINT": "https://collector/own"})
+    assert [settings.otlp_traces_endpoint for settings in started] == [
+        "http://collector:4318/v1/traces",
+        "https://collector/own",
+    ]
+    refused = invoke("--otlp-traces-endpoint", "grpc://collector:4317", code=2)
+    assert "'grpc://collector:4317' is not the URL of an OTLP/HTTP collector" in refused
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--tensor-parallel-size=2", "-tp", "--swap_space", "--trust-remote-code", "--collect-detailed-traces=all"],
+)
+def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, flag: str) -> None:
+    assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
+def test_what_a_gpu_is_told_reaches_the_engine(started: Started, device: str) -> None:
+    invoke("m", "--device", device, "--gpu-memory-utilization", "0.5", "--enforce-eager")
+    engine = started.settings.engine
+    assert (engine.device, engine.gpu_memory_utilization, engine.enforce_eager) == (device, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--device", "cuda:x"), ("--device", "mps"), ("--gpu-memory-utilization", "1.1")]
+)
+def test_a_device_or_a_share_that_cannot_be_is_refused(started: Started, flag: str, value: str) -> None:
+    assert value in invoke("m", flag, value, code=2)
+
+
+@pytest.mark.parametrize(("args", "value"), [([], "auto"), (["--kv-cache-dtype", "fp8"], "fp8")])
+def test_the_dtype_of_the_kv_cache_reaches_the_engine(started: Started, args: list[str], value: str) -> None:
+    invoke("m", *args)
+    assert started.settings.engine.kv_cache_dtype == value
+
+
+@pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
+def test_a_dtype_that_no_kv_cache_has_is_refused_with_those_it_may_have(started: Started, value: str) -> None:
+    assert f"'{value}' is not one of 'auto', 'fp8'" in invoke("m", "--kv-cache-dtype", value, code=2)
+
+
+@pytest.mark.parametrize(("args", "value"), [([], None), (["4G"], 4 << 30), (["0"], 0)])
+def test_the_size_of_the_host_tier_reaches_the_engine(started: Started, args: list[str], value: int | None) -> None:
+    invoke("m", *(["--adapter-host-memory-bytes", *args] if args else []))
+    assert started.settings.engine.adapter_host_memory_bytes == value
+
+
+def test_a_host_tier_without_adapters_is_refused(started: Started) -> None:
+    output = invoke("m", "--no-enable-lora", "--adapter-host-memory-bytes", "1G", code=2)
+    assert "--no-enable-lora excludes --adapter-host-memory-bytes" in output
+
+
+def test_misspelt_flag_gets_a_suggestion(started: Started) -> None:
+    assert "--max-num-seqs" in invoke("--max-num-seq", "2", code=2)
+
+
+def test_flag_beats_environment_beats_config_file(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text('port = 1\nmax-num-seqs = 2\nseed = 3\nlora_modules = "a=/a"\nserved-model-name = ["x", "y"]\n')
+    env = {"LORASERVE_MAX_NUM_SEQS": "20", "LORASERVE_SEED": "30", "LORASERVE_MODEL": "m"}
+    invoke("--config", str(config), "--seed", "300", env=env)
+    settings = started.settings
+    assert (settings.port, settings.max_num_seqs, settings.seed) == (1, 20, 300)
+    assert settings.lora_modules == (LoraModule("a", Path("/a")),)
+    assert settings.model_names == ("x", "y")
+    assert settings.model == "m"
+
+
+def test_a_model_given_as_argument_beats_environment_and_config_file(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text('model = "c"\n')
+    invoke("a", env={"LORASERVE_MODEL": "b"})
+    invoke("a", "--config", str(config))
+    assert [settings.model for settings in started] == ["a", "a"]
+
+
+def test_of_two_that_exclude_each_other_the_flag_counts(started: Started) -> None:
+    """The images set LORASERVE_HOST."""
+    invoke("m", "--uds", "/run/s", env={"LORASERVE_HOST": "0.0.0.0"})
+    invoke("m", "--host", "::1", env={"LORASERVE_UDS": "/run/s"})
+    assert [(settings.uds, settings.host) for settings in started] == [(Path("/run/s"), None), (None, "::1")]
+    shown = {value.name: (value.value, value.source) for value in started[0].config}
+    assert shown["host"] == ("", SettingSource.DEFAULT)
+    assert "--uds excludes --host" in invoke("m", "--uds", "/run/s", "--host", "::1", code=2)
+
+
+def test_a_variable_of_a_flag_that_says_no_is_refused(started: Started) -> None:
+    output = invoke("m", env={"LORASERVE_NO_CERTIFICATES": "1"}, code=2)
+    assert "there is no variable LORASERVE_NO_CERTIFICATES: set LORASERVE_CERTIFICATES=false instead" in output
+    invoke("m", env={"LORASERVE_CERTIFICATES": "false"})
+    assert not started.settings.certificates
+
+
+def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
+    config = tmp_path / "serve.toml"
+    config.write_text("max-model-length = 5\n")
+    output = invoke("--config", str(config), code=2)
+    assert "'max-model-length'; did you mean 'max-model-len'?" in output
+
+
+@pytest.mark.parametrize("variable", ["LORASERVE_API_KEY", "VLLM_API_KEY"])
+def test_api_key_opens_the_server_to_the_network(started: Started, variable: str) -> None:
+    invoke(env={variable: "secret"})
+    assert started.settings.api_key == ("secret",)
+    assert started.settings.bind_host == "0.0.0.0"
+
+
+def test_the_key_of_the_commands_does_not_open_a_server_to_the_network(started: Started) -> None:
+    """`export LORASERVE_API_KEY=ls-…` is for them; what is asked for with it is asked for all the same."""
+    made = generate_key().text
+    invoke(env={"LORASERVE_API_KEY": made})
+    assert started.settings.api_key == (made,)
+    assert started.settings.bind_host == "127.0.0.1"
+    assert not started.settings.is_open_on_loopback
+
+
+def test_a_password_beside_a_made_key_does(started: Started) -> None:
+    invoke("--api-key", generate_key().text, "--api-key", "secret")
+    assert started.settings.bind_host == "0.0.0.0"
+
+
+def test_an_empty_password_is_refused(started: Started) -> None:
+    assert "--api-key is empty" in invoke("--api-key", "", code=2)
+
+
+def test_api_keys_repeat_and_host_stays_what_it_is_told(started: Started) -> None:
+    invoke("--api-key", "a", "--api-key", "b", "--host", "127.0.0.2")
+    assert started.settings.api_key == ("a", "b")
+    assert started.settings.bind_host == "127.0.0.2"
+
+
+def test_data_dir_is_flag_then_environment_then_home(started: Started, tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "XDG_DATA_HOME": ""}
+    invoke("--data-dir", "/a", env={"LORASERVE_DATA_DIR": "/b"})
+    invoke(env={"LORASERVE_DATA_DIR": "/b"})
+    assert [settings.data_path for settings in started] == [Path("/a"), Path("/b")]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in home.items():
+            patch.setenv(name, value)
+        invoke("m")
+        assert started[-1].data_path == tmp_path / ".local/share/loraserve"
+        invoke()
+        assert started[-1].data_path == tmp_path / ".local/share/loraserve/demo", "its adapters fit no other model"
+
+
+def test_adapter_dir_names_adapters_by_folder(started: Started, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    (tmp_path / "not-an-adapter").mkdir()
+    invoke("m", "--adapter-dir", str(tmp_path), "--lora-modules", "c=/c")
+    assert [adapter.name for adapter in started.settings.adapters] == ["c", "a", "b"]
+
+
+def test_no_enable_lora_excludes_adapters(started: Started) -> None:
+    assert "excludes" in invoke("m", "--no-enable-lora", "--lora-modules", "a=/a", code=2)
+    invoke("--no-enable-lora")
+    assert started.settings.adapters == []
+    assert not started.settings.engine.enable_lora
+
+
+@pytest.mark.parametrize(("args", "value"), [([], "auto"), (["--generation-config", "vllm"], "vllm")])
+def test_generation_config_is_the_models_or_none(started: Started, args: list[str], value: str) -> None:
+    invoke("m", *args)
+    assert started.settings.engine.generation_config == value
+
+
+def test_generation_config_of_another_folder_is_refused(started: Started) -> None:
+    assert "'auto', 'vllm'" in invoke("m", "--generation-config", "/folder", code=2)
+
+
+def test_help_imports_neither_torch_nor_the_server() -> None:
+    code = (
+        "import sys\nfrom loraserve.cli.main import main\n"
+        "for args in ([], ['serve']):\n    main([*args, '--help'], standalone_mode=False)\n"
+        "print(sorted({'torch', 'transformers', 'uvicorn', 'litestar', 'httpx'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("args", "hosts", "may_load"),
+    [
+        ([], ["localhost", "127.0.0.1", "[::1]"], True),
+        (["--allowed-hosts", "box", "lan"], ["localhost", "127.0.0.1", "[::1]", "box", "lan"], True),
+        (["--host", "0.0.0.0"], None, False),
+        (["--host", "0.0.0.0", "--allowed-hosts", "box"], ["localhost", "127.0.0.1", "[::1]", "box"], False),
+        (["--api-key", "k", "--host", "127.0.0.1"], None, False),
+        (["--api-key", "k", "--allow-runtime-lora-updating"], None, False),
+    ],
+)
+def test_open_server_checks_hosts_and_only_loopback_may_load_from_any_path(
+    started: Started, args: list[str], hosts: list[str] | None, may_load: bool
+) -> None:
+    invoke("m", *args)
+    serving = started.settings.serving
+    assert serving.allowed_hosts == hosts
+    assert serving.has_free_paths is may_load
+
+
+def test_adapter_roots_are_folders_after_links(started: Started, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    invoke("m", "--adapter-roots", str(tmp_path / "a"), str(tmp_path / "link"), "--no-allow-runtime-lora-updating")
+    serving = started.settings.serving
+    assert serving.adapter_roots == [tmp_path / "a", tmp_path / "b"]
+    assert not serving.allow_runtime_lora
+
+
+def test_api_process_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import importlib, sys; from loraserve.cli.serve.server_start import HTTP_MODULES\n"
+        "for name in HTTP_MODULES: importlib.import_module(name)\n"
+        "print(sorted({'torch', 'transformers', 'uvicorn'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "['uvicorn']"
+
+
+def test_what_serves_http_is_not_imported_before_the_engine_starts() -> None:
+    code = (
+        "import sys, loraserve.cli.serve.server; print(sorted({'litestar', 'uvicorn', 'numpy'} & sys.modules.keys()))"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("extra", [[], ["--enable-auto-tool-choice"]])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral"])
+def test_the_parser_of_tool_calls_reaches_the_api(started: Started, name: str, extra: list[str]) -> None:
+    invoke("m", "--tool-call-parser", name, *extra)
+    assert started.settings.serving.tool_call_parser is ToolCallFormat(name)
+    invoke("m")
+    assert started[-1].serving.tool_call_parser is None
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1", "qwen3", "mistral"])
+def test_the_parser_of_reasoning_reaches_the_api(started: Started, name: str) -> None:
+    invoke("m", "--reasoning-parser", name)
+    assert started.settings.serving.reasoning_parser is ReasoningFormat(name)
+    invoke("m")
+    assert started[-1].serving.reasoning_parser is None
+    assert "'qwen3'" in invoke("m", "--reasoning-parser", "granite", code=2)
+    assert "names the parsers there are" in invoke("m", "--reasoning-parser-plugin", "x.py", code=2)
+
+
+def test_tools_without_a_parser_and_unknown_parsers_are_refused(started: Started) -> None:
+    assert "needs --tool-call-parser" in invoke("m", "--enable-auto-tool-choice", code=2)
+    assert "'hermes'" in invoke("m", "--tool-call-parser", "pythonic", code=2)
+    assert "may not call" in invoke("m", "--exclude-tools-when-tool-choice-none", code=2)
+
+
+def test_what_goes_wrong_with_files_is_told_of_the_data_directory_only_at_the_start(
+    started: Started, valkey: Valkey, tmp_path: Path
+) -> None:
+    invoke("--data-dir", str(tmp_path), "--redis-url", valkey.url)
+
+    async def run(at_start: OSError | None, later: OSError | None) -> None:
+        async with contextlib.AsyncExitStack() as opened:
+            with start_errors(started.settings):
+                await opened.enter_async_context(opened_declared(started.settings))
+                if at_start is not None:
+                    raise at_start
+            if later is not None:
+                raise later
+
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(StartError, match=r"--data-dir .* cannot be used: .*No space left"):
+        asyncio.run(run(full, None))
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(run(None, full))
