@@ -312,12 +312,24 @@ def approximately(logprob: TokenLogprob) -> TokenLogprob:
     return TokenLogprob(logprob.token_id, about(logprob.logprob), logprob.rank, top)
 
 
+_EXPECTED: dict[tuple[object, ...], Choice] = {}
+"""What was computed, by all that it depends on: machines of one seed, and examples made of others, ask for the same."""
+
+
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
-    """What choice `index` of a request that is never stopped must receive."""
-    params = request.sampling
+    """What choice `index` of a request that is never stopped must receive; not to be changed."""
+    # Params as text, as not all their fields can be hashed.
+    key = (*request.prompt_token_ids, repr(request.sampling), index, adapter_value, max_model_len)
+    if key not in _EXPECTED:
+        _EXPECTED[key] = _compute_choice(request.prompt_token_ids, request.sampling, index, adapter_value, max_model_len)
+    return _EXPECTED[key]
+
+
+def _compute_choice(
+    prompt: list[int], params: SamplingParams, index: int, adapter_value: float, max_model_len: int
+) -> Choice:
     sampler = Sampler(VOCAB_SIZE, LOGITS_SIZE, ReferenceBackend())
     choice = Choice()
-    prompt = request.prompt_token_ids
     if params.prompt_logprobs is not None and index == 0:
         rows = np.array([logits_after(adapter_value, prompt[:end]) for end in range(1, len(prompt))], np.float32)
         logits = torch.from_numpy(rows.reshape(-1, LOGITS_SIZE))
