@@ -1,5 +1,6 @@
 """The engine against PEFT in float32, one adapter at a time, for every architecture we claim."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,12 @@ from loraserve.engine import startup
 from loraserve.engine.adapters import arrival as adapter_arrival
 from loraserve.engine.adapters.arrival import Arrival
 from loraserve.engine.engine import Engine
-from tests.support.engines import greedy, make_engine, run
+from tests.support.engines import Answers, greedy, make_engine, run
 from tests.support.host_accelerator import HostAccelerator
 from tests.support.peft_oracle import (
     Oracle,
+    OracleOf,
     cached_tokens,
-    make_oracle,
     plant,
     run_all,
     run_one_by_one,
@@ -26,14 +27,31 @@ from tests.support.tiny_models import CONFIGS, EXPERTS, save_tiny_model
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS | EXPERTS))
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
+def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
+    return oracle_of(request.param)
 
 
-def test_base_and_seven_adapters_in_one_batch_equal_peft(oracle: Oracle) -> None:
-    engine, wrong = run_all(oracle)
-    assert not wrong
-    assert engine.stats().num_adapter_loads == 7
+@dataclass(slots=True)
+class Served:
+    """An engine of `make_engine`'s settings that was asked for everything once."""
+
+    engine: Engine
+    digests: dict[str | None, str | None]
+    num_adapter_loads: int
+    first: Answers
+    """Prefixed with `first-`."""
+
+
+@pytest.fixture(scope="module")
+def served(oracle: Oracle) -> Served:
+    engine, digests = oracle.engine()
+    answers = run(engine, oracle.requests(digests, "first-"))
+    return Served(engine, digests, engine.stats().num_adapter_loads, answers)
+
+
+def test_base_and_seven_adapters_in_one_batch_equal_peft(oracle: Oracle, served: Served) -> None:
+    assert not wrong_answers(oracle, served.first, "first-")
+    assert served.num_adapter_loads == 7
 
 
 def test_reference_backend_equals_peft(oracle: Oracle) -> None:
@@ -57,24 +75,21 @@ def test_drafted_tokens_equal_peft(oracle: Oracle) -> None:
         assert stats.num_draft_tokens > stats.num_accepted_tokens > len(oracle.prompts)
 
 
-def test_prefix_hits_equal_peft(oracle: Oracle) -> None:
-    engine, digests = oracle.engine()
-    run(engine, oracle.requests(digests, "first-"))
-    answers = run(engine, oracle.requests(digests, "second-"))
+def test_prefix_hits_equal_peft(oracle: Oracle, served: Served) -> None:
+    answers = run(served.engine, oracle.requests(served.digests, "second-"))
     assert not wrong_answers(oracle, answers, "second-")
     hits = {name: answers[f"second-{name}", 0].num_cached_tokens for name in oracle.prompts}
     assert hits == cached_tokens(oracle)
 
 
-def test_forced_preemption_equals_peft(oracle: Oracle) -> None:
-    engine, wrong = run_all(oracle, **oracle.preempting(make_engine(oracle.model)))
+def test_forced_preemption_equals_peft(oracle: Oracle, served: Served) -> None:
+    engine, wrong = run_all(oracle, **oracle.preempting(served.engine))
     assert not wrong
     assert engine.stats().num_preemptions > 0
 
 
 def test_eviction_and_reload_mid_stream_equals_peft(oracle: Oracle) -> None:
     """The arena holds the largest adapter and little more, so the adapters take turns."""
-    oracle.engine()
     engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes())
     answers = run(engine, oracle.requests(digests, "first-"))
     answers |= run(engine, oracle.requests(digests, "second-"))
@@ -94,7 +109,6 @@ def _device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_on_device(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str | None, str]]:
     """Adapters take turns in the arena; requests come while others run. Returns what is wrong too."""
-    oracle.engine()
     engine, digests = oracle.engine(
         adapter_memory_bytes=oracle.largest_packed_bytes(), max_num_batched_tokens=64, **overrides
     )
@@ -106,10 +120,10 @@ def run_on_device(oracle: Oracle, **overrides: object) -> tuple[Engine, dict[str
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.usefixtures("_device")
 def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
-    tmp_path: Path, backend: str, host_bytes: int | None
+    oracle_of: OracleOf, backend: str, host_bytes: int | None
 ) -> None:
     """From a host tier that holds all of them, some or none; the backends compute layers as a whole, or not."""
-    engine, wrong = run_on_device(make_oracle("llama", tmp_path), backend=backend, adapter_host_memory_bytes=host_bytes)
+    engine, wrong = run_on_device(oracle_of("llama"), backend=backend, adapter_host_memory_bytes=host_bytes)
     assert not wrong
     assert engine.stats().num_adapter_evictions > 0
 
@@ -117,13 +131,13 @@ def test_batches_and_adapters_that_are_copied_to_a_device_equal_peft(
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 @pytest.mark.usefixtures("_device")
 def test_oracle_notices_a_layer_that_does_not_wait_for_its_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+    oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     def wait_for_the_one_before(arrival: Arrival, group_index: int) -> None:
         arrival._wait(arrival._parts.part_of_group[group_index] - 1)
 
     monkeypatch.setattr(Arrival, "before_group", wait_for_the_one_before)
-    _, wrong = run_on_device(make_oracle("llama", tmp_path), backend=backend)
+    _, wrong = run_on_device(oracle_of("llama"), backend=backend)
     assert wrong
 
 
@@ -139,10 +153,10 @@ def test_batch_mates_do_not_matter(oracle: Oracle) -> None:
     [("mistral", "sliding_window"), ("gemma2", "sliding_window"), ("gemma3", "sliding_window"), ("gemma2", "softcap")],
 )
 def test_oracle_notices_a_dropped_attention_feature(
-    architecture: str, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, dropped: str, oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBackend, "decoder_layer", lambda *_: None)  # a fused layer has no attention call to change
-    oracle = make_oracle(architecture, tmp_path)
+    oracle = oracle_of(architecture)
     engine, digests = oracle.engine()
     plant(engine, monkeypatch, lambda kwargs: kwargs | {dropped: None})
     wrong = wrong_answers(oracle, run(engine, oracle.requests(digests)))
@@ -152,21 +166,21 @@ def test_oracle_notices_a_dropped_attention_feature(
 
 @pytest.mark.parametrize("architecture", ["granite", "gemma2", "gemma3"])
 def test_oracle_notices_a_wrong_attention_scaling(
-    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    oracle = make_oracle(architecture, tmp_path)
+    oracle = oracle_of(architecture)
     engine, digests = oracle.engine()
     head_dim = 16
     plant(engine, monkeypatch, lambda kwargs: kwargs | {"scaling": head_dim**-0.5})
     assert set(wrong_answers(oracle, run(engine, oracle.requests(digests)))) == set(oracle.prompts)
 
 
-def test_oracle_notices_each_missing_or_unscaled_adapter(tmp_path: Path) -> None:
-    oracle = make_oracle("llama", tmp_path)
+def test_oracle_notices_each_missing_or_unscaled_adapter(oracle_of: OracleOf) -> None:
+    oracle = oracle_of("llama")
+    engine, digests = oracle.engine()
     for name in oracle.adapters:
-        engine, digests = oracle.engine()
-        wrong = wrong_answers(oracle, run(engine, oracle.requests({**digests, name: None})))
-        assert set(wrong) == {name}
+        answers = run(engine, oracle.requests({**digests, name: None}, f"no-{name}-"))
+        assert set(wrong_answers(oracle, answers, f"no-{name}-")) == {name}
     engine, digests = oracle.engine()
     run(engine, oracle.requests(digests))
     assert engine._adapters is not None

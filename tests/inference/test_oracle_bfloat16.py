@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from loraserve.engine.engine import Engine
 from tests.support.engines import run
 from tests.support.peft_oracle import (
     Oracle,
+    OracleOf,
     cached_tokens,
-    make_oracle,
     plant,
     run_one_by_one,
     run_predicted,
@@ -47,8 +46,8 @@ class Served:
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS))
-def float32_oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
+def float32_oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
+    return oracle_of(request.param)
 
 
 @pytest.fixture(
@@ -130,10 +129,10 @@ def test_oracle_notices_each_missing_adapter(served: Served) -> None:
     [("mistral", "sliding_window"), ("gemma2", "sliding_window"), ("gemma3", "sliding_window"), ("gemma2", "softcap")],
 )
 def test_oracle_notices_a_dropped_attention_feature_in_bfloat16(
-    architecture: str, dropped: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: str, dropped: str, oracle_of: OracleOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBackend, "decoder_layer", lambda *_: None)  # a fused layer has no attention call to change
-    served = serve(make_oracle(architecture, tmp_path), ("cpu", "bfloat16"))
+    served = serve(oracle_of(architecture), ("cpu", "bfloat16"))
     plant(served.engine, monkeypatch, lambda kwargs: kwargs | {dropped: None})
     longer_than_window = {name for name, prompt in served.oracle.prompts.items() if len(prompt) > WINDOW}
     assert longer_than_window <= set(served.wrong("dropped-"))

@@ -8,7 +8,7 @@ from loraserve_kernels import cpu_library
 
 from tests.inference import test_oracle_bfloat16 as cases
 from tests.support.cpu_libraries import library_of, narrowest_variant
-from tests.support.peft_oracle import Oracle, make_oracle
+from tests.support.peft_oracle import Oracle, OracleOf
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,8 +21,8 @@ def narrowest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", params=["gemma2", "llama", "qwen3"])
-def float32_oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
-    return make_oracle(request.param, tmp_path_factory.mktemp(request.param))
+def float32_oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
+    return oracle_of(request.param)
 
 
 @pytest.fixture(scope="module")

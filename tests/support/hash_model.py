@@ -321,7 +321,9 @@ def expected_choice(request: EngineRequest, index: int, adapter_value: float, ma
     # Params as text, as not all their fields can be hashed.
     key = (*request.prompt_token_ids, repr(request.sampling), index, adapter_value, max_model_len)
     if key not in _EXPECTED:
-        _EXPECTED[key] = _compute_choice(request.prompt_token_ids, request.sampling, index, adapter_value, max_model_len)
+        _EXPECTED[key] = _compute_choice(
+            request.prompt_token_ids, request.sampling, index, adapter_value, max_model_len
+        )
     return _EXPECTED[key]
 
 

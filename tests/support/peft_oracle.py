@@ -63,7 +63,9 @@ class Oracle:
         return replace(self, tolerance=tolerance, settings=settings, packed=f"packed-{device}-{dtype}")
 
     def largest_packed_bytes(self) -> int:
-        """Of the adapters that an engine has packed: the smallest arena that takes each of them."""
+        """The smallest arena that takes each of the adapters, as an engine packs them."""
+        if not (self.folder / self.packed).exists():
+            self.engine()
         return max(path.stat().st_size for path in (self.folder / self.packed).glob("*.packed"))
 
     def preempting(self, engine: Engine, num_spare_blocks: int = 8) -> dict[str, object]:
@@ -79,6 +81,10 @@ class Oracle:
             "num_speculative_tokens": 0,
             "max_model_len": longest,
         }
+
+
+OracleOf = Callable[[str], Oracle]
+"""By architecture; see `oracle_of` in tests/inference/conftest.py."""
 
 
 def make_oracle(architecture: str, folder: Path) -> Oracle:
@@ -120,9 +126,9 @@ def differs(reference: Reference, answer: Answer, tolerance: float = LOGIT_TOLER
     if len(answer.token_ids) != len(reference.token_ids):
         return f"{len(answer.token_ids)} tokens instead of {len(reference.token_ids)}"
     for i, (expected, token_id) in enumerate(zip(reference.token_ids, answer.token_ids, strict=True)):
-        logprobs = torch.empty(VOCAB_SIZE)
-        for top_id, logprob in answer.logprobs[i].top:
-            logprobs[top_id] = logprob
+        logprobs = torch.full((VOCAB_SIZE,), torch.nan)
+        top_ids, values = zip(*answer.logprobs[i].top, strict=True)
+        logprobs[list(top_ids)] = torch.tensor(values)
         difference = logits_difference(reference.logits[i], logprobs)
         if not difference <= tolerance:
             return f"logits at output {i} differ by {difference:.2g} of the largest"
