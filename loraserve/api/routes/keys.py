@@ -25,11 +25,12 @@ from loraserve.api.schemas.keys import (
     KeyList,
     PatchKeyRequest,
     RotateKeyRequest,
+    created_key,
+    key_item,
 )
 from loraserve.control.paging import DEFAULT_PAGE
-from loraserve.control.tenancy.key_documents import MAX_LIFE_S, IssuedKey, KeyPatch
+from loraserve.control.tenancy.key_documents import MAX_LIFE_S, KeyPatch
 from loraserve.control.tenancy.principal import Action
-from loraserve.store.records import Document, KeyDoc
 
 MAX_GRACE_S = 30 * 24 * 3600
 CREATE_DECODER = msgspec.json.Decoder(CreateKeyRequest, strict=True)
@@ -152,29 +153,6 @@ async def rotate_key(
         expected_rev=expected_rev(request),
     )
     return changed(issued.document.rev, created_key(issued), 201)
-
-
-def key_item(document: Document[KeyDoc]) -> KeyItem:
-    key, now = document.doc, time.time()
-    is_rotating = key.previous_until is not None and key.previous_until > now
-    return KeyItem(
-        id=document.id,
-        name=key.name,
-        tenant=key.tenant,
-        role=key.role,
-        adapters=key.adapters,
-        limits=key.limits,
-        status=key.status,
-        is_expired=key.expires_at is not None and key.expires_at <= now,
-        created_at=key.created_at,
-        expires_at=key.expires_at,
-        rotating_until=key.previous_until if is_rotating else None,
-        rev=document.rev,
-    )
-
-
-def created_key(issued: IssuedKey) -> CreatedKey:
-    return CreatedKey(**msgspec.structs.asdict(key_item(issued.document)), secret=issued.text)
 
 
 def without_secret(created: CreatedKey) -> CreatedKey:
