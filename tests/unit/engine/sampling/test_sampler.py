@@ -104,25 +104,30 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
+def by_falling(values: np.ndarray) -> np.ndarray:
+    """The token ids; equal ones by ascending id."""
+    return np.argsort(-values, kind="stable")
+
+
 def kept_probabilities(row: SamplingRow, logits: np.ndarray) -> np.ndarray:
     params = row.params
     scaled = edited_logits(row, logits) / params.temperature
     scaled[softmax(scaled) < params.min_p * softmax(scaled).max()] = -np.inf
-    order = sorted(range(len(scaled)), key=lambda token_id: (-scaled[token_id], token_id))
+    order = by_falling(scaled)
     if params.top_k:
         scaled[order[params.top_k :]] = -np.inf
     probabilities = softmax(scaled)
     before = np.cumsum(probabilities[order]) - probabilities[order]
     if params.top_p < 1:
-        scaled[np.array(order)[before >= params.top_p]] = -np.inf
+        scaled[order[before >= params.top_p]] = -np.inf
     return softmax(scaled)
 
 
 def reference_sorted_choice(row: SamplingRow, logits: np.ndarray) -> int:
     probabilities = kept_probabilities(row, logits)
-    order = sorted(range(len(logits)), key=lambda token_id: (-probabilities[token_id], token_id))
+    order = by_falling(probabilities)
     target = uniform(row.seed, row.position)
-    return order[int(np.searchsorted(np.cumsum(probabilities[order]), target, side="right"))]
+    return int(order[np.searchsorted(np.cumsum(probabilities[order]), target, side="right")])
 
 
 # What is drawn.
