@@ -1,4 +1,3 @@
-import dataclasses
 import importlib
 import importlib.util
 import os
@@ -224,21 +223,7 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 
 @pytest.fixture(scope="module")
-def unchecked_sums() -> Iterator[None]:
-    """Triton's interpreter looks for no overflow of integers, a sixth of its time: that is for tests of kernels."""
-    if HAS_GPU or importlib.util.find_spec("triton") is None:
-        yield
-        return
-    from triton.runtime.interpreter import interpreter_builder
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        options = dataclasses.replace(interpreter_builder.options, sanitize_overflow=False)
-        monkeypatch.setattr(interpreter_builder, "options", options)
-        yield
-
-
-@pytest.fixture(scope="module")
-def unchecked_models(unchecked_sums: None) -> Iterator[None]:
+def unchecked_models() -> Iterator[None]:
     """Engines start without proving their model right, which takes Triton's interpreter half a minute.
 
     The engine of `test_triton_engine.py` proves it of a Llama.

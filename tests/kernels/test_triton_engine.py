@@ -3,8 +3,6 @@
 import random
 from pathlib import Path
 
-import pytest
-
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
 from loraserve.models.fused_attention import FusedAttention
@@ -29,7 +27,6 @@ def wrong_token(reference: Reference, answer: Answer) -> str | None:
     return answer.error
 
 
-@pytest.mark.usefixtures("unchecked_sums")
 def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
     saved = save_adapters(model, tmp_path / "adapters")
@@ -59,7 +56,6 @@ def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_p
     assert wrong_token(references["patterns64"], again) is None
 
 
-@pytest.mark.usefixtures("unchecked_sums")
 def test_fused_attention_with_sinks_gives_the_models_own_logits(triton_device: str) -> None:
     """GPT-OSS, whose rotary factors are one for two features; else the modules that it came with would be back."""
     from loraserve_kernels.triton_backend import TritonBackend

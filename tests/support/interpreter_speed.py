@@ -1,5 +1,6 @@
 """Triton's interpreter, faster and with the same results."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
@@ -13,21 +14,22 @@ it calls."""
 
 
 def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it does again and again:
+    patch_calls(monkeypatch)
+    patch_types(monkeypatch)
+    patch_operands(monkeypatch)
+    patch_handles(monkeypatch)
+    patch_frames(monkeypatch)
 
-    It makes `triton.language` its own at each call of a function by a kernel, and a table of dtypes for each value: a
-    fifth to a third of its CPU time; and for each value two tuples of constants that say its shape, a sixth of what is
-    left. And where one of its calls is the first to need another piece of Python's stack, each such call maps and
-    unmaps the piece: how deep its stack was decided whether a test took 16 or 70 seconds.
-    """
+
+def patch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes `triton.language` its own at each launch, and again at each call of a function by a kernel; and each
+    call of an operation by a kernel goes through two functions that only pass on what they are given."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     @cache
     def languages(function: Callable) -> list[ModuleType]:
         return [value for value in function.__globals__.values() if value is tl or value is tl.core]
-
-    patch_lang = interpreter._patch_lang
 
     def call(self: interpreter.InterpretedFunction, *args: object, **kwargs: object) -> object:
         if any(tl.core.is_builtin(language.load) for language in languages(self.fn)):
@@ -36,6 +38,41 @@ def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.rewrite()(*args, **kwargs)
         except Exception as error:
             raise interpreter.InterpreterError(repr(error)) from error
+
+    passes_on, semantic = tl.core.program_id.__code__, interpreter.interpreter_semantic
+
+    def patch_attr(obj: object, name: str, member: Callable, _: object, scope: interpreter._LangPatchScope) -> None:
+        operation = member.__wrapped__ if member.__code__ is passes_on else member
+
+        def operate(*args: object, **kwargs: object) -> object:
+            kwargs["_semantic"] = semantic
+            return operation(*args, **kwargs)
+
+        scope.set_attr(obj, name, operate)
+
+    patch_lang_anew = interpreter._patch_lang
+    patches: dict[tuple[int, ...], dict[tuple[int, str], tuple[object, str, object]]] = {}
+
+    def patch_lang(function: Callable) -> interpreter._LangPatchScope:
+        key = tuple(map(id, languages(function)))
+        if key not in patches:
+            scope = patch_lang_anew(function)
+            patches[key] = {(id(obj), name): (obj, name, getattr(obj, name)) for obj, name, _ in scope._changes}
+            return scope
+        scope = interpreter._LangPatchScope()
+        for patch in patches[key].values():
+            scope.set_attr(*patch)
+        return scope
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+    monkeypatch.setattr(interpreter, "_patch_attr", patch_attr)
+    monkeypatch.setattr(interpreter, "_patch_lang", patch_lang)
+
+
+def patch_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each value it makes a table of dtypes, and two tuples of constants that say its shape."""
+    import triton.language as tl
+    from triton.runtime import interpreter
 
     np_dtype_of = interpreter._get_np_dtype
     np_dtypes: dict[str, np.dtype] = {}
@@ -66,6 +103,124 @@ def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
         self.shape, self.numel = sizes[name]
 
+    unwrap_anew, plain = tl.core._unwrap_if_constexpr, {tl.tensor, int, str, float, bool, tl.dtype, tl.block_type}
+
+    def unwrap(value: object) -> object:
+        kind = type(value)
+        if kind in plain:
+            return value
+        return value.value if kind is tl.constexpr else unwrap_anew(value)
+
+    def is_equal(self: tl.dtype, other: object) -> bool:
+        other = unwrap(other)
+        return isinstance(other, tl.dtype) and self.name == other.name
+
+    monkeypatch.setattr(tl.core, "_unwrap_if_constexpr", unwrap)
+    monkeypatch.setattr(tl.dtype, "__eq__", is_equal)
+    monkeypatch.setattr(interpreter, "_get_np_dtype", np_dtype)
+    monkeypatch.setattr(tl.core.block_type, "__init__", init_block_type)
+    monkeypatch.setattr(tl.core.tensor, "__init__", init_tensor)
+
+
+def patch_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each operation it finds out anew to which type and shape it must bring these types, mostly to those they are
+    of, and makes a value of each Python integer. Whether a sum overflows it computes with nine more operations, and
+    then asserts nothing of it, as its option `debug` is off."""
+    import triton.language as tl
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import interpreter_builder
+
+    broadcast_anew = TritonSemantic.broadcast_impl_value
+    broadcasts: dict[tuple[str, str], list[tl.dtype | None]] = {}
+
+    def broadcast(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+        key = lhs.type.name, rhs.type.name
+        if key not in broadcasts:
+            results = broadcast_anew(self, lhs, rhs)
+            pairs = zip((lhs, rhs), results, strict=True)
+            broadcasts[key] = [None if result is value else result.type for value, result in pairs]
+            return results
+        lhs_type, rhs_type = broadcasts[key]
+        return expand(self, lhs, lhs_type), expand(self, rhs, rhs_type)
+
+    def expand(self: TritonSemantic, value: tl.tensor, type: tl.dtype | None) -> tl.tensor:
+        if type is None:
+            return value
+        if value.type.is_block():
+            return self.make_tensor(self.builder.create_broadcast(value.handle, type.shape.values), type)
+        return self.make_tensor(self.builder.create_splat(type, value.handle), type)
+
+    convert_anew = TritonSemantic.binary_op_type_checking_impl
+    never_cast: set[tuple] = set()
+    constants: dict[tuple, tl.tensor] = {}
+
+    def convert(self: TritonSemantic, lhs: object, rhs: object, *flags: bool) -> tuple[tl.tensor, tl.tensor]:
+        if isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor):
+            key = lhs.type.name, rhs.type.name, flags
+            if key in never_cast:
+                return broadcast(self, lhs, rhs)
+            results = convert_anew(self, lhs, rhs, *flags)
+            if (results[0].dtype, results[1].dtype) == (lhs.dtype, rhs.dtype):
+                never_cast.add(key)
+            return results
+        if isinstance(lhs, tl.tensor) and type(rhs) is int:
+            key = lhs.type.name, rhs, flags
+            if key in constants:
+                return lhs, constants[key]
+            results = convert_anew(self, lhs, rhs, *flags)
+            if results[0] is lhs:
+                constants[key] = results[1]
+            return results
+        return convert_anew(self, lhs, rhs, *flags)
+
+    monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", broadcast)
+    monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", convert)
+    options = interpreter_builder.options
+    monkeypatch.setattr(interpreter_builder, "options", dataclasses.replace(options, sanitize_overflow=options.debug))
+
+
+def patch_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each value it finds out anew how large an element of its type may be."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    sizes: dict[str, float] = {}
+
+    def num_bytes(dtype: tl.dtype) -> float:
+        if dtype.name not in sizes:
+            sizes[dtype.name] = float("inf") if dtype.is_ptr() else max(dtype.primitive_bitwidth // 8, 1)
+        return sizes[dtype.name]
+
+    def init_handle(self: interpreter.TensorHandle, data: np.ndarray, dtype: tl.dtype) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {}
+        if data.itemsize > num_bytes(dtype):
+            self.__post_init__()
+
+    compute_anew = interpreter.InterpreterBuilder.binary_op
+    bitwise = {np.bitwise_and, np.bitwise_or, np.bitwise_xor}
+
+    def binary_op(
+        self: interpreter.InterpreterBuilder,
+        lhs: interpreter.TensorHandle,
+        rhs: interpreter.TensorHandle,
+        op: Callable,
+    ) -> interpreter.TensorHandle:
+        if lhs.data.dtype.kind == "b" and op not in bitwise:
+            return compute_anew(self, lhs, rhs, op)
+        result, dtype = op(lhs.data, rhs.data), lhs.dtype.scalar
+        if result.itemsize > num_bytes(dtype):
+            result = result.astype(interpreter._get_np_dtype(dtype))
+        return interpreter.TensorHandle(result, dtype)
+
+    monkeypatch.setattr(interpreter.TensorHandle, "__init__", init_handle)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "binary_op", binary_op)
+
+
+def patch_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one of its calls is the first to need another piece of Python's stack, each such call maps and unmaps the
+    piece: how deep its stack was decided whether a test took 16 or 70 seconds."""
+    from triton.runtime import interpreter
+
     launch = interpreter.GridExecutor.__call__
 
     def launch_in_wide_frame(self: interpreter.GridExecutor, *args: object, **kwargs: object) -> None:
@@ -73,9 +228,4 @@ def speed_up_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     code = launch_in_wide_frame.__code__
     launch_in_wide_frame.__code__ = code.replace(co_stacksize=FRAME_WORDS)
-
-    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
-    monkeypatch.setattr(interpreter, "_get_np_dtype", np_dtype)
-    monkeypatch.setattr(tl.core.block_type, "__init__", init_block_type)
-    monkeypatch.setattr(tl.core.tensor, "__init__", init_tensor)
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch_in_wide_frame)
