@@ -25,6 +25,7 @@ from loraserve_kernels.triton_ops import launch, paged_prefill
 from loraserve_kernels.triton_ops.logit_edits import count_tokens
 from loraserve_kernels.triton_ops.paged_attention import paged_attention
 from loraserve_kernels.triton_ops.sampling import sample
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -50,15 +51,16 @@ class AbsentGpuDriver:
         return 0
 
 
-def compile_launches(call: Callable[[], object]) -> None:
+def compile_launches(case: str, call: Callable[[], object]) -> None:
     """Run `call` with every launch of a kernel replaced by compiling it."""
     launch = JITFunction.run
 
     def compile_and_print(self, *args, grid, warmup, **kwargs) -> None:
         kernel = launch(self, *args, grid=grid, warmup=True, **kwargs)
-        needs = {"kernel": self.fn.__name__, "shared_bytes": kernel.metadata.shared, **resources(kernel.asm["cubin"])}
-        ptx = kernel.asm["ptx"]
-        print(json.dumps({**needs, "has_wgmma": "wgmma.mma_async" in ptx, "waits_first": waits_first(ptx)}), flush=True)
+        ptx, cubin = kernel.asm["ptx"], kernel.asm["cubin"]
+        needs = {"kernel": self.fn.__name__, "shared_bytes": kernel.metadata.shared, **resources(cubin)}
+        code = {"has_wgmma": "wgmma.mma_async" in ptx, "waits_first": waits_first(ptx)}
+        print(json.dumps({"case": case, **needs, **code}), flush=True)
 
     JITFunction.run = compile_and_print
     try:
@@ -182,8 +184,9 @@ def main() -> None:
     driver.set_active(AbsentGpuDriver(capability))
     paged_prefill.shared_bytes = lambda _: SHARED_BYTES[capability]
     launch.may_depend = lambda _: (capability // 10, capability % 10) >= launch.FIRST_WITH_DEPENDENT_LAUNCH
+    knobs.compilation.disable_line_info = True  # a sixth of the time; code, registers and stack are the same
     for name in sys.argv[2:]:
-        compile_launches(CASES[name]())
+        compile_launches(name, CASES[name]())
 
 
 if __name__ == "__main__":

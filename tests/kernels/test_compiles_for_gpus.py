@@ -24,7 +24,14 @@ SMALL_SHARED_BYTES = 99 * 1024
 """Of Ada, and of other GPUs that are not made for data centers."""
 
 
-def compiled(cache: Path, *cases: str, capability: int = 90) -> list[dict]:
+HOPPER_CASES = (
+    *("attention-128", "attention-128-float8", "lora-decode", "lora-decode-more-rows", "lora-prefill"),
+    *("small-ops", "sampling-bfloat16-128256"),
+)
+
+
+def compiled(cache: Path, *cases: str, capability: int = 90) -> dict[str, list[dict]]:
+    """What the kernels of each case need, in the order of their launches."""
     pytest.importorskip("triton")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(KERNELS_PATH)}
@@ -34,13 +41,19 @@ def compiled(cache: Path, *cases: str, capability: int = 90) -> list[dict]:
     assert run.returncode == 0, run.stderr
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     assert {kernel["waits_first"] for kernel in kernels} == {capability >= 90}, "else the one in front may still write"
-    return kernels
+    return {case: [kernel for kernel in kernels if kernel["case"] == case] for case in cases}
+
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
+    """In one process, which imports torch and Triton once and compiles what cases have in common once."""
+    return compiled(tmp_path_factory.mktemp("triton"), *HOPPER_CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["attention-128", "attention-128-float8"])
-def test_attention_fits_registers_and_shared_memory(tmp_path, case):
-    kernels = compiled(tmp_path, case)
+def test_attention_fits_registers_and_shared_memory(hopper, case):
+    kernels = hopper[case]
     assert [kernel["kernel"] for kernel in kernels] == KERNELS
     assert max(kernel["stack_bytes"] for kernel in kernels) <= MAX_STACK_BYTES
     assert max(kernel["shared_bytes"] for kernel in kernels) <= MAX_SHARED_BYTES
@@ -51,8 +64,9 @@ def test_attention_fits_registers_and_shared_memory(tmp_path, case):
 
 @pytest.mark.slow
 def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
-    kernels = compiled(tmp_path, "attention-256-window-softcap", "attention-256-float32", capability=89)
-    assert [kernel["kernel"] for kernel in kernels] == KERNELS[2:] * 2
+    cases = compiled(tmp_path, "attention-256-window-softcap", "attention-256-float32", capability=89)
+    assert [[kernel["kernel"] for kernel in kernels] for kernels in cases.values()] == [KERNELS[2:]] * 2
+    kernels = [kernel for kernels in cases.values() for kernel in kernels]
     assert [kernel["stack_bytes"] for kernel in kernels] == [0] * len(kernels)
     assert max(kernel["shared_bytes"] for kernel in kernels) <= SMALL_SHARED_BYTES
 
@@ -66,8 +80,8 @@ def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
         ("lora-prefill", "_lora_expand_kernel", 65536 // 128 // 4),
     ],
 )
-def test_lora_leaves_room_for_several_programs(tmp_path, case, expand, max_registers):
-    kernels, is_prefill = compiled(tmp_path, case), case == "lora-prefill"
+def test_lora_leaves_room_for_several_programs(hopper, case, expand, max_registers):
+    kernels, is_prefill = hopper[case], case == "lora-prefill"
     assert [kernel["kernel"] for kernel in kernels] == ["_lora_shrink_kernel", expand]
     assert [kernel["stack_bytes"] for kernel in kernels] == [0, 0]
     # A multiprocessor has 65,536 registers; a program is 128 threads, and the prefill's shrink two to a multiprocessor.
@@ -79,8 +93,8 @@ def test_lora_leaves_room_for_several_programs(tmp_path, case, expand, max_regis
 
 
 @pytest.mark.slow
-def test_the_small_ops_keep_everything_in_registers(tmp_path):
-    kernels = compiled(tmp_path, "small-ops")
+def test_the_small_ops_keep_everything_in_registers(hopper):
+    kernels = hopper["small-ops"]
     assert {kernel["kernel"] for kernel in kernels} == {
         "_rms_norm_kernel",
         "_silu_mul_kernel",
@@ -92,8 +106,8 @@ def test_the_small_ops_keep_everything_in_registers(tmp_path):
 
 
 @pytest.mark.slow
-def test_sampling_compiles_and_hardly_spills(tmp_path):
-    kernels = compiled(tmp_path, "sampling-bfloat16-128256")
+def test_sampling_compiles_and_hardly_spills(hopper):
+    kernels = hopper["sampling-bfloat16-128256"]
     assert "choose_kernel" in {kernel["kernel"] for kernel in kernels}
     assert max(kernel["stack_bytes"] for kernel in kernels) <= 256
     assert max(kernel["shared_bytes"] for kernel in kernels) <= 48 * 1024
