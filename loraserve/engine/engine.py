@@ -5,8 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import islice
 
+import numpy as np
 import torch
 from loraserve_kernels.sampling import SamplesOnDevice
+from numpy.typing import NDArray
 
 from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.adapters.users import AdapterUsers
@@ -40,6 +42,9 @@ from loraserve.engine.steps.queue import StepQueue
 ChosenToken = tuple[int, TokenLogprob | None, bool]
 """(Token id, its log-probability, whether its logits were finite)."""
 NOT_FINITE_MESSAGE = "the model produced values that are not finite numbers for this request; it was stopped"
+_NO_EMBEDDING = (
+    "token {token_id} would have to come next, and the model has embeddings for {num_embeddings} tokens, from 0 on"
+)
 
 
 class Engine:
@@ -318,11 +323,20 @@ class Engine:
     # ---- endings
 
     def _fail_not_finite(self, sequence: Sequence) -> list[SequenceOutput]:
-        """End the whole request; its blocks are wiped and never found again."""
+        """End the whole request; its blocks are wiped and never found again.
+
+        Nor has a row values that are finite where its grammar allows no token that the model has.
+        """
         blocks = {block for choice in sequence.state.sequences for block in choice.blocks}
         self._pool.forget(sorted(blocks))
         private = [block for block in sorted(blocks) if not self._is_shared_outside(block, sequence.state)]
-        outputs = self._end_request(sequence.state, FinishReason.ERROR, NOT_FINITE_MESSAGE, EngineErrorCode.NOT_FINITE)
+        error, error_code = NOT_FINITE_MESSAGE, EngineErrorCode.NOT_FINITE
+        vocab_size = self._description.vocab_size
+        token_id = None if sequence.matcher is None else _first_allowed(sequence.matcher.mask())
+        if token_id is not None and token_id >= vocab_size:
+            error = _NO_EMBEDDING.format(token_id=token_id, num_embeddings=vocab_size)
+            error_code = EngineErrorCode.GRAMMAR
+        outputs = self._end_request(sequence.state, FinishReason.ERROR, error, error_code)
         self._runner.zero_blocks(private)
         return outputs
 
@@ -405,6 +419,12 @@ def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
     if sequence.index == 0:
         output.num_cached_tokens = state.num_cached_tokens
         output.prompt_logprobs = state.prompt_logprobs
+
+
+def _first_allowed(mask: NDArray[np.uint8]) -> int | None:
+    """The lowest token id of a mask as of `OutputMatcher`."""
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+    return int(allowed[0]) if len(allowed) else None
 
 
 def _drafter(parts: EngineParts, config: EngineConfig, scheduler: Scheduler, endings: Endings) -> Drafter | None:

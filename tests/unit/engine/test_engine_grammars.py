@@ -147,16 +147,22 @@ def test_what_can_only_come_next_takes_no_steps_of_its_own(engine: Engine) -> No
     assert [*chain(*answers["forced"])] == [*chain(*answers["sampled"])]
 
 
-def test_a_token_that_the_model_does_not_have_is_never_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("is_on_device", [False, True])
+def test_a_token_that_the_model_does_not_have_is_never_said(
+    monkeypatch: pytest.MonkeyPatch, is_on_device: bool, logprobs: int | None
+) -> None:
     """A tokenizer may have more of them; the model has no embedding to compute them from."""
     num_tokens, grammar = CHARS.index("z"), one_of("uvwxyz0")
     hash_grammars().compile(grammar).result()
     monkeypatch.setattr("tests.support.hash_model.VOCAB_SIZE", num_tokens)
-    engine, _ = make_hash_engine(monkeypatch)
-    engine.add_request(ask("r", replace(GREEDY, grammar=grammar)))
+    engine, _ = make_hash_engine(monkeypatch, accelerator=DelayedAccelerator() if is_on_device else None)
+    engine.add_request(ask("r", replace(GREEDY, grammar=grammar, logprobs=logprobs)))
     choice = run_to_idle(engine)["r", 0]
     assert choice.token_ids == list(range(num_tokens - 5, num_tokens))
-    assert choice.finish_reason is FinishReason.ERROR
+    assert (choice.finish_reason, choice.error_code) == (FinishReason.ERROR, EngineErrorCode.GRAMMAR)
+    assert choice.error == "token 25 would have to come next, and the model has embeddings for 25 tokens, from 0 on"
+    engine.check_invariants()
 
 
 def test_tokens_that_were_not_sampled_count_for_penalties(engine: Engine) -> None:
