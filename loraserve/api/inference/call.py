@@ -222,6 +222,7 @@ class InferenceCalls:
         if notes is not None:
             notes.call = call
         admitted.running.received_at = time.time() - (time.monotonic() - came_in_s)
+        admitted.running.received_s = came_in_s
         admitted.running.asked = demand.asked
         admitted.running.progress = call.progress
         try:

@@ -76,6 +76,7 @@ class Admission:
         *,
         local: LocalLimits | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalog = catalog
         self._live = live
@@ -94,6 +95,7 @@ class Admission:
         )
         self._local = LocalAdmission(outage, authenticator, running, local or LocalLimits())
         self._clock = clock
+        self._steady = steady
         self.totals = RequestTotals()
         self._settlements = Settlements(live.admission)
         self._tasks: set[asyncio.Task[bool]] = set()
@@ -147,14 +149,14 @@ class Admission:
             return
         admitted.finished = True
         self._running.remove(admitted.request_id)
-        now = self._clock()
-        self._usage.write(usage_line(admitted, outcome, now))
+        now, duration_ms = self._clock(), admitted.running.duration_ms(self._steady())
+        self._usage.write(usage_line(admitted, outcome, now, duration_ms))
         adapter = admitted.target.adapter
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
         if admitted.is_local:
             self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
-        await self._settlements.settle(ended(admitted, outcome, now))
+        await self._settlements.settle(ended(admitted, outcome, now, duration_ms))
 
     async def settle_again(self) -> None:
         """What ended while Redis was gone; to be called now and then."""
@@ -222,7 +224,7 @@ class Admission:
         # One that was deleted since it was asked is ended by `Revocation`, as whatever else runs.
         tenant = self._catalog.known_tenant(principal.acting_tenant)
         assert tenant is not None
-        running = RunningRequest(request_id, principal, target, self._clock(), num_sequences)
+        running = RunningRequest(request_id, principal, target, self._clock(), self._steady(), num_sequences)
         self._running.add(running)
         limits = {(DocumentKind.TENANT, principal.acting_tenant): call.tenant_limits}
         if principal.key_id is not None:

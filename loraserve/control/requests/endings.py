@@ -10,7 +10,7 @@ from loraserve.store.records import DocumentKind
 from loraserve.store.usage_log import UsageLine
 
 
-def usage_line(admitted: Admitted, outcome: Outcome, now: float) -> UsageLine:
+def usage_line(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float) -> UsageLine:
     adapter = admitted.target.adapter
     return UsageLine(
         request_id=admitted.request_id,
@@ -26,7 +26,7 @@ def usage_line(admitted: Admitted, outcome: Outcome, now: float) -> UsageLine:
         output_tokens=outcome.num_output_tokens,
         outcome=billed_outcome(outcome),
         ttft_ms=outcome.ttft_ms,
-        duration_ms=(now - admitted.running.received_at) * 1000,
+        duration_ms=duration_ms,
     )
 
 
@@ -35,7 +35,7 @@ def used_tokens(outcome: Outcome) -> int:
     return outcome.num_prompt_tokens + outcome.num_output_tokens
 
 
-def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
+def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float) -> FinishCall:
     # A local admission took nothing from the buckets in Redis, so all that was used is still to be taken.
     reserved_there = 0 if admitted.is_local else admitted.reserved_tokens
     return FinishCall(
@@ -45,7 +45,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float) -> FinishCall:
             tenant=admitted.lease.tenant,
             state=outcome.ending,
             at=now,
-            summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, now))),
+            summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, duration_ms))),
         ),
         unused_tokens=reserved_there - used_tokens(outcome),
         was_admitted=not admitted.is_local,
@@ -68,7 +68,7 @@ def never_begun(call: AdmitCall, now: float) -> FinishCall:
     )
 
 
-def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary:
+def _summary(admitted: Admitted, outcome: Outcome, duration_ms: float) -> RequestSummary:
     adapter = admitted.target.adapter
     return RequestSummary(
         key_id=None if admitted.principal.is_open else admitted.principal.actor,
@@ -78,7 +78,7 @@ def _summary(admitted: Admitted, outcome: Outcome, now: float) -> RequestSummary
         route=admitted.running.asked.route,
         stream=admitted.running.asked.stream,
         received_at=admitted.running.received_at,
-        duration_ms=(now - admitted.running.received_at) * 1000,
+        duration_ms=duration_ms,
         finish_reason=outcome.finish_reason,
         prompt_tokens=outcome.num_prompt_tokens,
         cached_tokens=outcome.num_cached_tokens,

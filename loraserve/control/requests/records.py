@@ -15,7 +15,8 @@ STATE_OF = {
 }
 
 
-def record_of_running(running: RunningRequest, now: float) -> RequestRecord:
+def record_of_running(running: RunningRequest, now_s: float) -> RequestRecord:
+    """now_s: on the clock of `RunningRequest.received_s`."""
     adapter, progress = running.target.adapter, running.progress()
     return RequestRecord(
         id=running.request_id,
@@ -34,7 +35,7 @@ def record_of_running(running: RunningRequest, now: float) -> RequestRecord:
         queue_ms=progress.queue_ms,
         adapter_load_ms=progress.adapter_load_ms,
         ttft_ms=progress.ttft_ms,
-        duration_ms=(now - running.received_at) * 1000,
+        duration_ms=running.duration_ms(now_s),
     )
 
 

@@ -46,7 +46,10 @@ class RunningRequest:
     principal: Principal
     target: Target
     received_at: float
-    """Unix time of its arrival. Its owner sets it, like the next ones; until then that of its admission."""
+    """Unix time of its arrival. Its owner sets it, like `received_s` and what has a default; until then that of its
+    admission."""
+    received_s: float
+    """The same on a monotonic clock, for how long it takes: the other one may be set meanwhile."""
     num_sequences: int
     started: bool = False
     """Whether it has its first token: until then it counts as queued."""
@@ -59,6 +62,10 @@ class RunningRequest:
     @property
     def tenant(self) -> str:
         return self.principal.acting_tenant
+
+    def duration_ms(self, now_s: float) -> float:
+        """now_s: as `received_s`."""
+        return (now_s - self.received_s) * 1000
 
     def note_started(self) -> None:
         """It has its first token."""

@@ -47,6 +47,7 @@ class Snapshots:
         process: str,
         engine: str,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._running = running
@@ -54,6 +55,7 @@ class Snapshots:
         self._process = process
         self._engine = engine
         self._clock = clock
+        self._steady = steady
         self._started_at = clock()
         self._url = ""
         self._runtime: Runtime | None = None
@@ -150,8 +152,8 @@ class Snapshots:
             return {} if self._runtime is None else {self._engine: self.own_engine(self._runtime)}
 
     def own_requests(self) -> list[RequestRecord]:
-        now = self._clock()
-        return [record_of_running(running, now) for running in self._running]
+        now_s = self._steady()
+        return [record_of_running(running, now_s) for running in self._running]
 
     async def requests(self) -> dict[str, list[RequestRecord]]:
         """What runs, by process. Raises `LiveUnavailableError`."""

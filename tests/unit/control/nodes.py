@@ -147,7 +147,7 @@ class Node:
     clock: Clock
     """Unix time."""
     steady: Clock
-    """Monotonic time, of outages."""
+    """Monotonic time, of outages and durations."""
     data_dir: Path
 
     async def admit(
@@ -222,7 +222,9 @@ async def build_node(
     loader = ContentLoader(engine, blobs, packed_dir=packed_dir, packer=packer, base_name=base_name)
     residency = Residency(engine, loader, catalog, max_loaded=max_loaded, clock=clock)
     others = OtherServers(live, process)
-    snapshots = Snapshots(live, running, residency, process=process, engine=f"engine-of-{process}", clock=clock)
+    snapshots = Snapshots(
+        live, running, residency, process=process, engine=f"engine-of-{process}", clock=clock, steady=steady
+    )
     authenticator = Authenticator(catalog, flag_keys, clock=clock)
     base = served_base(base_name, engine.model.layout)
     resolver = Resolver(catalog, base, [base_name])
@@ -239,6 +241,7 @@ async def build_node(
         settings or AdmissionSettings(process=process),
         local=LocalLimits(clock=steady),
         clock=clock,
+        steady=steady,
     )
     draining = Draining(catalog, running, residency, others)
     pins = Pins(catalog, residency, engine, base, clock=clock)

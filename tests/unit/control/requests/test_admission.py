@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.requests.admission import AdmissionSettings, reserve_tokens
+from loraserve.control.requests.records import record_of_ended
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import OPEN_ACTOR, Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
@@ -41,7 +42,7 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
             admitted = await node.admit(principal, "sql")
             assert len(node.running) == 1
             assert await num_in_flight(node.live, "acme") == 1
-            node.clock.now += 2
+            node.steady.now += 2
             await node.admission.finish(admitted, DONE)
             await node.admission.finish(admitted, Outcome(EndState.FAILED, "error", 0, 0, 0))
             assert len(node.running) == 0
@@ -55,6 +56,26 @@ def test_one_request_gives_one_usage_line_and_one_terminal_state(valkey: Valkey,
             assert ended is not None
             assert ended.state is EndState.COMPLETED
             assert await node.live.requests.ended("globex", admitted.request_id) is None
+
+    run(scenario)
+
+
+def test_a_clock_that_is_set_back_shortens_no_request(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            admitted = await node.admit(ACME)
+            node.clock.now -= 3600
+            node.steady.now += 2
+            assert [record.duration_ms for record in node.snapshots.own_requests()] == [2000]
+            await node.admission.finish(admitted, DONE)
+            (line,) = node.usage_lines()
+            assert (line.at, line.duration_ms) == (node.clock.now, 2000)
+            ended = await node.live.requests.ended("acme", admitted.request_id)
+            assert ended is not None
+            record = record_of_ended(ended)
+            assert record is not None
+            assert record.duration_ms == 2000
 
     run(scenario)
 

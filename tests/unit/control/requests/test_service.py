@@ -28,6 +28,7 @@ def service(node: Node) -> RequestService:
 async def ended(node: Node, principal: Principal, model: str = "tiny", outcome: Outcome = DONE) -> str:
     admitted = await node.admit(principal, model)
     node.clock.now += 1
+    node.steady.now += 1
     await node.admission.finish(admitted, outcome)
     return admitted.request_id
 
