@@ -42,17 +42,31 @@ class LiveLeases:
         self._connection = connection
         self._names = names
         self._held: dict[str, Lease] = {}
+        self._unheard: set[str] = set()
+        """Of these, whose admission was not answered and which were not renewed since."""
+        self._put_here: set[str] = set()
+        """Of these, which a renewal may have put there first."""
         self._renewing = asyncio.Lock()
 
-    def hold(self, lease: Lease) -> None:
+    def hold(self, lease: Lease, *, is_heard: bool = True) -> None:
+        """is_heard: whether the answer to its admission was."""
         self._held[lease.request_id] = lease
+        if not is_heard:
+            self._unheard.add(lease.request_id)
 
-    async def drop(self, request_id: str) -> None:
-        """No renewal under way can bring it back after this returns."""
+    async def drop(self, request_id: str) -> bool:
+        """No renewal under way can bring it back after this returns.
+
+        Whether its admission had put it into Redis, if it is there: of one that was not heard, as far as is known.
+        """
         self._held.pop(request_id, None)
         if self._renewing.locked():
             async with self._renewing:
                 pass
+        was_put_here = request_id in self._put_here
+        self._unheard.discard(request_id)
+        self._put_here.discard(request_id)
+        return not was_put_here
 
     async def renew_forever(self) -> None:
         while True:
@@ -72,13 +86,22 @@ class LiveLeases:
                 members.setdefault(self._names.tenant_leases(lease.tenant), []).append(lease.request_id)
                 if lease.key_id is not None:
                     members.setdefault(self._names.key_leases(lease.key_id), []).append(lease.request_id)
-            commands: list[list[str | int]] = []
+            unheard = [self._held[request_id] for request_id in self._unheard if request_id in self._held]
+            commands: list[list[str | int]] = [
+                ["ZADD", self._names.all_leases(), end_ms, lease.member()] for lease in unheard
+            ]
             for name, entries in members.items():
                 scored = [part for entry in entries for part in (end_ms, entry)]
                 commands.append(["ZADD", name, *scored])
                 if name != self._names.all_leases():
                     commands.append(["PEXPIRE", name, 2 * LEASE_MS])
-            await self._connection.call_many(commands)
+            unheard_ids = {lease.request_id for lease in unheard}
+            self._unheard -= unheard_ids
+            self._put_here |= unheard_ids
+            replies = await self._connection.call_many(commands)
+            for lease, num_added in zip(unheard, replies, strict=False):
+                if num_added == 0:
+                    self._put_here.discard(lease.request_id)
 
     async def lapsed(self, limit: int = 100) -> list[Lease]:
         """Requests whose process is gone; finish them as lost. Empty in the first 15 s after Redis came (back).

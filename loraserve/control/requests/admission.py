@@ -154,9 +154,13 @@ class Admission:
         adapter = admitted.target.adapter
         key = None if adapter is None else (adapter.tenant, adapter.name)
         self.totals.count(admitted.lease.tenant, key, outcome, now)
+        reserved_tokens = admitted.reserved_tokens
         if admitted.is_local:
-            self._local.give_back(admitted, admitted.reserved_tokens - used_tokens(outcome))
-        await self._settlements.settle(ended(admitted, outcome, now, duration_ms))
+            self._local.give_back(admitted, reserved_tokens - used_tokens(outcome))
+            # Redis may have admitted it too, and taken them from its buckets, though the answer did not come.
+            if not await self._live.leases.drop(admitted.request_id):
+                reserved_tokens = 0
+        await self._settlements.settle(ended(admitted, outcome, now, duration_ms, reserved_tokens))
 
     async def settle_again(self) -> None:
         """What ended while Redis was gone; to be called now and then."""
@@ -250,7 +254,7 @@ class Admission:
             self._undo(call)
             raise
         # Counted by all servers again as soon as Redis is back.
-        self._live.leases.hold(call.lease)
+        self._live.leases.hold(call.lease, is_heard=False)
         return self._begin(principal, target, call, num_sequences, {}, is_local=True)
 
     def _undo(self, call: AdmitCall) -> None:

@@ -35,9 +35,8 @@ def used_tokens(outcome: Outcome) -> int:
     return outcome.num_prompt_tokens + outcome.num_output_tokens
 
 
-def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float) -> FinishCall:
-    # A local admission took nothing from the buckets in Redis, so all that was used is still to be taken.
-    reserved_there = 0 if admitted.is_local else admitted.reserved_tokens
+def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float, reserved_tokens: int) -> FinishCall:
+    """reserved_tokens: of the buckets in Redis, if the lease is there; 0 = all that was used is still to be taken."""
     return FinishCall(
         lease=admitted.lease,
         request=EndedRequest(
@@ -47,7 +46,7 @@ def ended(admitted: Admitted, outcome: Outcome, now: float, duration_ms: float) 
             at=now,
             summary=msgspec.Raw(msgspec.json.encode(_summary(admitted, outcome, duration_ms))),
         ),
-        unused_tokens=reserved_there - used_tokens(outcome),
+        unused_tokens=reserved_tokens - used_tokens(outcome),
         was_admitted=not admitted.is_local,
         tenant_limits=admitted.limits_of(DocumentKind.TENANT),
         key_limits=admitted.limits_of(DocumentKind.KEY),

@@ -1,11 +1,15 @@
 import asyncio
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.leases import LAPSED_AFTER_MS, LEASE_MS, Lease, parse_member
 from loraserve.live.live_store import LiveStore
+from loraserve.live.server_link import Command
 from loraserve.live.snapshots import Snapshot, SnapshotKind
 from tests.support.live_documents import admit_call, build_usual_view, finish_call, lease, num_in_flight
 from tests.unit.live.conftest import RunCheck
@@ -123,5 +127,48 @@ def test_a_lease_that_ended_a_moment_ago_is_not_lost_yet(on_any_server: RunCheck
         await expire(store, lease(), LAPSED_AFTER_MS // 2)
         store.connection.up_since = time.monotonic() - LONG_AGO_S
         assert await store.leases.lapsed() == []
+
+    on_any_server(check)
+
+
+@pytest.mark.parametrize("is_admitted", [False, True])
+def test_whether_an_admission_that_was_not_heard_took_effect_is_known_from_the_renewal(
+    on_any_server: RunCheck, is_admitted: bool
+) -> None:
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        if is_admitted:
+            await store.admission.admit(admit_call())
+        store.leases.hold(lease(), is_heard=False)
+        for _ in range(2):
+            await store.leases.renew()
+        assert await store.leases.drop("r1") == is_admitted
+        assert (store.leases._unheard, store.leases._put_here) == (set(), set())
+
+    on_any_server(check)
+
+
+def test_a_renewal_that_is_not_answered_may_have_put_a_lease_there(
+    on_any_server: RunCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then nothing is given back that was perhaps not taken."""
+
+    async def check(store: LiveStore) -> None:
+        await build_usual_view(store)
+        store.leases.hold(lease(), is_heard=False)
+        call_many = store.connection.call_many
+
+        async def lose_answer(commands: Sequence[Command]) -> list[Any]:
+            replies = await call_many(commands)
+            if commands[0][0] == "ZADD":
+                raise LiveUnavailableError("cut off")
+            return replies
+
+        with monkeypatch.context() as patches:
+            patches.setattr(store.connection, "call_many", lose_answer)
+            with pytest.raises(LiveUnavailableError):
+                await store.leases.renew()
+        await store.leases.renew()
+        assert not await store.leases.drop("r1")
 
     on_any_server(check)

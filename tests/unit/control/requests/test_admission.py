@@ -9,6 +9,8 @@ from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import OPEN_ACTOR, Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.control.usage.outcome import Outcome
+from loraserve.live.admission_records import AdmitCall, AdmitReply
+from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.requests import EndState
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Limits, Role, Status
@@ -21,6 +23,9 @@ __all__ = ["valkey"]
 
 ENGINE_SEQUENCES = 64
 GLOBEX = server_principal("globex", "cli")
+
+
+NOTHING_USED = Outcome(EndState.ABORTED, "abort", 0, 0, 0)
 
 
 async def limited(node: Node, limits: Limits) -> None:
@@ -245,6 +250,40 @@ def test_a_cancelled_admission_leaves_no_lease(valkey: Valkey, tmp_path: Path) -
             admitted = await node.admit(ACME, reserve=0)
             assert admitted.headers["x-ratelimit-remaining-tokens"] == "10000"
             assert len(node.running) == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_renewed", [False, True])
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_what_an_unheard_answer_reserved_is_not_charged_beside_what_was_used(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_taken: bool, is_renewed: bool
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await limited(node, Limits(tokens_per_min=1_000))
+            await node.admission.finish(await node.admit(ACME, reserve=0), NOTHING_USED)
+            admit = node.live.admission.admit
+
+            async def lose_answer(call: AdmitCall) -> AdmitReply:
+                if is_taken:
+                    await admit(call)
+                    await node.live.leases.drop(call.lease.request_id)  # as if it had not been heard
+                raise LiveUnavailableError("cut off")
+
+            with monkeypatch.context() as patches:
+                patches.setattr(node.live.admission, "admit", lose_answer)
+                admitted = await node.admit(ACME, reserve=600)
+            assert admitted.is_local
+            if is_renewed:
+                await node.live.leases.renew()
+                await node.live.leases.renew()
+            await node.admission.finish(admitted, Outcome(EndState.COMPLETED, "stop", 60, 0, 40))
+            admitted = await node.admit(ACME, reserve=0)
+            num_charged = 100 if is_taken or is_renewed else 0
+            # A few tokens flow in meanwhile.
+            assert 0 <= int(admitted.headers["x-ratelimit-remaining-tokens"]) - (1_000 - num_charged) < 100
 
     run(scenario)
 
