@@ -1449,7 +1449,7 @@ export interface components {
             requests_24h: number | null;
             /** @description Time to first token over the last 24 hours; null while it is not known. */
             ttft_p95_ms: number | null;
-            /** @description Revision; also the ETag. */
+            /** @description Revision; as an ETag, what If-Match takes. */
             rev: number;
             /** @default adapter */
             object: string;
@@ -1540,7 +1540,7 @@ export interface components {
             requests_24h: number | null;
             /** @description Time to first token over the last 24 hours; null while it is not known. */
             ttft_p95_ms: number | null;
-            /** @description Revision; also the ETag. */
+            /** @description Revision; as an ETag, what If-Match takes. */
             rev: number;
             /** @default adapter */
             object: string;
@@ -1942,7 +1942,7 @@ export interface components {
             expires_at: number | null;
             /** @description Until then the key before the last rotation works too; Unix seconds. */
             rotating_until: number | null;
-            /** @description Revision; also the ETag. */
+            /** @description Revision; as an ETag, what If-Match takes. */
             rev: number;
             /** @default key */
             object: string;
@@ -2091,7 +2091,7 @@ export interface components {
             expires_at: number | null;
             /** @description Until then the key before the last rotation works too; Unix seconds. */
             rotating_until: number | null;
-            /** @description Revision; also the ETag. */
+            /** @description Revision; as an ETag, what If-Match takes. */
             rev: number;
             /** @default key */
             object: string;
@@ -2758,7 +2758,7 @@ export interface components {
             deleted_at: number | null;
             /** @description Unix seconds. */
             erased_at: number | null;
-            /** @description Revision; also the ETag. */
+            /** @description Revision; as an ETag, what If-Match takes. */
             rev: number;
             /** @default tenant */
             object: string;

@@ -1,25 +1,25 @@
 """Answers with a revision."""
 
-from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from litestar import Request, Response
 
-from loraserve.api.management.etags import etag_header, has_seen
+from loraserve.api.management.etags import etag_header, has_seen, shown_etag
 
 T = TypeVar("T")
 
 NOT_CACHED = {"cache-control": "no-store"}
-"""Of what has an ETag, or says when it was made. Browsers go by these and the URL, and so show what they had: another
-tenant's adapter of that name and revision, or what has changed since without a revision."""
+"""Of what has an ETag, or says when it was made. Browsers go by these and the URL, and so show what they had, such as
+another tenant's adapter of that name."""
 
 
-def shown(request: Request, rev: int, build: Callable[[], T]) -> Response[T]:
-    """304 without a body if the client has this revision."""
-    headers = etag_header(rev) | NOT_CACHED
-    if has_seen(request, rev):
+def shown(request: Request, rev: int, item: T) -> Response[T]:
+    """304 without a body if the client has this."""
+    tag = shown_etag(rev, item)
+    headers = {"etag": tag} | NOT_CACHED
+    if has_seen(request, tag):
         return Response(cast(Any, None), status_code=304, headers=headers)
-    return Response(build(), headers=headers)
+    return Response(item, headers=headers)
 
 
 def changed(rev: int, item: T, status_code: int = 200) -> Response[T]:

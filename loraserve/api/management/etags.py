@@ -1,12 +1,15 @@
-"""Revisions as ETags: 304 for what the client has already, 412 for a change of what it has not seen."""
+"""Revisions in ETags: 304 for what the client has already, 412 for a change of what it has not seen."""
 
+import hashlib
 import re
+from typing import Any
 
+import msgspec
 from litestar import Request
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
-ETAG = re.compile(r'(?:W/)?"(?P<rev>\d{1,18})"')
+ETAG = re.compile(r'(?:W/)?(?P<tag>"(?P<rev>\d{1,18})(?:-[0-9a-f]{16})?")')
 ANY = "*"
 
 
@@ -14,14 +17,19 @@ def etag(rev: int) -> str:
     return f'"{rev}"'
 
 
+def shown_etag(rev: int, item: Any) -> str:
+    """Of all that is shown, also of what changes without a revision; for If-Match its revision alone counts."""
+    return f'"{rev}-{hashlib.sha256(msgspec.json.encode(item)).hexdigest()[:16]}"'
+
+
 def etag_header(rev: int) -> dict[str, str]:
     return {"etag": etag(rev)}
 
 
-def has_seen(request: Request, rev: int) -> bool:
-    """Whether If-None-Match names this revision."""
+def has_seen(request: Request, tag: str) -> bool:
+    """Whether If-None-Match names this ETag."""
     given = request.headers.get("if-none-match")
-    return given is not None and (given.strip() == ANY or rev in _revs(given))
+    return given is not None and (given.strip() == ANY or tag in _tags(given))
 
 
 def expected_rev(request: Request) -> int | None:
@@ -47,5 +55,5 @@ def precondition_failed(message: str) -> ServingError:
     return ServingError(ErrorCode.PRECONDITION_FAILED, message)
 
 
-def _revs(header: str) -> set[int]:
-    return {int(found["rev"]) for found in ETAG.finditer(header)}
+def _tags(header: str) -> set[str]:
+    return {found["tag"] for found in ETAG.finditer(header)}

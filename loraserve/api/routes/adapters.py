@@ -71,7 +71,7 @@ async def get_adapter(
     return shown(
         request,
         document.rev,
-        lambda: context.adapter_items.detail(principal_of(request), document, _of(traffic, document)),
+        context.adapter_items.detail(principal_of(request), document, _of(traffic, document)),
     )
 
 

@@ -59,7 +59,7 @@ async def list_keys(
 )
 async def get_key(request: Request, context: NamedDependency[AppContext], key_id: FromPath[str]) -> Response[KeyItem]:
     document = await context.control.keys.read(principal_of(request), key_id)
-    return shown(request, document.rev, lambda: key_item(document))
+    return shown(request, document.rev, key_item(document))
 
 
 @post(

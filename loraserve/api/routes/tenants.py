@@ -51,7 +51,7 @@ async def get_tenant(
 ) -> Response[TenantItem]:
     """Deleted ones too."""
     document = await context.control.tenants.read(principal_of(request), tenant)
-    return shown(request, document.rev, lambda: _item(context, document))
+    return shown(request, document.rev, _item(context, document))
 
 
 @post(

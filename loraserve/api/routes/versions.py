@@ -54,9 +54,7 @@ async def get_version(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> Response[VersionItem]:
     document, record = await context.control.versions.read(principal_of(request), name, version)
-    return shown(
-        request, document.rev, lambda: context.adapter_items.version(principal_of(request), document.doc, record)
-    )
+    return shown(request, document.rev, context.adapter_items.version(principal_of(request), document.doc, record))
 
 
 @get(

@@ -68,7 +68,7 @@ class AdapterItem(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p95_ms: float | None
     """Time to first token over the last 24 hours; null while it is not known."""
     rev: int
-    """Revision; also the ETag."""
+    """Revision; as an ETag, what If-Match takes."""
     object: str = "adapter"
 
 

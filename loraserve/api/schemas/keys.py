@@ -29,7 +29,7 @@ class KeyItem(msgspec.Struct, frozen=True, kw_only=True):
     rotating_until: float | None
     """Until then the key before the last rotation works too; Unix seconds."""
     rev: int
-    """Revision; also the ETag."""
+    """Revision; as an ETag, what If-Match takes."""
     object: str = "key"
 
 

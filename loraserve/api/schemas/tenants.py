@@ -28,7 +28,7 @@ class TenantItem(msgspec.Struct, frozen=True, kw_only=True):
     erased_at: float | None
     """Unix seconds."""
     rev: int
-    """Revision; also the ETag."""
+    """Revision; as an ETag, what If-Match takes."""
     object: str = "tenant"
 
 

@@ -1,8 +1,10 @@
 import pytest
 from litestar.testing import RequestFactory
 
-from loraserve.api.management.etags import expected_rev, has_seen, must_not_exist
+from loraserve.api.management.etags import expected_rev, has_seen, must_not_exist, shown_etag
 from loraserve.serving.errors import ErrorCode, ServingError
+
+SHOWN, OTHER = "0123456789abcdef", "f" * 16
 
 
 def request(**headers: str):
@@ -10,20 +12,38 @@ def request(**headers: str):
 
 
 @pytest.mark.parametrize(
-    ("given", "seen"), [('"7"', True), ('W/"7"', True), ('"6", "7"', True), ("*", True), ('"17"', False), ("7", False)]
+    ("given", "seen"),
+    [
+        (f'"7-{SHOWN}"', True),
+        (f'W/"7-{SHOWN}"', True),
+        (f'"6", "7-{SHOWN}"', True),
+        ("*", True),
+        (f'"17-{SHOWN}"', False),
+        (f'"7-{OTHER}"', False),
+        ('"7"', False),
+        (f"7-{SHOWN}", False),
+    ],
 )
 def test_what_a_client_has_seen(given: str, seen: bool) -> None:
-    assert has_seen(request(if_none_match=given), 7) is seen
-    assert not has_seen(request(), 7)
+    assert has_seen(request(if_none_match=given), f'"7-{SHOWN}"') is seen
+    assert not has_seen(request(), f'"7-{SHOWN}"')
+
+
+def test_an_etag_of_what_is_shown_is_of_its_revision_and_of_all_that_is_shown() -> None:
+    tags = [shown_etag(rev, shown) for rev in (7, 8) for shown in ({"status": "draining"}, {"status": "deleted"})]
+    assert len(set(tags)) == 4
+    assert tags[0] == shown_etag(7, {"status": "draining"})
+    assert [expected_rev(request(if_match=tag)) for tag in tags] == [7, 7, 8, 8]
 
 
 def test_the_revision_that_a_change_is_for() -> None:
     assert expected_rev(request()) is None
     assert expected_rev(request(if_match="*")) is None
     assert expected_rev(request(if_match='"7"')) == 7
+    assert expected_rev(request(if_match=f'"7-{SHOWN}"')) == 7
 
 
-@pytest.mark.parametrize("given", ["7", '"x"', '"6", "7"', '"-1"', ""])
+@pytest.mark.parametrize("given", ["7", '"x"', '"6", "7"', '"-1"', '"7-"', '"7-x"', ""])
 def test_an_etag_that_we_never_gave_matches_nothing(given: str) -> None:
     with pytest.raises(ServingError) as caught:
         expected_rev(request(if_match=given))
