@@ -25,12 +25,15 @@ class AdapterAccess:
         self._declarations = declarations
 
     def readable(self, principal: Principal) -> list[Document[AdapterDoc]]:
-        """Deleted ones too, in no order."""
-        found = {document.doc.name: document for document in self._catalog.adapters(SHARED_TENANT)}
-        for document in self._catalog.adapters(principal.acting_tenant):
-            if document.doc.deleted_at is None or document.doc.name not in found:
-                found[document.doc.name] = document
-        return [document for name, document in found.items() if principal.may_use(name)]
+        """Deleted ones too, in no order; a deleted one of its own beside a shared one of its name that is not."""
+        own = {document.doc.name: document for document in self._catalog.adapters(principal.acting_tenant)}
+
+        def is_hidden(shared: AdapterDoc) -> bool:
+            hiding = own.get(shared.name)
+            return hiding is not None and (hiding.doc.deleted_at is None or shared.deleted_at is not None)
+
+        shared = [document for document in self._catalog.adapters(SHARED_TENANT) if not is_hidden(document.doc)]
+        return [document for document in (*own.values(), *shared) if principal.may_use(document.doc.name)]
 
     def get(self, principal: Principal, name: str, *, with_deleted: bool = False) -> Document[AdapterDoc]:
         """with_deleted: also one that is, where there is no other. Raises `ServingError` (404)."""

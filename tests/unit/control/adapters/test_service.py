@@ -12,7 +12,7 @@ from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Limits, Role, Tier
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, DONE, content, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, content, eventually, run, running_node, with_tenants
 
 __all__ = ["valkey"]
 
@@ -253,6 +253,10 @@ def test_reads_and_writes_of_others_adapters(valkey: Valkey, tmp_path: Path) -> 
     run(scenario)
 
 
+def listed(node: Node, principal: Principal, state: AdapterState | None = None) -> list[str]:
+    return [document.id for document in node.adapters.list(principal, AdapterQuery(state=state)).items]
+
+
 def test_a_deleted_adapter_hides_no_shared_one(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
@@ -266,8 +270,15 @@ def test_a_deleted_adapter_hides_no_shared_one(valkey: Valkey, tmp_path: Path) -
                 node.adapters.list(ACME).items[0],
             ):
                 assert (document.doc.tenant, document.doc.deleted_at) == ("shared", None)
+            assert listed(node, ACME) == ["shared/sql"]
+            assert listed(node, ACME, AdapterState.DELETED) == ["acme/sql"], "it can be restored"
             await node.adapters.delete(SHARED, "r", "sql", drain_s=0)
             assert (await node.adapters.read(ACME, "sql", with_deleted=True)).doc.tenant == "acme"
+            assert listed(node, ACME, AdapterState.DELETED) == ["acme/sql"]
+            assert listed(node, SHARED, AdapterState.DELETED) == ["shared/sql"]
+            await node.adapters.restore(ACME, "r", "sql")
+            assert listed(node, ACME) == ["acme/sql"]
+            assert listed(node, ACME, AdapterState.DELETED) == []
 
     run(scenario)
 
