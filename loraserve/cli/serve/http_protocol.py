@@ -1,8 +1,11 @@
-"""uvicorn's HTTP protocol with an end to what a client may keep open: bytes of a head, requests, time, connections."""
+"""uvicorn's HTTP protocol with an end to what a client may keep open: bytes of a head, requests, time, connections.
+
+And without chunks for HTTP/1.0, which has none.
+"""
 
 import asyncio
 
-from uvicorn._types import ASGI3Application
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from loraserve.cli.serve.open_files import max_connections
@@ -88,7 +91,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered_cycle = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, _without_chunks(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -130,3 +133,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not has_begun and not self.transport.is_closing():
             self.transport.write(answer)
         self.transport.close()
+
+
+def _without_chunks(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """uvicorn sends them all the same: here an answer of unknown length ends with its connection."""
+
+    async def unchunked(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        has_length = False
+
+        async def send_plainly(message: ASGISendEvent) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif message["type"] == "http.response.body" and not has_length:
+                # What uvicorn counts down to the end.
+                cycle.expected_content_length += len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return unchunked
