@@ -63,6 +63,8 @@ class UploadStore:
         self._decoder = msgspec.json.Decoder(UploadSession)
         self._ended: dict[str, tuple[tuple[int, int], UploadSession]] = {}
         """Final sessions by id, each with its record's inode and time: what ended is read from disk once."""
+        self._reported: dict[str, tuple[int, int]] = {}
+        """Of damaged ones, the same of the record that the log tells of."""
 
     def create(
         self,
@@ -219,8 +221,9 @@ class UploadStore:
 
     def _all(self) -> Iterator[UploadSession]:
         names = self._names()
-        ended = self._ended  # of which nothing is taken out, also by other threads
+        ended, reported = self._ended, self._reported  # of which nothing is taken out, also by other threads
         self._ended = {name: ended[name] for name in names if name in ended}
+        self._reported = {name: reported[name] for name in names if name in reported}
         return self._load_all(names)
 
     def _load_all(self, names: Iterable[str]) -> Iterator[UploadSession]:
@@ -230,15 +233,14 @@ class UploadStore:
             except UploadNotFoundError:
                 continue
             except DamagedFileError as damage:
-                _logger.error("%s", damage)
+                self._report(name, damage)
 
     def _load_once(self, upload_id: str) -> UploadSession:
         """As `load`; final ones from memory while their record is the same file."""
         try:
-            found = (self._path(upload_id) / _SESSION).stat()
+            record = self._record(upload_id)
         except FileNotFoundError:
             raise UploadNotFoundError(upload_id) from None
-        record = (found.st_ino, found.st_mtime_ns)
         known = self._ended.get(upload_id)
         if known is not None and known[0] == record:
             return known[1]
@@ -246,6 +248,21 @@ class UploadStore:
         if session.state.is_final:
             self._ended[upload_id] = (record, session)
         return session
+
+    def _report(self, upload_id: str, damage: DamagedFileError) -> None:
+        """Once, until its record is another file: the sessions are looked through all the time."""
+        record = None
+        with suppress(OSError):
+            record = self._record(upload_id)
+        if record is None or self._reported.get(upload_id) != record:
+            _logger.error("%s", damage)
+        if record is not None:
+            self._reported[upload_id] = record
+
+    def _record(self, upload_id: str) -> tuple[int, int]:
+        """Which file it is, and of when."""
+        found = (self._path(upload_id) / _SESSION).stat()
+        return found.st_ino, found.st_mtime_ns
 
     def _remove_unfinished_creations(self, before: float) -> None:
         for name in self._names():

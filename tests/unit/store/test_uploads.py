@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -323,6 +324,25 @@ def test_a_damaged_record_is_reported_and_the_others_listed(
     assert str(path) in caplog.text
     with pytest.raises(DamagedFileError):
         store.load(damaged)
+
+
+def test_a_damaged_record_is_reported_once_until_it_is_another_file(
+    store: UploadStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sessions are looked through every half a minute."""
+    damaged = [create(store).id, create(store).id]
+    paths = [tmp_path / "data" / "uploads" / each / "session.json" for each in damaged]
+    for path in paths:
+        path.write_bytes(b"{")
+    for _ in range(3):
+        assert [*store.sessions()] == []
+    assert [record.getMessage().count("session.json") for record in caplog.records] == [1, 1]
+    paths[0].write_bytes(b"[")
+    os.utime(paths[0], (1.0, 1.0))
+    shutil.rmtree(paths[1].parent)
+    for _ in range(2):
+        assert [*store.sessions()] == []
+    assert [str(paths[0]) in record.getMessage() for record in caplog.records[2:]] == [True]
 
 
 def test_uploads_that_nobody_finishes_expire_and_their_bytes_go(store: UploadStore, tmp_path: Path) -> None:
