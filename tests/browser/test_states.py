@@ -1,6 +1,10 @@
 """What a view shows while it has no answer, an old one, none that it may have, and where its settings came from."""
 
 import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,6 +38,32 @@ for (const name of ["localStorage", "sessionStorage"]) {
 PLANTED = {"error": {"message": "Redis is being read again.", "code": "unavailable", "type": "server_error"}}
 
 
+@contextmanager
+def cutting_server(headers: str) -> Iterator[str]:
+    """Answers with a head and the beginning of its body, and hangs up."""
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(
+                    f"HTTP/1.1 200 OK\r\n{headers}\r\ncontent-length: 1000\r\n\r\n".encode() + b"data: {"
+                )
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
 def fail(route: Route) -> None:
     headers = {"x-request-id": "planted-id"}
     route.fulfill(status=503, headers=headers, content_type="application/json", body=json.dumps(PLANTED))
@@ -65,6 +95,46 @@ def test_a_failure_names_its_reason_and_request_and_can_be_tried_again(of_admin:
         of_admin.watch.expect_status(403)
     page.get_by_role("button", name="Try again").first.click()
     expect(page.get_by_test_id("failure")).to_have_count(0, timeout=POLLED_MS)
+
+
+def test_an_answer_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: Console):
+    of_admin.watch.expect_no_answer()
+    page = of_admin.page
+    with cutting_server("content-type: application/json") as url:
+        page.route(FAILING["live"], lambda route: route.continue_(url=f"{url}/v1/live"))
+        page.goto(f"{of_admin.url}/ui/#/live")
+        failure = page.get_by_test_id("failure")
+        expect(failure).to_contain_text(
+            "The server does not answer. It may be restarting; this page retries by itself."
+        )
+        expect(failure).not_to_contain_text("TypeError")
+        of_admin.let_through(FAILING["live"])
+        expect(failure).to_have_count(0, timeout=POLLED_MS)
+
+
+def test_a_stream_that_is_cut_off_behind_its_head_says_so(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    console.watch.expect_no_answer()
+    page = console.open("#/playground")
+    with cutting_server("content-type: text/event-stream") as url:
+        page.route("**/v1/chat/completions", lambda route: route.continue_(url=f"{url}/v1/chat/completions"))
+        page.get_by_test_id("prompt").fill("hello")
+        page.get_by_role("button", name="Send").click()
+        expect(page.get_by_test_id("column-0").get_by_role("alert")).to_have_text(
+            "The stream ended before the answer was complete."
+        )
+        console.let_through("**/v1/chat/completions")
+
+
+def test_a_file_that_is_cut_off_behind_its_head_is_a_lost_connection(of_admin: Console):
+    of_admin.watch.expect_no_answer()
+    page = of_admin.open("#/requests/audit")
+    with cutting_server("content-type: text/csv") as url:
+        page.route("**/v1/audit?format=csv", lambda route: route.continue_(url=f"{url}/v1/audit"))
+        page.get_by_role("button", name="Export CSV").click()
+        of_admin.toast("The server does not answer.")
+        of_admin.let_through("**/v1/audit?format=csv")
 
 
 @pytest.mark.parametrize("view", ["requests", "live", "access/keys"])

@@ -50,8 +50,7 @@ const SAFE = new Set(["GET", "HEAD"]);
 /** Paths are relative to the server's root; everything goes to this server only. */
 export async function call<T>(method: string, path: string, options: CallOptions = {}): Promise<Answer<T>> {
   const response = await send(method, path, options);
-  const text = await response.text();
-  const body = parse(text);
+  const body = parse(await heard(method, () => response.text()));
   if (!response.ok) {
     const error = errorOf(response, body);
     if (error.status === 404 && error.param === "X-Tenant" && !options.headers?.["x-tenant"]) goneTenant.value = actingTenant.peek();
@@ -63,8 +62,20 @@ export async function call<T>(method: string, path: string, options: CallOptions
 /** For streams: the response as soon as its headers are here. Throws `ApiError` like `call`. */
 export async function open(method: string, path: string, options: CallOptions = {}): Promise<Response> {
   const response = await send(method, path, options);
-  if (!response.ok) throw errorOf(response, parse(await response.text()));
+  if (!response.ok) throw errorOf(response, parse(await heard(method, () => response.text())));
   return response;
+}
+
+/** What `listen` gets to hear of the server; a connection that is lost, be it behind the head of an answer, throws `ApiError`. */
+export async function heard<T>(method: string, listen: () => Promise<T>): Promise<T> {
+  try {
+    return await listen();
+  } catch (error) {
+    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    serverAnswers.value = false;
+    const next = SAFE.has(method) ? "this page retries by itself" : "try again once it is back";
+    throw new ApiError(0, "unreachable", `The server does not answer. It may be restarting; ${next}.`);
+  }
 }
 
 export function requestHeaders(method: string): Record<string, string> {
@@ -84,18 +95,11 @@ async function send(method: string, path: string, { body, headers, signal }: Cal
   };
   const sentAs = csrfToken.peek();
   if (!SAFE.has(method)) numChanges.value++;
-  try {
-    const response = await fetch(serverUrl + path, init);
-    serverAnswers.value = true;
-    // What was sent before a login says nothing of it.
-    if (response.status === 401 && sentAs === csrfToken.peek()) signedOut.value = true;
-    return response;
-  } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
-    serverAnswers.value = false;
-    const next = SAFE.has(method) ? "this page retries by itself" : "try again once it is back";
-    throw new ApiError(0, "unreachable", `The server does not answer. It may be restarting; ${next}.`);
-  }
+  const response = await heard(method, () => fetch(serverUrl + path, init));
+  serverAnswers.value = true;
+  // What was sent before a login says nothing of it.
+  if (response.status === 401 && sentAs === csrfToken.peek()) signedOut.value = true;
+  return response;
 }
 
 function parse(text: string): unknown {

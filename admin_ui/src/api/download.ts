@@ -1,9 +1,9 @@
-import { open } from "./client";
+import { heard, open } from "./client";
 
 /** The answer to a GET as a file on the person's disk. Through `fetch`, since a link cannot carry the tenant's header. */
 export async function download(path: string, fileName: string, headers: Record<string, string> = {}): Promise<void> {
   const response = await open("GET", path, { headers });
-  saveBlob(await response.blob(), fileName);
+  saveBlob(await heard("GET", () => response.blob()), fileName);
 }
 
 export function saveBlob(blob: Blob, fileName: string): void {

@@ -46,7 +46,11 @@ export async function* streamCompletion(
     if (chunk.error) throw new ApiError(response.status, chunk.error.code, chunk.error.message, null, response.headers.get("x-request-id"));
     yield chunk;
   }
-  throw new ApiError(0, "cut_off", "The stream ended before the answer was complete.");
+  throw cutOff();
+}
+
+function cutOff(): ApiError {
+  return new ApiError(0, "cut_off", "The stream ended before the answer was complete.");
 }
 
 async function* lines(body: ReadableStream<Uint8Array>): AsyncGenerator<string> {
@@ -54,7 +58,9 @@ async function* lines(body: ReadableStream<Uint8Array>): AsyncGenerator<string> 
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error: unknown) => {
+        throw error instanceof DOMException && error.name === "AbortError" ? error : cutOff();
+      });
       if (done) return;
       const parts = (rest + value).split("\n");
       rest = parts.pop() ?? "";
