@@ -306,6 +306,43 @@ def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Pa
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 
+def test_trying_again_while_the_server_is_still_away_begins_no_second_upload(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
+    console.watch.expect_no_answer()
+    console.watch.expect_status(500)
+    page = console.page
+    page.route("**/files/adapter_model.safetensors", lambda route: route.fulfill(status=500))
+    console.upload("once", twin(tmp_path / "once", "json"))
+    expect(page.get_by_test_id("failure")).to_be_visible()
+    page.route("**/v1/uploads/*", lambda route: route.abort())
+    with page.expect_request("**/v1/uploads/*"):
+        page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_test_id("failure")).to_contain_text("The server does not answer.")
+    for pattern in ("**/v1/uploads/*", "**/files/adapter_model.safetensors"):
+        console.let_through(pattern)
+    page.get_by_role("button", name="Try again").click()
+    console.see_upload_end("ready")
+    assert len(tenant.http.get("/v1/uploads").json()["data"]) == 1
+
+
+def test_an_upload_whose_first_answer_was_lost_is_gone_on_with(console: Console, tenant: Tenant, tmp_path: Path):
+    console.watch.expect_no_answer()
+    page = console.page
+
+    def lose(route: Route) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/v1/adapters/*/uploads", lose)
+    console.upload("unheard", twin(tmp_path / "unheard", "json"))
+    expect(page.get_by_test_id("failure")).to_contain_text("The server does not answer.")
+    console.let_through("**/v1/adapters/*/uploads")
+    page.get_by_role("button", name="Try again").click()
+    console.see_upload_end("ready")
+    assert len(tenant.http.get("/v1/uploads").json()["data"]) == 1
+
+
 def test_cancelling_ends_the_session_on_the_server(console: Console, tenant: Tenant, tmp_path: Path):
     # The first chunk gets no answer, as on a network that just went away.
     console.page.route("**/files/**", lambda _: None)

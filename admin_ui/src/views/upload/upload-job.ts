@@ -3,6 +3,7 @@ import { signal } from "@preact/signals";
 import { ApiError, call, requestHeaders } from "../../api/client";
 import { serverUrl } from "../../api/server-url";
 import type { UploadItem } from "../../api/types";
+import { randomId } from "../../parts/clipboard";
 import { tenantHeaders } from "../../state/session";
 
 export const CONFIG_FILE = "adapter_config.json";
@@ -29,6 +30,8 @@ export class UploadJob {
   readonly bytesPerS = signal(0);
   private aborter = new AbortController();
   private activate = true;
+  /** Of the session that is asked for: one whose answer was lost is found again. */
+  private creation = randomId();
 
   constructor(
     readonly name: string,
@@ -61,7 +64,14 @@ export class UploadJob {
   /** After an error: with the session where there is one, as it is on the server now. */
   async retry(): Promise<void> {
     const id = this.session.value?.id;
-    const known = id === undefined ? null : await this.call<UploadItem>("GET", `/v1/uploads/${id}`).catch(() => null);
+    let known: UploadItem | null = null;
+    try {
+      if (id !== undefined) known = await this.call<UploadItem>("GET", `/v1/uploads/${id}`);
+    } catch (error) {
+      // Only of one that is gone there may be a second.
+      if (!(error instanceof ApiError && error.status === 404)) return this.fail(error);
+      this.creation = randomId();
+    }
     if (known && isTerminal(known)) {
       this.session.value = known;
       this.error.value = null;
@@ -100,7 +110,8 @@ export class UploadJob {
 
   private async create(activate: boolean): Promise<UploadItem> {
     const files = this.files.map((file) => ({ name: file.name, size_bytes: file.size }));
-    return this.call<UploadItem>("POST", `/v1/adapters/${encodeURIComponent(this.name)}/uploads`, { files, activate });
+    const path = `/v1/adapters/${encodeURIComponent(this.name)}/uploads`;
+    return this.call<UploadItem>("POST", path, { files, activate }, { "idempotency-key": this.creation });
   }
 
   private async send(session: UploadItem, file: File): Promise<void> {
@@ -178,8 +189,8 @@ export class UploadJob {
     return session.files.find((file) => file.name === name)?.offset ?? null;
   }
 
-  private async call<T>(method: string, path: string, body?: unknown): Promise<T> {
-    const options = { headers: this.headers(), signal: this.aborter.signal, ...(body === undefined ? {} : { body }) };
+  private async call<T>(method: string, path: string, body?: unknown, headers: Record<string, string> = {}): Promise<T> {
+    const options = { headers: { ...this.headers(), ...headers }, signal: this.aborter.signal, ...(body === undefined ? {} : { body }) };
     return (await call<T>(method, path, options)).data;
   }
 
