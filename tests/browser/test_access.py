@@ -194,6 +194,50 @@ def test_a_key_may_be_limited_to_adapters_days_and_rates(root: Console, tenant: 
     assert key["expires_at"] is not None
 
 
+def lose_answer(route: Route) -> None:
+    """The server has done it."""
+    if route.request.method == "GET":
+        route.continue_()
+        return
+    route.fetch()
+    route.abort()
+
+
+def test_a_key_whose_answer_was_lost_is_made_once_and_its_secret_is_shown(root: Console, tenant: Tenant):
+    root.watch.expect_no_answer()
+    open_keys(root, tenant)
+    page = root.page
+    page.route("**/v1/keys", lose_answer)
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("unheard")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("may have been made all the same")
+    root.let_through("**/v1/keys")
+    dialog.get_by_role("button", name="Create").click()
+    secret = page.get_by_test_id("secret").locator("code").inner_text()
+    assert status_of(root.url, secret) == 200
+    expect(key_row(root, "unheard")).not_to_contain_text("old secret valid")
+
+
+def test_a_key_that_is_asked_for_otherwise_after_a_lost_answer_is_another(root: Console, tenant: Tenant):
+    root.watch.expect_no_answer()
+    open_keys(root, tenant)
+    page = root.page
+    page.route("**/v1/keys", lose_answer)
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("the one")
+    dialog.get_by_role("button", name="Create").click()
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    root.let_through("**/v1/keys")
+    dialog.get_by_label("Name", exact=True).fill("another")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_test_id("secret")).to_be_visible()
+    key_row(root, "the one")
+    key_row(root, "another")
+
+
 def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     old = make_key(root, "rotating")

@@ -1,6 +1,7 @@
 import { useSignal } from "@preact/signals";
+import { useRef } from "preact/hooks";
 
-import { call } from "../../api/client";
+import { ApiError, call } from "../../api/client";
 import type { CreatedKey, KeyItem } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { randomId } from "../../parts/clipboard";
@@ -48,7 +49,25 @@ export function KeyDialog({ keyItem, onClose, onMade, onChanged }: KeyDialogProp
       return;
     }
     const options = { ...(everyTenant.value ? { tenant: "*" } : {}), ...(endsInS === null ? {} : { expires_in_s: endsInS }) };
-    await onMade((await call<CreatedKey>("POST", "/v1/keys", { body: { ...body, ...options }, headers: { "idempotency-key": randomId() } })).data);
+    await onMade(await create({ ...body, ...options }));
+  }
+
+  const asked = useRef({ text: "", id: "" });
+
+  /** The same, asked for again because the answer was lost, makes no second key. */
+  async function create(body: object): Promise<CreatedKey> {
+    const text = JSON.stringify(body);
+    if (asked.current.text !== text) asked.current = { text, id: randomId() };
+    try {
+      const { data } = await call<CreatedKey>("POST", "/v1/keys", { body, headers: { "idempotency-key": asked.current.id } });
+      if (data.secret !== null) return data;
+      // Its secret went with the answer that was lost, so that nobody has it.
+      const headers = { "if-match": `"${data.rev}"` };
+      return (await call<CreatedKey>("POST", `/v1/keys/${data.id}/rotate`, { headers, body: { grace_s: 0 } })).data;
+    } catch (error) {
+      if (!(error instanceof ApiError) || error.status !== 0) throw error;
+      throw new ApiError(0, error.code, `${error.message} The key may have been made all the same: unchanged, Create shows that one and makes no second.`);
+    }
   }
 
   const title = keyItem ? `Edit ${keyItem.name || keyItem.id}` : `New key for ${everyTenant.value ? "all tenants" : shownTenant.value}`;
