@@ -238,6 +238,27 @@ def test_a_key_that_is_asked_for_otherwise_after_a_lost_answer_is_another(root: 
     key_row(root, "another")
 
 
+def test_a_second_rotation_within_the_hour_says_whose_secret_it_ends(root: Console, tenant: Tenant):
+    first = tenant.key("infer", name="rotated twice")
+    open_keys(root, tenant)
+    page = root.page
+    rotate = key_row(root, "rotated twice").get_by_role("button", name="Rotate")
+    rotate.click()
+    root.toast("Rotated")
+    second = page.get_by_test_id("secret").locator("code").inner_text()
+    expect(key_row(root, "rotated twice")).to_contain_text("old secret valid")
+    rotate.click()
+    dialog = root.dialog("Rotate rotated twice again?")
+    expect(dialog).to_contain_text("ends at once")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert status_of(root.url, first) == 200
+    rotate.click()
+    dialog.get_by_role("button", name="Rotate").click()
+    expect(page.get_by_test_id("secret").locator("code")).not_to_have_text(second)
+    third = page.get_by_test_id("secret").locator("code").inner_text()
+    assert [status_of(root.url, secret) for secret in (first, second, third)] == [401, 200, 200]
+
+
 def test_rotating_shows_the_new_key_once_and_lets_the_old_one_finish(root: Console, tenant: Tenant):
     open_keys(root, tenant)
     old = make_key(root, "rotating")

@@ -39,8 +39,8 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
       </td>
       <td data-label="Status">
         <Chip {...(MARK[status] ?? {})}>{status}</Chip>
-        {item.rotating_until !== null && item.rotating_until > Date.now() / 1000 && (
-          <span class="muted small under nowrap" title={`The secret before the last rotation works until ${dateTime(item.rotating_until)}`}>
+        {isRotating(item) && (
+          <span class="muted small under nowrap" title={`The secret before the last rotation works until ${dateTime(item.rotating_until ?? 0)}`}>
             old secret valid
           </span>
         )}
@@ -104,6 +104,11 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
       </td>
     </tr>
   );
+}
+
+/** Whether the secret from before the last rotation still works: the next one ends it. */
+export function isRotating({ rotating_until }: KeyItem): boolean {
+  return rotating_until !== null && rotating_until > Date.now() / 1000;
 }
 
 /** "in 3 d", or when it was. */

@@ -4,6 +4,7 @@ import { call } from "../../api/client";
 import type { CreatedKey, KeyItem, UsageReport } from "../../api/types";
 import { cli } from "../../parts/commands";
 import { Dialog } from "../../parts/dialog";
+import { dateTime } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { Empty, ListView, SkeletonRows } from "../../parts/states";
 import { toast } from "../../parts/toasts";
@@ -13,8 +14,9 @@ import { usePaged } from "../../state/paged";
 import { usePolled } from "../../state/polled";
 import { may, mayActForAll, session, shownTenant } from "../../state/session";
 import { KeyDialog } from "./key-dialog";
-import { GRACE_S, KeyRow } from "./key-row";
+import { GRACE_S, isRotating, KeyRow } from "./key-row";
 
+const ROTATED = "Rotated: the old secret works for another hour.";
 const HEADS = ["Key", "Status", "Role", "May use", "Requests, 24 h", "Expires"];
 
 export function Keys() {
@@ -22,6 +24,7 @@ export function Keys() {
   const list = usePaged<KeyItem>(mayActForAll.value && !ofAll ? `/v1/keys?tenant=${encodeURIComponent(shownTenant.value)}` : "/v1/keys", 100, 10_000);
   const editing = useSignal<KeyItem | "new" | null>(null);
   const revoking = useSignal<KeyItem | null>(null);
+  const rotatingAgain = useSignal<KeyItem | null>(null);
   const usage = usePolled(
     `usage of keys ${ofAll}`,
     async (signal) => (await call<UsageReport>("GET", `/v1/usage?group_by=${ofAll ? "tenant,key" : "key"}`, { signal })).data.data,
@@ -109,7 +112,7 @@ export function Keys() {
                       ofTenant={ofAll ? null : shownTenant.value}
                       numRequests={requestsOf(key)}
                       onEdit={() => (editing.value = key)}
-                      onRotate={() => void act("Rotated: the old secret works for another hour.", () => rotate(key))}
+                      onRotate={() => (isRotating(key) ? (rotatingAgain.value = key) : void act(ROTATED, () => rotate(key)))}
                       onStatus={(status) => void setStatus(key, status)}
                       onRevoke={() => (revoking.value = key)}
                     />
@@ -127,6 +130,24 @@ export function Keys() {
           onChanged={list.refresh}
           onMade={show}
         />
+      )}
+      {rotatingAgain.value && (
+        <Dialog
+          title={`Rotate ${rotatingAgain.value.name || rotatingAgain.value.id} again?`}
+          confirm="Rotate"
+          danger
+          onClose={() => (rotatingAgain.value = null)}
+          onConfirm={async () => {
+            if (rotatingAgain.value) await rotate(rotatingAgain.value);
+            toast(ROTATED);
+            list.refresh();
+          }}
+        >
+          <p>
+            The secret from before the last rotation still works, until {dateTime(rotatingAgain.value.rotating_until ?? 0)}. It ends at once; the one from the last
+            rotation works for another hour.
+          </p>
+        </Dialog>
       )}
       {revoking.value && (
         <Dialog
