@@ -7,7 +7,9 @@ import "./state/theme";
 import { render } from "preact";
 
 import { PAGES } from "./pages";
+import { keepFocus } from "./parts/kept-focus";
 import { Shell } from "./shell/shell";
 
+keepFocus();
 const root = document.getElementById("app");
 if (root) render(<Shell pages={PAGES} />, root);

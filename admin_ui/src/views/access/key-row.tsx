@@ -76,24 +76,19 @@ export function KeyRow({ item, ofTenant, numRequests, onEdit, onRotate, onStatus
           </button>
         )}
         {item.status === "active" && (
-          <>
-            <button
-              type="button"
-              class="button is-quiet"
-              title={`The old secret works for another ${GRACE_S / 60} minutes`}
-              // Not the second of a double click: the secret from before the first would end at once.
-              onClick={(event) => event.detail < 2 && onRotate()}
-            >
-              Rotate
-            </button>
-            <button type="button" class="button is-quiet" onClick={() => onStatus("suspended")}>
-              Suspend
-            </button>
-          </>
+          <button
+            type="button"
+            class="button is-quiet"
+            title={`The old secret works for another ${GRACE_S / 60} minutes`}
+            // Not the second of a double click: the secret from before the first would end at once.
+            onClick={(event) => event.detail < 2 && onRotate()}
+          >
+            Rotate
+          </button>
         )}
-        {item.status === "suspended" && (
-          <button type="button" class="button is-quiet" onClick={() => onStatus("active")}>
-            Resume
+        {(item.status === "active" || item.status === "suspended") && (
+          <button type="button" class="button is-quiet" onClick={() => onStatus(item.status === "active" ? "suspended" : "active")}>
+            {item.status === "active" ? "Suspend" : "Resume"}
           </button>
         )}
         {item.status !== "revoked" && (
