@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from litestar.types import Receive, Scope, Send
 
-from loraserve.cli.http_server import HttpServer
+from loraserve.cli.serve.http_server import HttpServer
 from tests.integration.test_slow_clients import App, against, connected
 
 PIECES = [b"data: one\n\n", b"", b"data: two\n\n"]
