@@ -51,6 +51,8 @@ class Grammar:
     kind: GrammarKind
     text: str
     reasoning: GrammarReasoning | None = None
+    param: str | None = field(default=None, compare=False)
+    """What asks for it, for its errors: it is the same grammar whatever does."""
 
 
 @dataclass(frozen=True, slots=True)

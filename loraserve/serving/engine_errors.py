@@ -2,7 +2,7 @@
 
 import logging
 
-from loraserve.engine.request import EngineErrorCode, SequenceOutput
+from loraserve.engine.request import EngineErrorCode, Grammar, SequenceOutput
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.errors import ErrorCode, ServingError
 
@@ -18,8 +18,10 @@ def model_not_found(name: str) -> ServingError:
     return ServingError(ErrorCode.MODEL_NOT_FOUND, message, param="model")
 
 
-def request_failed(output: SequenceOutput, adapter: BoundAdapter | None) -> ServingError:
-    """For an output with finish_reason "error" of a request for `adapter`."""
+def request_failed(
+    output: SequenceOutput, adapter: BoundAdapter | None, grammar: Grammar | None = None
+) -> ServingError:
+    """For an output with finish_reason "error" of a request for `adapter`, held to `grammar`."""
     message = output.error or "The engine could not run the request."
     match output.error_code:
         case EngineErrorCode.INVALID_REQUEST:
@@ -32,7 +34,7 @@ def request_failed(output: SequenceOutput, adapter: BoundAdapter | None) -> Serv
             return ServingError(ErrorCode.ADAPTER_UNREADABLE, text)
         case EngineErrorCode.GRAMMAR:
             text = f"The answer cannot be held to the schema or grammar that was asked for: {message}."
-            return ServingError(ErrorCode.INVALID_VALUE, text)
+            return ServingError(ErrorCode.INVALID_VALUE, text, param=None if grammar is None else grammar.param)
         case EngineErrorCode.NOT_FINITE:
             return ServingError(ErrorCode.NOT_FINITE, f"{message[0].upper()}{message[1:]}.")
         case _:

@@ -256,7 +256,7 @@ class Generation:
     def _take_one(self, prompt: PromptRun, output: SequenceOutput, now_s: float) -> ChoiceDelta | None:
         if output.finish_reason is FinishReason.ERROR:
             self._unfinished_reason = FinishReason.ERROR
-            raise request_failed(output, self._job.adapter)
+            raise request_failed(output, self._job.adapter, prompt.engine_request.sampling.grammar)
         prompt.num_cached_tokens = max(prompt.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             prompt.prompt_logprobs = output.prompt_logprobs

@@ -127,12 +127,31 @@ def test_held_and_free_requests_in_one_batch_do_not_touch_each_other(client: ope
         assert all(other.result() for other in others)
 
 
+NOT_HELD = {"type": "array", "uniqueItems": True}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
-        ({"structured_outputs": {"regex": "(a"}}, None, "regex parse error"),
-        ({"structured_outputs": {"grammar": "start: nosuch"}}, None, "nosuch"),
-        ({"structured_outputs": {"json": {"type": "array", "uniqueItems": True}}}, None, "uniqueItems"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex", "regex parse error"),
+        ({"structured_outputs": {"grammar": "start: nosuch"}}, "structured_outputs.grammar", "nosuch"),
+        ({"structured_outputs": {"json": NOT_HELD}}, "structured_outputs.json", "uniqueItems"),
+        ({"guided_json": NOT_HELD}, "guided_json", "uniqueItems"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NOT_HELD}}},
+            "response_format.json_schema.schema",
+            "uniqueItems",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": NOT_HELD}}}}
+                ],
+                "tool_choice": "required",
+            },
+            "tools",
+            "uniqueItems",
+        ),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "cannot be combined"),
         ({"structured_outputs": {"regex": "a" * 9000}}, "structured_outputs.regex", "9000 characters; the limit is"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),

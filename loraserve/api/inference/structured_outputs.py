@@ -59,7 +59,7 @@ def grammar_of(
     check_at_most(param, len(text), limit, what)
     if isinstance(value, dict):
         check_cost(param, value, limits)
-    return Grammar(kind, text)
+    return Grammar(kind, text, param=param)
 
 
 def formats_of(request: GenerationFields) -> list[AskedFormat]:

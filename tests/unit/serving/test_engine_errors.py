@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from loraserve.api.http.errors import ERROR_TABLE
-from loraserve.engine.request import EngineErrorCode, FinishReason, SequenceOutput
+from loraserve.engine.request import EngineErrorCode, FinishReason, Grammar, GrammarKind, SequenceOutput
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.engine_errors import request_failed
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -30,6 +30,19 @@ def failed(code: EngineErrorCode | None, adapter: BoundAdapter | None = ADAPTER)
 def test_every_engine_code_has_its_own_answer(code: EngineErrorCode | None, expected: ErrorCode, status: int) -> None:
     error = failed(code)
     assert (error.code, ERROR_TABLE[error.code][0]) == (expected, status)
+
+
+def test_what_asked_for_a_grammar_is_named() -> None:
+    output = SequenceOutput(
+        "r", 0, [], finish_reason=FinishReason.ERROR, error="no", error_code=EngineErrorCode.GRAMMAR
+    )
+    error = request_failed(output, None, Grammar(GrammarKind.REGEX, "(a", param="guided_regex"))
+    assert error.param == "guided_regex"
+
+
+def test_a_grammar_is_the_same_whatever_asks_for_it() -> None:
+    one, other = (Grammar(GrammarKind.REGEX, "a", param=param) for param in ("guided_regex", None))
+    assert (one, hash(one)) == (other, hash(other))
 
 
 def test_no_engine_code_is_forgotten() -> None:
