@@ -96,3 +96,11 @@ def test_a_schema_that_cannot_be_followed(client: openai.OpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": unique}}}}
     with pytest.raises(openai.BadRequestError, match="uniqueItems"):
         client.chat.completions.create(**ASKED | {"tools": [tool]}, model="spell", tool_choice="required")
+
+
+def test_arguments_that_cannot_be_held_to_their_schema_are_refused(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+        client.chat.completions.create(**ASKED | {"tools": [tool]}, model="spell", tool_choice="required")
+    assert refused.value.param == "tool_choice"

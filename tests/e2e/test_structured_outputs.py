@@ -142,16 +142,6 @@ NOT_HELD = {"type": "array", "uniqueItems": True}
             "response_format.json_schema.schema",
             "uniqueItems",
         ),
-        (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": NOT_HELD}}}}
-                ],
-                "tool_choice": "required",
-            },
-            "tools",
-            "uniqueItems",
-        ),
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "cannot be combined"),
         ({"structured_outputs": {"regex": "a" * 9000}}, "structured_outputs.regex", "9000 characters; the limit is"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not supported"),

@@ -22,7 +22,7 @@ def test_a_directory_that_cannot_be_written_is_said_in_a_line(tmp_path: Path) ->
 def test_a_key_is_made_without_importing_what_a_server_does() -> None:
     """With it the command took 1.3 s of a core, of which it now takes 0.4."""
     code = (
-        "import sys, loraserve.cli.offline_keys\n"
+        "import sys, loraserve.cli.admin.offline_keys\n"
         "found = {'litestar', 'redis', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported: {found}' if found else 0)"
     )
