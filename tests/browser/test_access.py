@@ -15,6 +15,16 @@ from tests.browser.tenant import Tenant
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import serve_fake, stop, wait_until
 
+OLDER = """
+for (const name of ["toLocaleString", "toLocaleTimeString"]) {
+  const now = Date.prototype[name];
+  Date.prototype[name] = function (locale, options = {}) {
+    const { hour12, ...others } = options;
+    return now.call(this, locale, hour12 === false ? { ...others, hourCycle: "h24" } : options);
+  };
+}
+"""
+"""As browsers read `hour12: false` before 2023, in languages of 12 hours."""
 RENEWED_MS = 10_000
 """After which the list of keys is asked for again."""
 
@@ -415,6 +425,21 @@ def test_a_key_that_has_ended_says_so(root: Console, tenant: Tenant):
     wait_until(lambda: status_of(root.url, secret) == 401, "the key has ended")
     root.page.clock.fast_forward(RENEWED_MS)
     expect(key_row(root, "brief")).to_contain_text("expired", timeout=RENEWED_MS)
+
+
+def test_midnight_is_00_also_in_an_older_browser(root: Console, tenant: Tenant):
+    root.page.add_init_script(OLDER)
+    root.page.goto("about:blank")
+    midnight = root.page.evaluate("new Date(2026, 0, 1).getTime() / 1000")
+
+    def made_at_midnight(route: Route) -> None:
+        page = route.fetch().json()
+        route.fulfill(json={**page, "data": [{**key, "created_at": midnight} for key in page["data"]]})
+
+    root.page.route("**/v1/keys?*", made_at_midnight)
+    open_keys(root, tenant)
+    made = root.page.get_by_test_id("key-row").first.get_by_text("made")
+    expect(made).to_have_attribute("title", re.compile(r"\b00:00:00\b"))
 
 
 def test_over_plain_http_keys_are_made_and_copied_all_the_same(root: Console, tenant: Tenant):

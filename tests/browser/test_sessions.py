@@ -4,7 +4,7 @@ import re
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import NewConsole
 from tests.browser.console import Console
@@ -178,6 +178,89 @@ def test_a_tab_tells_of_whom_it_shows_after_another_logged_in_as_somebody_else(
     page.get_by_role("checkbox", name="Select mine").check()
     page.get_by_role("button", name="Disable").click()
     console.toast("Disabled mine.")
+
+
+def test_a_tab_keeps_what_is_typed_where_the_same_key_logs_in_with_another(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    # The other tab shows its login first.
+    console.watch.expect_status(401)
+    page = console.open("#/playground")
+    page.get_by_test_id("prompt").fill("half a prom")
+    tab = page.context.new_page()
+    tab.goto(f"{console.url}/ui/")
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    with page.expect_response("**/v1/session"):
+        end_session(tab, console.url)
+        tab.reload()
+        log_in(tab, tenant.operator_key)
+    expect(page.get_by_test_id("prompt")).to_have_value("half a prom")
+    page.get_by_test_id("prompt").press_sequentially("pt")
+    expect(page.get_by_test_id("prompt")).to_have_value("half a prompt")
+
+
+def end_session(page: Page, url: str) -> None:
+    """On the server alone, as when its time is over."""
+    (cookie,) = page.context.cookies()
+    cookies = {cookie.get("name", ""): cookie.get("value", "")}
+    csrf = httpx.get(f"{url}/v1/session", cookies=cookies).json()["csrf"]
+    headers = {"x-csrf-token": csrf, "origin": url}
+    assert httpx.delete(f"{url}/v1/session", cookies=cookies, headers=headers).is_success
+
+
+def log_in(page: Page, key: str) -> None:
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Log in").click()
+
+
+def test_what_was_typed_when_a_session_ended_is_there_after_the_same_key_logs_in(
+    new_console: NewConsole, tenant: Tenant
+):
+    key = tenant.key("admin")
+    console = new_console()
+    console.start_session(key)
+    console.watch.expect_status(401)
+    page = console.open("#/access/keys")
+    page.get_by_role("button", name="New key").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name", exact=True).fill("long and well considered")
+    end_session(page, console.url)
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    expect(dialog).to_have_count(0)
+    log_in(page, key)
+    expect(dialog.get_by_label("Name", exact=True)).to_have_value("long and well considered")
+    dialog.get_by_role("button", name="Create").click()
+    expect(page.get_by_test_id("secret")).to_be_visible()
+    expect(page.get_by_test_id("key-row").filter(has_text="long and well considered")).to_be_visible()
+
+
+def test_what_was_typed_when_a_session_ended_is_not_there_for_another_key(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    console.watch.expect_status(401)
+    page = console.open("#/playground")
+    page.get_by_test_id("prompt").fill("mine alone")
+    end_session(page, console.url)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("button", name="Log in")).to_be_visible()
+    log_in(page, tenant.key("operator"))
+    expect(page.get_by_test_id("prompt")).to_have_value("")
+
+
+def test_nothing_is_left_of_what_was_typed_when_somebody_logged_out(new_console: NewConsole, tenant: Tenant):
+    console = new_console()
+    console.start_session(tenant.operator_key)
+    console.watch.expect_status(401)
+    page = console.open("#/playground")
+    page.get_by_test_id("prompt").fill("typed here")
+    tab = page.context.new_page()
+    tab.goto(f"{console.url}/ui/")
+    tab.get_by_role("button", name="Log out").click()
+    expect(page.get_by_label("API key")).to_be_visible()
+    expect(page.locator("textarea")).to_have_count(0)
+    log_in(page, tenant.operator_key)
+    expect(page.get_by_test_id("prompt")).to_have_value("")
 
 
 def test_a_revoked_key_ends_its_sessions(new_console: NewConsole, admin: httpx.Client, tenant: Tenant):

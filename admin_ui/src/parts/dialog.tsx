@@ -2,7 +2,7 @@ import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useId, useRef } from "preact/hooks";
 
-import { ApiError } from "../api/client";
+import { ApiError, signedOut } from "../api/client";
 import { Field } from "./basics";
 
 interface DialogProps {
@@ -30,9 +30,12 @@ export function Dialog(props: DialogProps) {
   const failure = useSignal<string | null>(null);
   const blocked = busy.value || (props.typeToConfirm !== undefined && inSight(typed.value) !== inSight(props.typeToConfirm));
 
+  // While somebody has to log in again it makes way for that, with all that was typed.
+  const away = signedOut.value;
   useEffect(() => {
-    dialog.current?.showModal();
-  }, []);
+    if (away) dialog.current?.close();
+    else dialog.current?.showModal();
+  }, [away]);
 
   async function submit(event: Event): Promise<void> {
     event.preventDefault();
@@ -50,7 +53,7 @@ export function Dialog(props: DialogProps) {
   }
 
   return (
-    <dialog ref={dialog} class="dialog" aria-labelledby={headingId} onClose={props.onClose}>
+    <dialog ref={dialog} class="dialog" aria-labelledby={headingId} onClose={() => signedOut.peek() || props.onClose()}>
       <form onSubmit={submit}>
         <h2 id={headingId}>{props.title}</h2>
         {props.children}

@@ -27,7 +27,7 @@ export function Shell({ pages }: { pages: Page[] }) {
   useEffect(() => {
     void startSession();
     function onKey(event: KeyboardEvent): void {
-      if (event.key.toLowerCase() === "k" && (event.metaKey || event.ctrlKey)) {
+      if (event.key.toLowerCase() === "k" && (event.metaKey || event.ctrlKey) && !signedOut.peek()) {
         event.preventDefault();
         jumping.value = true;
       }
@@ -61,74 +61,79 @@ export function Shell({ pages }: { pages: Page[] }) {
     document.title = title;
   }, [title]);
 
-  if (signedOut.value) return <Login />;
+  // A session that ended by itself may go on: what was typed is there again where the same key logs in.
+  const goesOn = session.value !== null && !session.value.open;
+  if (signedOut.value && !goesOn) return <Login />;
   if (startFailure.value) return <Failure error={startFailure.value} retry={startSession} heading="h1" />;
   if (session.value === null) return null;
 
   const shown = pages.filter((page) => may(page.needs));
   return (
-    <div class="shell">
-      <a class="skip-link" href="#main" onClick={focusMain}>
-        Skip to content
-      </a>
-      <nav class="rail" aria-label="Main">
-        <a class="rail-brand" href="#/">
-          <Mark />
-          <span>loraserve</span>
+    <>
+      {signedOut.value && <Login />}
+      <div class="shell" hidden={signedOut.value}>
+        <a class="skip-link" href="#main" onClick={focusMain}>
+          Skip to content
         </a>
-        {shown.map((page) => (
-          <a
-            key={page.segment}
-            class={`rail-item ${page.secondary ? "is-secondary" : ""}`}
-            href={href(page.segment ? [page.segment] : [])}
-            aria-current={page === current.value ? "page" : undefined}
-            title={page.title}
-          >
-            <Icon name={page.icon} />
-            <span>{page.title}</span>
+        <nav class="rail" aria-label="Main">
+          <a class="rail-brand" href="#/">
+            <Mark />
+            <span>loraserve</span>
           </a>
-        ))}
-        <button type="button" class="rail-item rail-more button is-quiet" aria-haspopup="dialog" onClick={() => (jumping.value = true)}>
-          <Icon name="more" />
-          <span>More</span>
-        </button>
-        {!session.value.open && (
-          <button type="button" class="rail-item rail-foot button is-quiet" onClick={endSession} title="Log out">
-            <Icon name="lock" />
-            <span>Log out</span>
+          {shown.map((page) => (
+            <a
+              key={page.segment}
+              class={`rail-item ${page.secondary ? "is-secondary" : ""}`}
+              href={href(page.segment ? [page.segment] : [])}
+              aria-current={page === current.value ? "page" : undefined}
+              title={page.title}
+            >
+              <Icon name={page.icon} />
+              <span>{page.title}</span>
+            </a>
+          ))}
+          <button type="button" class="rail-item rail-more button is-quiet" aria-haspopup="dialog" onClick={() => (jumping.value = true)}>
+            <Icon name="more" />
+            <span>More</span>
           </button>
-        )}
-      </nav>
-      <header class="topbar">
-        <Crumbs page={current.value} />
-        <TenantPicker />
-        <ServerDot />
-        <button type="button" class="button is-quiet" onClick={() => (jumping.value = true)}>
-          <Icon name="search" />
-          <span class="visually-hidden">Jump to an adapter or page</span>
-          <kbd class="small muted jump-key">{shortcut("K")}</kbd>
-        </button>
-        <button
-          type="button"
-          class="button is-quiet is-icon"
-          aria-label={theme.value === "dark" ? "Use the light theme" : "Use the dark theme"}
-          onClick={toggleTheme}
-        >
-          <Icon name={theme.value === "dark" ? "sun" : "moon"} />
-        </button>
-      </header>
-      <main class="main" id="main" tabIndex={-1}>
-        {!serverAnswers.value && (
-          <p class="lost-server" role="status" data-testid="lost-server">
-            <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
-          </p>
-        )}
-        <MadeKey />
-        <CurrentView page={current.value} />
-      </main>
-      {jumping.value && <Jump pages={shown} onClose={() => (jumping.value = false)} />}
-      <Toasts />
-    </div>
+          {!session.value.open && (
+            <button type="button" class="rail-item rail-foot button is-quiet" onClick={endSession} title="Log out">
+              <Icon name="lock" />
+              <span>Log out</span>
+            </button>
+          )}
+        </nav>
+        <header class="topbar">
+          <Crumbs page={current.value} />
+          <TenantPicker />
+          <ServerDot />
+          <button type="button" class="button is-quiet" onClick={() => (jumping.value = true)}>
+            <Icon name="search" />
+            <span class="visually-hidden">Jump to an adapter or page</span>
+            <kbd class="small muted jump-key">{shortcut("K")}</kbd>
+          </button>
+          <button
+            type="button"
+            class="button is-quiet is-icon"
+            aria-label={theme.value === "dark" ? "Use the light theme" : "Use the dark theme"}
+            onClick={toggleTheme}
+          >
+            <Icon name={theme.value === "dark" ? "sun" : "moon"} />
+          </button>
+        </header>
+        <main class="main" id="main" tabIndex={-1}>
+          {!serverAnswers.value && (
+            <p class="lost-server" role="status" data-testid="lost-server">
+              <Icon name="warn" /> The server does not answer. What you see may be old; this page tries again by itself.
+            </p>
+          )}
+          <MadeKey />
+          <CurrentView page={current.value} />
+        </main>
+        {jumping.value && !signedOut.value && <Jump pages={shown} onClose={() => (jumping.value = false)} />}
+        <Toasts />
+      </div>
+    </>
   );
 }
 

@@ -1,7 +1,7 @@
 import { batch, type Signal, signal } from "@preact/signals";
 import { useEffect, useLayoutEffect, useMemo } from "preact/hooks";
 
-import { ApiError, call, numChanges } from "../api/client";
+import { ApiError, call, numChanges, signedOut } from "../api/client";
 import type { Page } from "../api/types";
 import { onTakenBack } from "./changes";
 
@@ -72,7 +72,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
 
     async function load(renew: boolean): Promise<void> {
       if (busy) again ||= renew;
-      if (busy || document.hidden) return;
+      if (busy || document.hidden || signedOut.peek()) return;
       busy = true;
       try {
         const known = renew ? [] : (paged.rows.peek() ?? []);
@@ -105,7 +105,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
     const renewInPlace = () => {
       if ((paged.rows.peek()?.length ?? 0) <= MAX_RENEWED) void load(true);
     };
-    renewInPlace();
+    const stopWaiting = signedOut.subscribe(renewInPlace);
     const timer = window.setInterval(renewInPlace, refreshMs);
     // A page opened in a tab behind has nothing yet.
     document.addEventListener("visibilitychange", renewInPlace);
@@ -113,6 +113,7 @@ export function usePaged<T>(path: string, limit = 100, refreshMs = 30_000, left?
     return () => {
       aborter.abort();
       stop();
+      stopWaiting();
       window.clearInterval(timer);
       document.removeEventListener("visibilitychange", renewInPlace);
     };

@@ -1,7 +1,7 @@
 import { batch, type Signal, signal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 
-import { ApiError } from "../api/client";
+import { ApiError, signedOut } from "../api/client";
 import { onTakenBack } from "./changes";
 
 /** What a view knows: nothing yet, data, or data that has gone stale beside the error that keeps it from being renewed. */
@@ -36,6 +36,7 @@ export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Prom
 
     async function fetchOnce(): Promise<void> {
       window.clearTimeout(timer);
+      if (signedOut.peek()) return;
       running?.abort();
       const mine = (running = new AbortController());
       try {
@@ -66,10 +67,11 @@ export function usePolled<T>(key: string, fetcher: (signal: AbortSignal) => Prom
     document.addEventListener("visibilitychange", onVisible);
     window.addEventListener("focus", onVisible);
     const stop = onTakenBack(polled.refresh);
-    void fetchOnce();
+    const stopWaiting = signedOut.subscribe(() => void fetchOnce());
     return () => {
       stopped = true;
       stop();
+      stopWaiting();
       running?.abort();
       window.clearTimeout(timer);
       document.removeEventListener("visibilitychange", onVisible);

@@ -88,25 +88,29 @@ export async function startSession(): Promise<void> {
 
 /** All tabs have one cookie: who logs in with one of them is in all of them, as somebody else than the others say. */
 const logins = new BroadcastChannel("logins");
-/** Counts those of somebody else in other tabs: what is shown then is fetched anew. */
+/** Counts those of somebody else, here or in other tabs: what is shown then is fetched anew. With the same key, what is being typed stays. */
 export const numLogins = signal(0);
-logins.onmessage = async () => {
-  const before = session.peek();
+logins.onmessage = async ({ data }: MessageEvent<"in" | "out">) => {
+  if (data === "out") return forget();
+  const wasOpen = session.peek()?.open;
   await startSession();
-  const now = session.peek();
-  // With the same key, what is being typed stays.
-  if (before?.key_id !== now?.key_id || before?.role !== now?.role) numLogins.value += 1;
+  if (wasOpen && !session.peek()?.open) numLogins.value += 1;
 };
 
 export async function logIn(credential: { key: string } | { token: string }): Promise<void> {
   await call("POST", "/v1/session", { body: credential });
-  logins.postMessage(null);
+  logins.postMessage("in");
   await learnSession();
 }
 
 /** Ends the session on the server, too. */
 export async function logOut(): Promise<void> {
   await call("DELETE", "/v1/session");
+  logins.postMessage("out");
+  forget();
+}
+
+function forget(): void {
   session.value = null;
   csrfToken.value = "";
   signedOut.value = true;
@@ -144,6 +148,8 @@ async function askSession(): Promise<Session> {
 }
 
 function accept(data: Session): void {
+  const before = session.peek();
+  if (before && !before.open && (before.key_id !== data.key_id || before.role !== data.role)) numLogins.value += 1;
   csrfToken.value = data.csrf;
   session.value = data;
   signedOut.value = false;
