@@ -151,7 +151,12 @@ def build_control(
     base = served_base(settings.base_names[0], engine.model.layout)
     resolver = Resolver(catalog, base, settings.base_names)
     versions = VersionService(
-        declared.access, declared.declarations, declared.quota, base=base, base_names=settings.base_names
+        declared.access,
+        declared.declarations,
+        declared.quota,
+        base=base,
+        base_names=settings.base_names,
+        keep_versions=settings.keep_versions,
     )
     running = RunningRequests()
     usage_log = UsageLog(settings.data_dir, process)

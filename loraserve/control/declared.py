@@ -32,6 +32,8 @@ class ControlSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the base model is called."""
     flag_keys: list[str] = []
     """API keys without a document."""
+    keep_versions: int | None = None
+    """Of an adapter, as far as nothing leads to older ones; None = all."""
     max_queued: int = 256
     """Sequences that wait for the engine."""
     max_queued_per_tenant: int | None = None

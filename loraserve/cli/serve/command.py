@@ -156,6 +156,12 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     help="Folders of this machine that adapters may be loaded from. [any, without keys on loopback]",
 )
 @_option(
+    "--keep-versions",
+    panel="Adapters",
+    type=click.IntRange(1),
+    help="With a new version, delete those before the newest N that no alias leads to. [all are kept]",
+)
+@_option(
     "--certificates/--no-certificates",
     panel="Adapters",
     default=True,

@@ -62,6 +62,7 @@ def _control_settings(settings: ServeSettings, redis_url: str) -> ControlSetting
         redis_grace_s=settings.redis_grace_s,
         base_names=list(settings.model_names),
         flag_keys=list(settings.api_key),
+        keep_versions=settings.keep_versions,
         max_queued=settings.max_queued,
         max_queued_per_tenant=settings.max_queued_per_tenant,
     )

@@ -60,6 +60,7 @@ class ServeSettings:
     max_lora_rank: int | None
     allow_runtime_lora_updating: bool | None
     adapter_roots: tuple[Path, ...]
+    keep_versions: int | None
     certificates: bool
     host: str | None
     port: int

@@ -8,6 +8,7 @@ from loraserve.control.documents.adapter_edits import (
     Content,
     add_version,
     find_published,
+    keep_newest,
     remove_version,
     version_of,
     versions_of,
@@ -41,14 +42,19 @@ class VersionService:
         *,
         base: BaseRecord,
         base_names: Sequence[str],
+        keep_versions: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """base: the one that uploads are checked against; base_names: all that it is called."""
+        """base: the one that uploads are checked against; base_names: all that it is called.
+
+        keep_versions: of an adapter, see `keep_newest`; None = all.
+        """
         self._access = access
         self._declarations = declarations
         self._quota = quota
         self._base = base
         self._base_names = base_names
+        self._keep_versions = keep_versions
         self._clock = clock
 
     def check_name(self, name: str) -> None:
@@ -76,9 +82,11 @@ class VersionService:
             created = doc is None or doc.deleted_at is not None or find_published(doc, content) is None
             if created:
                 self._quota.check(tenant, name, content.size_bytes)
-            return add_version(
-                doc, tenant, name, content, self._base, activate=activate, by=principal.actor, now=self._clock()
-            )
+            now = self._clock()
+            doc = add_version(doc, tenant, name, content, self._base, activate=activate, by=principal.actor, now=now)
+            if not created or self._keep_versions is None:
+                return doc
+            return keep_newest(doc, self._keep_versions, now=now)
 
         document = await self._declarations.edit(
             AdapterDoc,

@@ -187,6 +187,18 @@ def remove_version(doc: AdapterDoc, n: int, *, now: float) -> AdapterDoc:
     )
 
 
+def keep_newest(doc: AdapterDoc, num_versions: int, *, now: float) -> AdapterDoc:
+    """Deletes what is older than these, but for what an alias or a canary leads to or a rollback goes back to."""
+    kept: set[int | None] = {version.n for version in versions_of(doc)[-num_versions:]}
+    for alias in doc.aliases.values():
+        kept |= {*versions_behind(alias), alias.previous}
+    versions = [
+        version if version.deleted_at is not None or version.n in kept else replace(version, deleted_at=now)
+        for version in doc.versions
+    ]
+    return replace(doc, versions=versions)
+
+
 def mark_deleted(doc: AdapterDoc, *, now: float, drain_until: float) -> AdapterDoc:
     return replace(doc, deleted_at=now, drain_until=drain_until, pin=None)
 

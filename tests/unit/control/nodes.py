@@ -199,6 +199,7 @@ async def build_node(
     settings: AdmissionSettings | None,
     base_name: str,
     layout: BaseLayout | None,
+    keep_versions: int | None,
 ) -> Node:
     """With all documents of the data directory; nothing runs yet. See `running_node`."""
     data_dir.mkdir(exist_ok=True)
@@ -265,7 +266,15 @@ async def build_node(
             clock=clock,
         ),
         keys=KeyService(catalog, declarations, clock=clock),
-        versions=VersionService(access, declarations, quota, base=base, base_names=[base_name], clock=clock),
+        versions=VersionService(
+            access,
+            declarations,
+            quota,
+            base=base,
+            base_names=[base_name],
+            keep_versions=keep_versions,
+            clock=clock,
+        ),
         aliases=AliasService(access, base, clock=clock),
         adapters=AdapterService(access, quota, residency, draining, pins, base, clock=clock),
         running=running,
@@ -298,6 +307,7 @@ async def running_node(
     settings: AdmissionSettings | None = None,
     base_name: str = "tiny",
     layout: BaseLayout | None = None,
+    keep_versions: int | None = None,
 ) -> AsyncIterator[Node]:
     """follow: the catalog and the revocation run by themselves. layout: of the base; None = the fake engine's own."""
     node = await build_node(
@@ -309,6 +319,7 @@ async def running_node(
         settings=settings,
         base_name=base_name,
         layout=layout,
+        keep_versions=keep_versions,
     )
     tasks: list[asyncio.Task[None]] = []
     try:

@@ -232,6 +232,13 @@ def test_a_variable_of_a_flag_that_says_no_is_refused(started: Started) -> None:
     assert not started.settings.certificates
 
 
+def test_all_versions_are_kept_unless_told_otherwise(started: Started) -> None:
+    invoke("m")
+    invoke("m", env={"LORASERVE_KEEP_VERSIONS": "3"})
+    assert [settings.keep_versions for settings in started] == [None, 3]
+    assert "0 is not in the range x>=1" in invoke("m", "--keep-versions", "0", code=2)
+
+
 def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:
     config = tmp_path / "serve.toml"
     config.write_text("max-model-length = 5\n")

@@ -6,7 +6,7 @@ import pytest
 
 from loraserve.control.adapters.queries import AdapterQuery, AdapterSort, AdapterState
 from loraserve.control.adapters.service import AdapterPatch
-from loraserve.control.documents.adapter_edits import RESTORABLE_S, SWEPT_WITHIN_S, CanaryShare
+from loraserve.control.documents.adapter_edits import RESTORABLE_S, SWEPT_WITHIN_S, CanaryShare, wants
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -219,6 +219,39 @@ def test_a_version_that_an_alias_or_canary_leads_to_stays(valkey: Valkey, tmp_pa
             assert [version.n for version in (await node.versions.list(ACME, "sql"))[1]] == [4, 3, 1]
 
     run(scenario)
+
+
+def test_of_many_versions_the_newest_stay_and_what_anything_leads_to(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, keep_versions=2) as node:
+            await with_tenants(node)
+            first = await node.publish("sql", "1")
+            await node.publish("sql", "2")
+            await node.publish("sql", "3", activate=False)
+            assert await kept(node) == [1, 2, 3]  # 1 is what a rollback of 2 goes back to
+            await node.publish("sql", "4", activate=False)
+            await node.publish("sql", "5", activate=False)
+            assert await kept(node) == [1, 2, 4, 5]
+            await node.aliases.put(ACME, "r", "sql", "live", 2, canary=CanaryShare(4, 100))
+            await node.aliases.put(ACME, "r", "sql", "next", 5)
+            for text in ("6", "7", "8"):
+                await node.publish("sql", text, activate=False)
+            assert await kept(node) == [1, 2, 4, 5, 7, 8]
+            await node.publish("sql", "9")
+            assert await kept(node) == [2, 5, 8, 9]
+            document = node.catalog.adapter("acme", "sql")
+            assert document is not None
+            assert first not in wants(document.doc, now=node.clock.now, restorable=True)
+            # The same content once more is no new version.
+            await node.publish("sql", "5")
+            assert await kept(node) == [2, 5, 8, 9]
+
+    run(scenario)
+
+
+async def kept(node: Node) -> list[int]:
+    _, versions = await node.versions.list(ACME, "sql")
+    return sorted(version.n for version in versions)
 
 
 def test_reads_and_writes_of_others_adapters(valkey: Valkey, tmp_path: Path) -> None:
