@@ -33,8 +33,9 @@ export function Dialog(props: DialogProps) {
   // While somebody has to log in again it makes way for that, with all that was typed.
   const away = signedOut.value;
   useEffect(() => {
-    if (away) dialog.current?.close();
-    else dialog.current?.showModal();
+    if (away) return dialog.current?.close();
+    failure.value = null;
+    dialog.current?.showModal();
   }, [away]);
 
   async function submit(event: Event): Promise<void> {

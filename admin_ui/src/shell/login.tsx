@@ -1,10 +1,11 @@
 import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
 
 import { ApiError } from "../api/client";
 import { Command, Field } from "../parts/basics";
 import { Toasts } from "../parts/toasts";
 import { madeKey } from "../state/made-key";
-import { linkFailure, logIn } from "../state/session";
+import { linkFailure, logIn, session } from "../state/session";
 import { MadeKey } from "./made-key";
 
 /** Asks for a key once; the server keeps a session behind an HttpOnly cookie and this page keeps nothing. */
@@ -12,6 +13,13 @@ export function Login() {
   const key = useSignal("");
   const busy = useSignal(false);
   const failure = useSignal<string | null>(null);
+  const input = useRef<HTMLInputElement>(null);
+  const hasEnded = session.value !== null;
+
+  // What had it is hidden now; an open dialog, which nothing beside it can take it from, makes way first.
+  useEffect(() => {
+    if (hasEnded) queueMicrotask(() => input.current?.focus());
+  }, []);
 
   async function submit(event: Event): Promise<void> {
     event.preventDefault();
@@ -33,8 +41,10 @@ export function Login() {
       <MadeKey />
       <form class="panel login-card" onSubmit={submit}>
         <h1>Log in to loraserve</h1>
+        {hasEnded && <p role="status">Your session has ended. With the same key you go on where you were.</p>}
         <Field label="API key" hint="A key with the role viewer, operator or admin." error={failure.value ?? linkFailure.value}>
           <input
+            ref={input}
             class="input mono"
             type="password"
             name="key"
