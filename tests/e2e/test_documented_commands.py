@@ -15,7 +15,7 @@ from tests.support.adapter_variants import twin
 from tests.support.console_blocks import console_commands
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.management import offline_admin_key
-from tests.support.server_process import WAIT_S, ServerProcess, command, environment, serve, stop
+from tests.support.server_process import START_S, WAIT_S, ServerProcess, command, environment, serve, stop
 
 ROOT = Path(__file__).parents[2]
 NOT_HERE = ("loraserve serve", "loraserve doctor", "loraserve ui login", "docker", "kubectl", "pip", "make", "export")
@@ -66,7 +66,7 @@ class Reader:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=START_S,
             check=False,
         )
         said = done.stdout + done.stderr

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from loraserve_adapters.checks import Check
 
+from loraserve.control.ingest.processes import Ingest, packed_folder
 from loraserve.control.ingest.report import AdapterRejectedError, Report
 from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -17,6 +18,16 @@ from loraserve.store.upload_session import UploadFile, UploadState
 from tests.support.uploads import ALICE, UploadBench, announced
 from tests.unit.adapters.folders import tiny_layout
 from tests.zoo.artifacts import ARTIFACTS, CONFIG, WEIGHTS, Artifact, files, many_config_keys
+
+
+@pytest.fixture(scope="module")
+def packed_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_folder(tmp_path_factory.mktemp("zoo"))
+
+
+@pytest.fixture(scope="module")
+def ingest(packed_dir: Path) -> Ingest:
+    return Ingest(packed_dir=packed_dir, layout=tiny_layout, base_names=["org/tiny"])
 
 
 def test_the_zoo_is_large_and_its_names_differ() -> None:
@@ -32,8 +43,10 @@ def test_the_good_adapter_that_the_bad_ones_are_made_of_is_accepted(tmp_path: Pa
 
 
 @pytest.mark.parametrize("artifact", ARTIFACTS, ids=lambda artifact: artifact.name)
-def test_is_refused_with_its_reason_and_leaves_nothing(artifact: Artifact, tmp_path: Path) -> None:
-    bench = UploadBench(tmp_path)
+def test_is_refused_with_its_reason_and_leaves_nothing(
+    artifact: Artifact, tmp_path: Path, packed_dir: Path, ingest: Ingest
+) -> None:
+    bench = UploadBench(tmp_path, shared_ingest=ingest)
     report = asyncio.run(refusal(bench, artifact.make()))
     assert artifact.code in report.codes, report.summary
     failure = next(check for check in report.failures if check.code == artifact.code)
@@ -42,6 +55,7 @@ def test_is_refused_with_its_reason_and_leaves_nothing(artifact: Artifact, tmp_p
     )
     assert_can_be_shown(failure)
     assert bench.remains() == []
+    assert list(packed_dir.iterdir()) == []
     assert bench.publisher.documents == {}
     assert bench.smoked == []
     (session,) = bench.store.sessions()
