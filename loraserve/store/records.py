@@ -154,8 +154,8 @@ class Tier(StrEnum):
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tier: Tier
-    until: float
-    """Unix time."""
+    until: float | None
+    """Unix time; None = until it is taken off."""
 
 
 LIVE_ALIAS = "live"

@@ -201,10 +201,13 @@ def test_several_adapters_are_pinned_and_unpinned_at_once(console: Console, tena
     assert tenant.http.get("/v1/adapters/first").json()["pin"] is None
 
 
-def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(console: Console, tenant: Tenant):
+@pytest.mark.parametrize("ttl_s", [86_400, None])
+def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(
+    console: Console, tenant: Tenant, ttl_s: int | None
+):
     tenant.add("pinned", ADAPTER_DIR / "uppercase")
     path = "/v1/adapters/pinned"
-    assert tenant.http.put(f"{path}/residency", json={"tier": "host", "ttl_s": 86_400}).is_success
+    assert tenant.http.put(f"{path}/residency", json={"tier": "host", "ttl_s": ttl_s}).is_success
     page = console.open("#/adapters")
     page.get_by_role("checkbox", name="Select pinned").check()
     page.get_by_role("button", name="Pin for an hour").click()
@@ -212,7 +215,8 @@ def test_a_pin_that_was_there_before_is_there_again_when_a_new_one_is_undone(con
     assert tenant.http.get(path).json()["pin"]["tier"] == "device"
     toast.get_by_role("button", name="Undo").click()
     console.toast("Undone.")
-    assert tenant.http.get(path).json()["pin"]["tier"] == "host"
+    pin = tenant.http.get(path).json()["pin"]
+    assert (pin["tier"], pin["until"] is None) == ("host", ttl_s is None)
 
 
 def test_one_of_several_that_cannot_be_changed_is_named_and_the_others_are_done(console: Console, tenant: Tenant):

@@ -283,11 +283,14 @@ def test_a_version_that_nothing_names_can_be_deleted(console: Console, versions:
     expect(page.get_by_test_id("version-2")).to_have_count(0)
 
 
-def test_a_pin_is_shown_and_taken_back(console: Console, versions: Tenant):
+@pytest.mark.parametrize("button", ["Pin for an hour", "Pin until unpinned"])
+def test_a_pin_is_shown_and_taken_back(console: Console, versions: Tenant, button: str):
     page = console.open("#/adapters/greeting")
     page.locator("summary[aria-label='More actions']").click()
-    page.get_by_role("button", name="Pin for an hour").click()
+    page.get_by_role("button", name=button).click()
     expect(page.locator(".detail-name").get_by_text("pinned")).to_be_attached()
+    pin = versions.http.get("/v1/adapters/greeting").json()["pin"]
+    assert (pin["until"] is None) == (button == "Pin until unpinned")
     console.toast("Pinned").get_by_role("button", name="Undo").click()
     expect(page.locator(".detail-name").get_by_text("pinned")).not_to_be_attached()
 

@@ -211,6 +211,7 @@ class TestVersions:
         assert {alias["alias"]: alias["version"] for alias in shown["aliases"]} == {"live": 1, "next": 2}
         run("pin", "poet", "--ttl-s", "60")
         assert json.loads(run("list", "--json", "-q", "poet"))[0]["pin"]["tier"] == "device"
+        assert "poet stays on host until it is taken off" in run("pin", "poet", "--tier", "host", "--ttl-s", "none")
         run("remove", "poet")
         assert ask(http, "poet").status_code == 404
         run("restore", "poet")

@@ -516,7 +516,7 @@ export interface paths {
         get?: never;
         /**
          * PinAdapter
-         * @description Load its live version now and keep it in memory for a while.
+         * @description Load its live version now and keep it in memory, for a while or until it is taken off.
          *
          *     Needs a key with the role `operator` or `admin`.
          */
@@ -2374,8 +2374,8 @@ export interface components {
         /** PinItem */
         PinItem: {
             tier: components["schemas"]["Tier"];
-            /** @description Unix seconds. */
-            until: number;
+            /** @description Unix seconds; null = until it is taken off. */
+            until: number | null;
         };
         /** PrefillToken */
         PrefillToken: {
@@ -4137,10 +4137,10 @@ export interface components {
             /** @description "host" or "device". */
             tier: components["schemas"]["Tier"];
             /**
-             * @description Seconds; at most 30 days.
+             * @description Seconds, at most 30 days; null = until it is taken off.
              * @default 3600
              */
-            ttl_s: number;
+            ttl_s: number | null;
         };
         /**
          * PutAliasRequest

@@ -10,8 +10,8 @@ export interface Change {
 
 type Fields = Record<string, unknown>;
 
-/** Such as created_at or previous_until, which are in unix seconds. */
-const TIME = /_(at|until)$/;
+/** Such as created_at or pin.until, which are in unix seconds. */
+const TIME = /(_at|until)$/;
 
 /** Every leaf that is different, in the documents' order; `undefined` where one has nothing there, which null is as well. */
 export function changesOf(before: unknown, after: unknown, path = ""): Change[] {

@@ -91,7 +91,7 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
     tags=["adapters"],
 )
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
-    """Load its live version now and keep it in memory for a while."""
+    """Load its live version now and keep it in memory, for a while or until it is taken off."""
     asked = await decode_body(request, PIN_DECODER)
     document = await context.control.adapters.pin(
         principal_of(request),

@@ -21,8 +21,8 @@ class LiveVersion(msgspec.Struct, frozen=True):
 
 class PinItem(msgspec.Struct, frozen=True):
     tier: Tier
-    until: float
-    """Unix seconds."""
+    until: float | None
+    """Unix seconds; null = until it is taken off."""
 
 
 class AdapterItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +101,8 @@ class PinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tier: Tier
     """ "host" or "device"."""
-    ttl_s: int = 3600
-    """Seconds; at most 30 days."""
+    ttl_s: int | None = 3600
+    """Seconds, at most 30 days; null = until it is taken off."""
 
 
 class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ from typing import Any
 
 import rich_click as click
 
+from loraserve.cli.admin.limit_options import NO_LIMIT, LimitType
 from loraserve.cli.admin.options import Connection, with_connection
 
 Json = dict[str, Any]
@@ -115,11 +116,11 @@ def rollback(connection: Connection, name: str, alias: str) -> None:
 @adapter.command()
 @click.argument("name")
 @click.option("--tier", type=click.Choice(["host", "device"]), default="device", show_default=True)
-@click.option("--ttl-s", type=click.IntRange(1), default=3600, show_default=True, help="Seconds.")
+@click.option("--ttl-s", type=LimitType(1), default=3600, show_default=True, help="Seconds; none = until --off.")
 @click.option("--off", "is_off", is_flag=True, help="Let it be evicted again.")
 @with_connection
-def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) -> None:
-    """Load an adapter now and keep it in memory for a while."""
+def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: bool) -> None:
+    """Load an adapter now and keep it in memory, for a while or until --off."""
     from loraserve.cli.admin.output import time_text
 
     path = f"/v1/adapters/{name}/residency"
@@ -127,8 +128,9 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int, is_off: bool) 
         connection.client().delete(path)
         connection.show({}, f"{name} is not pinned any more")
         return
-    found = connection.client().put(path, {"tier": tier, "ttl_s": ttl_s})
-    connection.show(found, f"{name} stays on {found['tier']} until {time_text(found['until'])}")
+    found = connection.client().put(path, {"tier": tier, "ttl_s": None if ttl_s == NO_LIMIT else ttl_s})
+    end = "it is taken off" if found["until"] is None else time_text(found["until"])
+    connection.show(found, f"{name} stays on {found['tier']} until {end}")
 
 
 @adapter.command()

@@ -21,11 +21,8 @@ TENANT_LIMITS = KEY_LIMITS | {
 NO_LIMIT = "none"
 
 
-class _Limit(click.IntRange):
-    """A number, or that there is none."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+class LimitType(click.IntRange):
+    """A number, or `NO_LIMIT`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return NO_LIMIT if value == NO_LIMIT else super().convert(value, param, ctx)
@@ -36,7 +33,7 @@ def with_limits(limits: dict[str, str]) -> Callable[[T], T]:
 
     def decorate(command: T) -> T:
         for name, text in reversed(limits.items()):
-            option = click.option(f"--{name.replace('_', '-')}", name, type=_Limit(), help=text)
+            option = click.option(f"--{name.replace('_', '-')}", name, type=LimitType(0), help=text)
             command = option(command)
         return command
 

@@ -178,9 +178,9 @@ class Pins:
 
 def pin_at(doc: AdapterDoc, now: float) -> Pin | None:
     """None once it has ended, which the document does not say by itself, or the adapter is deleted."""
-    if doc.pin is None or doc.pin.until <= now or doc.deleted_at is not None:
+    if doc.pin is None or doc.deleted_at is not None:
         return None
-    return doc.pin
+    return doc.pin if doc.pin.until is None or now < doc.pin.until else None
 
 
 def live_numbers(doc: AdapterDoc) -> set[int]:

@@ -173,22 +173,22 @@ class AdapterService:
         request_id: str,
         name: str,
         tier: Tier,
-        ttl_s: float,
+        ttl_s: float | None,
         *,
         expected_rev: int | None = None,
     ) -> Document[AdapterDoc]:
-        """Load what the bare name means now, and keep it in memory for `ttl_s` on every engine.
+        """Load what the bare name means now, and keep it in memory on every engine for `ttl_s`; None = until `unpin`.
 
         409 where this engine's adapter memory has no room for it on the device.
         """
         if tier is Tier.DISK:
             raise invalid_value("tier", f"is 'disk'; it must be '{Tier.HOST}' or '{Tier.DEVICE}'.")
-        if not 0 < ttl_s <= MAX_PIN_S:
+        if ttl_s is not None and not 0 < ttl_s <= MAX_PIN_S:
             raise invalid_value("ttl_s", f"is {ttl_s:g}; it must be more than 0 and at most {MAX_PIN_S:g}.")
 
         def change(doc: AdapterDoc) -> AdapterDoc:
             self._version_to_load(doc)
-            pinned = replace(doc, pin=Pin(tier=tier, until=self._clock() + ttl_s))
+            pinned = replace(doc, pin=Pin(tier=tier, until=None if ttl_s is None else self._clock() + ttl_s))
             self._pins.check_room(pinned)
             return pinned
 

@@ -106,8 +106,8 @@ function undoOne(verb: Verb, { name, tenant, enabled, pin }: AdapterItem): Promi
   const path = `/v1/adapters/${encodeURIComponent(name)}`;
   const headers = tenantHeaders(tenant);
   if (verb === "delete") return call("POST", `${path}/restore`, { headers });
-  const leftS = pin === null ? 0 : Math.round(pin.until - Date.now() / 1000);
-  if (verb === "pin" && pin !== null && leftS > 0) return call("PUT", `${path}/residency`, { headers, body: { tier: pin.tier, ttl_s: leftS } });
+  const leftS = pin === null ? 0 : pin.until && Math.round(pin.until - Date.now() / 1000);
+  if (verb === "pin" && pin !== null && (leftS === null || leftS > 0)) return call("PUT", `${path}/residency`, { headers, body: { tier: pin.tier, ttl_s: leftS } });
   if (verb === "pin") return call("DELETE", `${path}/residency`, { headers });
   return call("PATCH", path, { headers, body: { enabled } });
 }

@@ -41,6 +41,16 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
     onChange();
   }
 
+  /** ttl_s: null = until it is taken off. */
+  function pin(text: string, ttl_s: number | null): Promise<void> {
+    const residency = `${path}/residency`;
+    return change(
+      text,
+      () => call("PUT", residency, { headers, body: { tier: "device", ttl_s } }),
+      () => call("DELETE", residency, { headers }),
+    );
+  }
+
   function enable(enabled: boolean): Promise<unknown> {
     return call("PATCH", path, { headers, body: { enabled } });
   }
@@ -78,18 +88,14 @@ export function Actions({ adapter, editing, onChange, onGone }: ActionsProps) {
             Unpin
           </button>
         ) : (
-          <button
-            type="button"
-            onClick={() =>
-              change(
-                "Pinned to the engine's memory for an hour.",
-                () => call("PUT", `${path}/residency`, { headers, body: { tier: "device", ttl_s: PIN_S } }),
-                () => call("DELETE", `${path}/residency`, { headers }),
-              )
-            }
-          >
-            Pin for an hour
-          </button>
+          <>
+            <button type="button" onClick={() => pin("Pinned to the engine's memory for an hour.", PIN_S)}>
+              Pin for an hour
+            </button>
+            <button type="button" onClick={() => pin("Pinned to the engine's memory until it is unpinned.", null)}>
+              Pin until unpinned
+            </button>
+          </>
         )}
         <button
           type="button"

@@ -495,6 +495,12 @@ def test_a_pin_keeps_an_adapter_at_hand_until_it_ends(valkey: Valkey, tmp_path: 
             await node.residency.load(others[0])
             await node.residency.load(others[1])
             await eventually(lambda: pinned not in node.engine.known)
+            await node.adapters.pin(ACME, "r", "pinned", Tier.DEVICE, ttl_s=None)
+            node.clock.now += 1000 * 86_400
+            await node.pins.keep()
+            await node.residency.load(others[0])
+            await node.residency.load(others[1])
+            await eventually(lambda: set(node.engine.known) == {pinned, others[1]})
             with pytest.raises(ServingError):
                 await node.adapters.pin(ACME, "r", "pinned", Tier.DISK, ttl_s=60)
             with pytest.raises(ServingError):
