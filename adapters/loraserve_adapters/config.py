@@ -1,6 +1,7 @@
 """Strict reading of PEFT's `adapter_config.json`: every field is honoured, has no effect, or is refused by name.
 
-The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. Nothing in it is ever imported or evaluated.
+The fields are those of `LoraConfig` in PEFT 0.21, older PEFT's included. A newer one writes its new fields for every
+adapter, so those whose value asks for nothing are named in a warning. Nothing in it is ever imported or evaluated.
 """
 
 from collections.abc import Callable
@@ -76,8 +77,12 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
         checks.attempt("config.options", lambda name=name, value=value: _check_option(name, value))
     if "peft_type" not in fields:
         checks.attempt("config.options", lambda: _check_option("peft_type", None))
+    ignored = [name for name, value in fields.items() if _is_ignored(name, value)]
+    if ignored:
+        checks.warn("config.options", _ignored(ignored))
     if not checks.failed("config.options"):
-        checks.passed("config.options", f"all {len(fields)} fields are supported")
+        how_many = f"the other {len(fields) - len(ignored)}" if ignored else f"all {len(fields)}"
+        checks.passed("config.options", f"{how_many} fields are supported")
     config = _build(fields, limits, checks)
     if config is not None:
         checks.passed("config.values", f"rank {config.lora_rank}, alpha {config.lora_alpha:g}")
@@ -114,8 +119,21 @@ def _check_option(name: str, value: Any) -> None:
         neutral, why = _NEUTRAL[name]
         if not any(_same(value, accepted) for accepted in neutral):
             raise _unsupported(name, value, neutral[0], why)
-    else:
+    elif not _is_ignored(name, value):
         raise _refused("unknown_field", "is not a field of PEFT's LoraConfig that loraserve knows", name)
+
+
+def _is_ignored(name: str, value: Any) -> bool:
+    """A field of nobody's, with a value that asks for nothing."""
+    is_known = name in _HONOURED or name in _WITHOUT_EFFECT or name in _NEUTRAL
+    return not is_known and any(_same(value, nothing) for nothing in _NOTHING)
+
+
+def _ignored(names: list[str]) -> AdapterError:
+    listed = ", ".join(names)
+    reason = "not known to loraserve, and ignored: null, false, {} and [] ask for nothing"
+    message = f"{CONFIG_NAME}: {shown_name(listed)}: {reason}"
+    return AdapterError("ignored_field", message, file=CONFIG_NAME, key=listed)
 
 
 def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterConfig | None:
@@ -226,6 +244,8 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "merge_weights": ((False, None), "merged weights of PEFT before 0.3 are not supported"),
 }
 """Accepted with these values only, which change nothing; the text says why any other is refused."""
+
+_NOTHING = (None, False, {}, [])
 
 _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """How A and B started; the base weights stay as they are (MiCA only freezes B: its forward is plain LoRA)."""

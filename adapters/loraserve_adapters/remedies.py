@@ -6,6 +6,7 @@ _REMEDIES = {
     "bad_json": _SAVE_AGAIN,
     "duplicate_key": _SAVE_AGAIN,
     "unknown_field": "Remove the field if it has no effect, or save the adapter with a PEFT version up to 0.21.",
+    "ignored_field": "Nothing, if a newer PEFT wrote the field for what the adapter does not use.",
     "unsupported_option": "Train or convert the adapter without this option.",
     "invalid_field": "Set the field to a value as PEFT's LoraConfig writes it.",
     "rank_too_large": "Train with a smaller rank, or cut the rank with a singular value decomposition.",

@@ -412,7 +412,11 @@ def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packe
 
 def test_what_is_kept_holds_nothing_that_the_sender_wrote_beside_the_content(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
-    config = json.loads(files()[CONFIG]) | {"base_model_name_or_path": "/home/alice/secret-model", "lora_dropout": 0.1}
+    config = json.loads(files()[CONFIG]) | {
+        "base_model_name_or_path": "/home/alice/secret-model",
+        "lora_dropout": 0.1,
+        "alice_config": None,
+    }
     tensors = safetensors_bytes(good_tensors(), {"format": "pt", "note": "alice wrote this"})
     session = asyncio.run(bench.send({CONFIG: json.dumps(config).encode(), WEIGHTS: tensors}))
     assert session.result is not None

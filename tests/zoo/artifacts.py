@@ -203,7 +203,7 @@ BROKEN_CONFIGS = [
     bad_config("pickled_config", b"\x80\x04\x95\x10\x00\x00\x00cos\nsystem\n(S'id'\ntR.", "bad_json"),
     bad_config(
         "homoglyph_field",
-        json.dumps({**config_of(), "rаnk_pattern": {}}).encode(),  # a Cyrillic а
+        json.dumps({**config_of(), "rаnk_pattern": {"q_proj": 4}}).encode(),  # a Cyrillic а
         "unknown_field",
     ),
     bad_config(

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters import config as config_module
-from loraserve_adapters.config import AdapterConfig, parse_config, read_config
+from loraserve_adapters.checks import Checks, CheckStatus
+from loraserve_adapters.config import AdapterConfig, check_config, parse_config, read_config
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.limits import Limits
+from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 
 from tests.unit.adapters.folders import config_of
 
@@ -115,10 +116,39 @@ def test_refuses_other_peft_types(value: object) -> None:
     assert refusal(peft_type=value).key == "peft_type"
 
 
-def test_refuses_unknown_fields_by_name() -> None:
-    error = refusal(lora_gamma=1)
+@pytest.mark.parametrize("value", [1, True, 0, 0.0, "", "none", [0], [None], {"a": None}])
+def test_refuses_unknown_fields_that_ask_for_something_by_name(value: object) -> None:
+    error = refusal(lora_gamma=value)
     assert (error.code, error.key) == ("unknown_field", "lora_gamma")
     assert "lora_gamma" in error.message
+
+
+def test_unknown_fields_that_ask_for_nothing_are_named_in_one_warning() -> None:
+    """As every new PEFT writes some for every adapter."""
+    checks = Checks()
+    unknown = {"lora_gamma": None, "use_delta": False, "eps_config": {}, "zeta": []}
+    config = check_config(json.dumps(config_of(**unknown)).encode(), DEFAULT_LIMITS, checks)
+    assert config == parse()
+    (warning,) = [check for check in checks.listed() if check.status is not CheckStatus.PASS]
+    assert (warning.status, warning.name, warning.code) == (CheckStatus.WARN, "config.options", "ignored_field")
+    assert warning.key == "lora_gamma, use_delta, eps_config, zeta"
+    assert warning.key in warning.message
+    assert warning.remedy
+    assert "the other 4 fields are supported" in [check.message for check in checks.listed()]
+
+
+def test_a_config_full_of_unknown_fields_has_one_warning_that_can_be_shown() -> None:
+    checks = Checks()
+    check_config(json.dumps(config_of(**{f"é{i}": [] for i in range(2000)})).encode(), DEFAULT_LIMITS, checks)
+    (warning,) = [check for check in checks.listed() if check.status is not CheckStatus.PASS]
+    for text in (warning.message, warning.key):
+        assert text is not None
+        assert text.isascii()
+        assert len(text) < 700
+
+
+def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
+    assert refusal(lora_gamma=None, use_dora=True).key == "use_dora"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_does_not_depend_on_order_metadata_or_fields_without_effect(tmp_path: Pa
     assert digest_of(tmp_path, dict(reversed(TENSORS.items()))) == digest
     assert digest_of(tmp_path, target_modules=["v_proj", "q_proj"]) == digest
     assert digest_of(tmp_path, lora_dropout=0.3, inference_mode=True, revision="main", peft_version="0.9") == digest
+    assert digest_of(tmp_path, field_of_a_newer_peft=None, another={}) == digest
     assert digest_of(tmp_path, lora_alpha=8.0, rank_pattern=None, exclude_modules=[]) == digest
     assert digest_of(tmp_path, layers_to_transform=[], layers_pattern="layers") == digest
     write_folder(tmp_path, config_of(**BOTH), TENSORS)
