@@ -28,3 +28,6 @@ class BaseLayout:
     """Names of all modules that are not in a group (embeddings, norms, layers, …), for target patterns."""
     embedding_modules: tuple[str, ...] = ()
     """Names among `other_modules` that are embeddings: LoRA on them is refused by name."""
+    unreached_linears: tuple[str, ...] = ()
+    """Names among `other_modules` that are linears which text never reaches, as those of a tower for images: LoRA on
+    them changes no answer, and is left out."""

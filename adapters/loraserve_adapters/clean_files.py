@@ -45,7 +45,7 @@ def has_clean_weights(first_bytes: bytes, tensors: Iterable[TensorEntry]) -> boo
 
 
 def write_clean_weights(source: int, target: int, tensors: Iterable[TensorEntry]) -> None:
-    """Copies a weights file as safetensors writes it. source, target: descriptors; tensors: all of the source."""
+    """Copies tensors of a weights file as safetensors writes them. source, target: descriptors."""
     ordered = _ordered(tensors)
     _write(target, _header(ordered))
     for entry in ordered:

@@ -10,7 +10,7 @@ from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
-from loraserve_adapters.targets import Target, close_names, resolve_targets, unused_entries
+from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
 
 KEY_PREFIX = "base_model.model."
 _MAX_HINTS = 5
@@ -45,23 +45,25 @@ class JudgedAdapter:
 
 def judge_config(
     data: bytes, layout: BaseLayout, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
-) -> tuple[AdapterConfig, tuple[Target, ...]] | None:
+) -> tuple[AdapterConfig, Selection] | None:
     """Config and targeted modules; None where that is refused. base_names: what the served model is called."""
     config = check_config(data, limits, checks)
     if config is None:
         return None
     _compare_base_names(config.base_model_name, base_names, checks)
-    targets = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
-    if targets is None:
+    selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
+    if selection is None:
         return None
-    checks.passed("config.targets", f"{len(targets)} linear layers of the base model are targeted")
+    checks.passed("config.targets", f"{len(selection.targets)} linear layers of the base model are targeted")
+    if selection.unreached:
+        checks.warn("config.targets", _unreached(selection.unreached))
     for entry in unused_entries(config, layout)[:_MAX_HINTS]:
         reason = f"{CONFIG_NAME}: target_modules: {shown(entry)} names no module of the base model"
         checks.warn(
             "config.targets",
             AdapterError("unused_entry", reason, file=CONFIG_NAME, key="target_modules", found=shown(entry)),
         )
-    return config, targets
+    return config, selection
 
 
 def judge(
@@ -87,18 +89,23 @@ def judge(
 
 def match_tensors(
     config: AdapterConfig,
-    targets: tuple[Target, ...],
+    selection: Selection,
     tensors: Mapping[str, TensorEntry],
     layout: BaseLayout,
     checks: Checks,
 ) -> JudgedAdapter | None:
-    """Gives every targeted module its tensors; the rest may only be copies of base weights that we can check."""
-    checks.passed("weights.header", f"the {len(tensors)} tensors cover {WEIGHTS_NAME} without gap or overlap")
-    rest = dict(tensors)
+    """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
+    rest may only be copies of base weights that we can check."""
+    checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
+    kinds = ("lora_A.weight", "lora_B.weight", *(("lora_B.bias",) if config.lora_bias else ()))
+    unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in kinds} & tensors.keys()
+    if unused:
+        checks.warn("weights.unused", _unused(min(unused), len(unused)))
+    rest = {name: entry for name, entry in tensors.items() if name not in unused}
+    num_used = len(rest)
     modules: list[SourceModule] = []
     missing: list[str] = []
-    for target in targets:
-        kinds = ("lora_A.weight", "lora_B.weight", *(("lora_B.bias",) if config.lora_bias else ()))
+    for target in selection.targets:
         names = [f"{KEY_PREFIX}{target.module.name}.{kind}" for kind in kinds]
         found = [rest.pop(name, None) for name in names]
         missing += [name for name, entry in zip(names, found, strict=True) if entry is None]
@@ -110,7 +117,7 @@ def match_tensors(
         reason = "missing, though adapter_config.json targets its module"
         checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
-        checks.passed("weights.tensors", f"all {len(tensors)} tensors are used")
+        checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
     for module in modules:
         _check_module(module, checks)
     for entry, base in base_weights:
@@ -149,7 +156,7 @@ def _base_weights(
     rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks
 ) -> list[tuple[TensorEntry, BaseModule]]:
     checkable = {module.name: module for group in layout.groups for module in group if module.weight_sha256}
-    known = {module.name for group in layout.groups for module in group}
+    known = {module.name for group in layout.groups for module in group}.union(layout.unreached_linears)
     base_weights: list[tuple[TensorEntry, BaseModule]] = []
     num_hints = 0
     for name, entry in rest.items():
@@ -157,7 +164,7 @@ def _base_weights(
         if module is not None:
             base_weights.append((entry, module))
             continue
-        checks.fail("weights.tensors", _unexpected(name, known, layout, with_hint=num_hints < _MAX_HINTS))
+        checks.fail("weights.tensors", _unexpected(entry, known, layout, with_hint=num_hints < _MAX_HINTS))
         num_hints += 1
     return base_weights
 
@@ -169,7 +176,8 @@ def _base_weight_owner(tensor_name: str) -> str | None:
     return tensor_name.removeprefix(KEY_PREFIX).removesuffix(".weight").removesuffix(".base_layer")
 
 
-def _unexpected(name: str, known: set[str], layout: BaseLayout, *, with_hint: bool) -> AdapterError:
+def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with_hint: bool) -> AdapterError:
+    name = entry.name
     if not name.startswith(KEY_PREFIX):
         return _refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
     module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
@@ -190,8 +198,45 @@ def _unexpected(name: str, known: set[str], layout: BaseLayout, *, with_hint: bo
         return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known:
         return _refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
+    own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
+    if own_name is not None:
+        return _other_class(name, module, own_name)
     hint = close_names(module, layout) if with_hint else ""
     return _refused("unknown_module", name, f"the base model has no such linear{hint}")
+
+
+def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:
+    """What the base calls the linear of the same layer, name and size, where that is below another prefix."""
+    _, layers, tail = module.rpartition("layers.")
+    linears = (known for group in layout.groups for known in group)
+    found = [known for known in linears if known.name.endswith(f".{layers}{tail}")]
+    if not layers or len(found) != 1 or len(entry.shape) != 2:
+        return None
+    is_a = kind == "lora_A.weight"
+    is_of_its_size = entry.shape[is_a] == (found[0].in_features if is_a else found[0].out_features)
+    return found[0].name if is_of_its_size else None
+
+
+def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
+    tail = "layers." + module.rpartition("layers.")[2]
+    prefix, own_prefix = (f"{KEY_PREFIX}{name.removesuffix(tail)}" for name in (module, own_name))
+    reason = (
+        f"the base model has no such linear; its own is called {own_name}, as where the adapter was trained on another "
+        "class of the model, such as the one for text only"
+    )
+    remedy = f"Train the class that is served, or make {shown_name(prefix)} into {own_prefix} in the tensors' names."
+    return _refused("unknown_module", tensor, reason, remedy=remedy)
+
+
+def _unreached(modules: tuple[str, ...]) -> AdapterError:
+    reason = f"{len(modules)} linear layers that text never reaches are targeted too, such as {modules[0]}"
+    message = f"{CONFIG_NAME}: target_modules: {reason}"
+    return AdapterError("unreached_modules", message, file=CONFIG_NAME, key="target_modules")
+
+
+def _unused(first: str, count: int) -> AdapterError:
+    reason = f"{count} tensors are left out, as text never reaches their linear layers, such as {shown_name(first)}"
+    return AdapterError("unused_tensors", f"{WEIGHTS_NAME}: {reason}", file=WEIGHTS_NAME, key=first)
 
 
 def _check_module(module: SourceModule, checks: Checks) -> None:
@@ -239,7 +284,13 @@ def _check_base_weight(entry: TensorEntry, base: BaseModule, checks: Checks) -> 
 
 
 def _refused(
-    code: str, tensor: str, reason: str, *, found: str | None = None, expected: str | None = None
+    code: str,
+    tensor: str,
+    reason: str,
+    *,
+    found: str | None = None,
+    expected: str | None = None,
+    remedy: str | None = None,
 ) -> AdapterError:
     message = f"{WEIGHTS_NAME}: {shown_name(tensor)}: {reason}"
-    return AdapterError(code, message, file=WEIGHTS_NAME, key=tensor, found=found, expected=expected)
+    return AdapterError(code, message, file=WEIGHTS_NAME, key=tensor, found=found, expected=expected, remedy=remedy)

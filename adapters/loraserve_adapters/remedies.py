@@ -16,6 +16,8 @@ _REMEDIES = {
     "pattern_too_complex": "Use a simpler regular expression, or list the modules by name.",
     "unknown_module": "Use an adapter that was trained on the served base model.",
     "unsupported_module": "Train the adapter with target_modules that are linear layers only.",
+    "unreached_modules": "Train with exclude_modules='.*vision_tower.*', or whatever the part is called.",
+    "unused_tensors": "Nothing, if the adapter is for text.",
     "bad_safetensors": _SAVE_AGAIN,
     "duplicate_tensor": _SAVE_AGAIN,
     "bad_dtype": "Convert the tensors to float32, float16 or bfloat16.",

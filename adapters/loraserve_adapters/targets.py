@@ -26,8 +26,16 @@ class Target:
     """lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
 
 
-def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> tuple[Target, ...]:
-    """The modules that get LoRA, in the layout's order.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    targets: tuple[Target, ...]
+    """In the layout's order."""
+    unreached: tuple[str, ...] = ()
+    """Names among `BaseLayout.unreached_linears` that are targeted too."""
+
+
+def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> Selection:
+    """The modules that get LoRA.
 
     Refuses a target that is no linear, an entry of `target_modules` that matches nothing, and a result without modules.
     """
@@ -35,9 +43,14 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
     selector = _Selector(config)
     ranks = _PatternTable("rank_pattern", config.rank_pattern)
     alphas = _PatternTable("alpha_pattern", config.alpha_pattern)
+    unreached_linears = frozenset(layout.unreached_linears)
+    unreached: list[str] = []
     for name in layout.other_modules:
-        if config.target_modules != ALL_LINEAR and selector.targets(Subject(name, budget)):
-            raise _not_a_linear(name, layout)
+        is_unreached = name in unreached_linears
+        if (is_unreached or config.target_modules != ALL_LINEAR) and selector.targets(Subject(name, budget)):
+            if not is_unreached:
+                raise _not_a_linear(name, layout)
+            unreached.append(name)
     found: list[Target] = []
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
@@ -48,11 +61,14 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
             alpha = alphas.first_match(subject, config.lora_alpha)
             found.append(Target(module, rank, alpha / (rank**0.5 if config.use_rslora else rank)))
     selector.refuse_unknown_layers()
+    if not found and unreached:
+        reason = f"no module that text reaches is targeted, only such as {unreached[0]}"
+        raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
     if not found:
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of the base model is targeted{hint}")
-    return tuple(found)
+    return Selection(tuple(found), tuple(unreached))
 
 
 def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[str]:
@@ -188,8 +204,8 @@ def _dotted_suffixes(name: str) -> Iterable[str]:
 def _not_a_linear(name: str, layout: BaseLayout) -> AdapterError:
     if name in layout.embedding_modules:
         return _refused("unsupported_module", "target_modules", f"LoRA on embeddings is not supported yet: {name}")
-    return _refused("unsupported_module", "target_modules", f"{name} is not a linear layer")
+    return _refused("unsupported_module", "target_modules", f"{name} is not a linear layer that can have an adapter")
 
 
-def _refused(code: str, field: str, reason: str) -> AdapterError:
-    return AdapterError(code, f"{CONFIG_NAME}: {field}: {reason}", file=CONFIG_NAME, key=field)
+def _refused(code: str, field: str, reason: str, remedy: str | None = None) -> AdapterError:
+    return AdapterError(code, f"{CONFIG_NAME}: {field}: {reason}", file=CONFIG_NAME, key=field, remedy=remedy)

@@ -25,7 +25,7 @@ from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.rope import freeze_rope, tabulate_rope
-from loraserve.models.structure import AttentionSpec, record_structure
+from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CausalModel:
         self._attention: list[AttentionSpec] = structure.attention
         self._linear_groups = structure.linear_groups
         self._has_sampled_rows = structure.has_sampled_rows
-        self.layout = _describe_layout(model, self._linear_groups)
+        self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self._linear_groups)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         head = model.get_output_embeddings()
@@ -152,7 +152,7 @@ def _lora_groups(linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> li
     return groups
 
 
-def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> BaseLayout:
+def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseLayout:
     head = model.get_output_embeddings()
     groups = tuple(
         tuple(
@@ -164,7 +164,7 @@ def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tu
             )
             for name, linear in members
         )
-        for members in linear_groups
+        for members in structure.linear_groups
     )
     in_groups = {module.name for group in groups for module in group}
     dtype = str(model.dtype).removeprefix("torch.")
@@ -175,6 +175,7 @@ def _describe_layout(model: PreTrainedModel, linear_groups: Sequence[Sequence[tu
         groups=groups,
         other_modules=tuple(name for name, _ in names),
         embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
+        unreached_linears=tuple(structure.unreached_linears),
     )
 
 

@@ -49,13 +49,20 @@ class ModelStructure:
     """
     has_sampled_rows: list[bool] = field(default_factory=list)
     """Of each linear group: it sees only the rows whose logits are wanted (`lm_head`, and a dense layer before it)."""
+    unreached_linears: list[str] = field(default_factory=list)
+    """Names of those that no text reaches, as of a tower for images beside the decoder."""
 
 
 def record_structure(model: PreTrainedModel) -> ModelStructure:
     """Run a few tokens through the model and note what is called. Raises `ModelRefusedError`."""
     structure = ModelStructure()
     try:
-        with _recorded_attention(model, structure), _recorded_linears(model, structure), torch.inference_mode():
+        with (
+            _recorded_attention(model, structure),
+            _recorded_linears(model, structure),
+            _called_modules(model) as called,
+            torch.inference_mode(),
+        ):
             positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
             token_ids = positions % model.config.get_text_config().vocab_size
             sampled_rows = torch.tensor(_SAMPLED, device=model.device)
@@ -71,6 +78,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
     _require_known_masks(model, structure.attention)
+    structure.unreached_linears = _unreached_linears(model, called)
     return structure
 
 
@@ -186,3 +194,43 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
             structure.linear_groups.append([(name, module)])
             structure.has_sampled_rows.append(num_rows == len(_SAMPLED))
         previous = (parent, x)
+
+
+@contextmanager
+def _called_modules(model: PreTrainedModel) -> Iterator[set[str]]:
+    """Names of the modules that are called meanwhile."""
+    called: set[str] = set()
+
+    def hook(name: str):
+        return lambda *_: called.add(name)
+
+    handles = [module.register_forward_pre_hook(hook(name)) for name, module in model.named_modules()]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _unreached_linears(model: PreTrainedModel, called: set[str]) -> list[str]:
+    """Linears beside the decoder that were not called, nor was anything that holds them, but for what holds both.
+
+    Within the decoder none is: experts are not called for the few tokens of a recorded pass either.
+    """
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    decoder_name = next((name for name, module in model.named_modules() if module is decoder), "")
+    holders_of_both = set(_holders(decoder_name))
+
+    def is_reached(name: str) -> bool:
+        holders = _holders(name)
+        may_be_read = holders[0] in holders_of_both and uses(model.get_submodule(holders[0]), "weight")
+        return decoder_name in holders or may_be_read or bool(called.intersection({name, *holders} - holders_of_both))
+
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head]
+    return [name for name in linears if not is_reached(name)]
+
+
+def _holders(name: str) -> list[str]:
+    """ "a.b.c" → "a.b", "a", ""."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1)]

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GptOssConfig,
     GraniteConfig,
@@ -106,6 +107,24 @@ EXPERTS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 """Mixtures of experts. For float32 only: rounding to bfloat16 may send a row to other experts."""
+
+
+def multimodal_config() -> Gemma3Config:
+    """A text model of `CONFIGS` beside a tower for images, whose linears have names of the text's."""
+    return Gemma3Config(
+        text_config=CONFIGS["gemma3"]().to_dict(),
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+        image_token_index=259,
+        tie_word_embeddings=True,
+    )
 
 
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:

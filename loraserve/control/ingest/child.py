@@ -52,8 +52,9 @@ from loraserve.store.durable import write_all
 NICENESS = 10
 CPU_GRACE_S = 5
 """Between the signal that ends the matching of patterns with a refusal and the one that ends the process."""
-OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.base_model"})
-"""Checks that tell equal contents apart: by how their files were written, and what the author called the base model."""
+OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.base_model", "weights.unused"})
+"""Checks that tell equal contents apart: by how their files were written, what the author called the base model, and
+what else they hold."""
 
 
 def main() -> int:
@@ -153,9 +154,9 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
         )
     if adapter is None or checks.has_failed:
         return None
-    tensors = parse_header(first_bytes, size, job.limits)
+    weights = SafetensorsFile(descriptor, parse_header(first_bytes, size, job.limits))
     writer = PackedAdapterWriter(files.packed, adapter, job.layout)
-    hashed = read_content(adapter, SafetensorsFile(descriptor, tensors), job.layout, checks, sink=writer)
+    hashed = read_content(adapter, weights, job.layout, checks, sink=writer)
     if checks.has_failed:
         return None
     digest = adapter_digest(adapter.config, hashed)
@@ -165,6 +166,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
     if files.manifest is not None and files.clean_config is not None and files.clean_weights is not None:
         _write_synced(files.manifest, msgspec.json.encode(_content_only(manifest)))
         _write_synced(files.clean_config, clean_config(adapter.config))
+        tensors = [tensor.entry for tensor in hashed]
         if not has_clean_weights(first_bytes, tensors):
             write_clean_weights(descriptor, files.clean_weights, tensors)
             sync_file(files.clean_weights)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,38 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
         other_modules=("model", "model.embed_tokens", "model.layers", *containers, "model.norm"),
         embedding_modules=("model.embed_tokens",),
     )
+
+
+TOWER_LINEARS = tuple(f"model.vision_tower.layers.{n}.self_attn.{p}" for n in range(3) for p in ("q_proj", "out_proj"))
+
+
+def multimodal_layout() -> BaseLayout:
+    """The same, beside a tower for images that has one layer more, and a projection that is called for text."""
+    text = tiny_layout()
+    groups = tuple(
+        tuple(replace(module, name=module.name.replace("model.", "model.language_model.")) for module in group)
+        for group in text.groups
+    )
+    others = (
+        "model",
+        "model.vision_tower",
+        "model.vision_tower.conv",
+        *TOWER_LINEARS,
+        "model.projection",
+        "model.norm",
+    )
+    return replace(
+        text,
+        fingerprint=layout_fingerprint(groups, text.dtype),
+        groups=groups,
+        other_modules=others,
+        embedding_modules=(),
+        unreached_linears=TOWER_LINEARS,
+    )
+
+
+def tower_tensors(names: Sequence[str] = TOWER_LINEARS, rank: int = 4) -> dict[str, RawTensor]:
+    return {lora_key(name, side): raw_tensor(np.ones((rank, 5), np.float32)) for name in names for side in "AB"}
 
 
 def safetensors_bytes(tensors: Mapping[str, RawTensor], metadata: Mapping[str, str] | None = None) -> bytes:

@@ -267,7 +267,7 @@ STRICTER = [("unknown_module", "target_modules"), ("unknown_module", "layers_to_
 
 def found_by_us(fields: dict[str, Any], layout: BaseLayout) -> tuple[dict[str, tuple[int, float]], AdapterError | None]:
     try:
-        targets = resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), layout)
+        targets = resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), layout).targets
     except AdapterError as error:
         return {}, error
     return {target.module.name: (target.lora_rank, target.scaling) for target in targets}, None

@@ -4,20 +4,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.checks import Check, Checks, CheckStatus
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import Limits
-from loraserve_adapters.source import read_adapter
+from loraserve_adapters.source import check_adapter, read_adapter
 
 from tests.unit.adapters.folders import (
     HIDDEN,
+    TOWER_LINEARS,
     VOCABULARY,
     RawTensor,
     config_of,
     head_weight,
     lora_key,
     lora_tensors,
+    multimodal_layout,
     raw_tensor,
     tiny_layout,
+    tower_tensors,
     values_of,
     write_folder,
 )
@@ -127,6 +132,86 @@ def test_refuses_tensors_by_name(
     assert (error.code, error.file) == (code, "adapter_model.safetensors")
     assert text in error.message
     assert key is None or (error.key == key and key in error.message)
+
+
+MULTIMODAL = multimodal_layout()
+QUERIES_OF_TOWER = TOWER_LINEARS[::2]
+
+
+def warnings_of(folder: Path) -> list[Check]:
+    checks = Checks()
+    assert check_adapter(folder, MULTIMODAL, checks) is not None, checks.listed()[0]
+    return [check for check in checks.listed() if check.status is CheckStatus.WARN]
+
+
+def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    text = lora_tensors(MULTIMODAL, ["q_proj"])
+    folder = write_folder(tmp_path / "all", config_of(), text | tower_tensors(QUERIES_OF_TOWER))
+    source = read_adapter(folder, MULTIMODAL)
+    assert {entry.name for module in source.modules for entry in module.entries} == text.keys()
+    modules, tensors = warnings_of(folder)
+    assert (modules.name, modules.code, modules.key) == ("config.targets", "unreached_modules", "target_modules")
+    assert "3 linear layers that text never reaches are targeted too" in modules.message
+    assert QUERIES_OF_TOWER[0] in modules.message
+    assert "exclude_modules='.*vision_tower.*'" in (modules.remedy or "")
+    assert (tensors.name, tensors.code) == ("weights.unused", "unused_tensors")
+    assert "6 tensors are left out" in tensors.message
+    without = write_folder(tmp_path / "text", config_of(), text)
+    assert read_adapter(without, MULTIMODAL).digest == source.digest
+    assert [check.name for check in warnings_of(without)] == ["config.targets"]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        (lora_key(TOWER_LINEARS[1], "A"), "unexpected_tensor", "not targeted"),
+        (lora_key("model.vision_tower.conv", "A"), "unknown_module", "no such linear"),
+        (lora_key("model.projection", "A"), "unknown_module", "no such linear"),
+        (f"base_model.model.{TOWER_LINEARS[0]}.weight", "unexpected_tensor", "no LoRA tensor"),
+        (f"base_model.model.{TOWER_LINEARS[0]}.lora_B.bias", "unexpected_tensor", "lora_bias"),
+        (f"base_model.model.{TOWER_LINEARS[0]}.lora_magnitude_vector", "unexpected_tensor", "DoRA"),
+        (lora_key("model.language_model.layers.0.self_attn.v_proj", "A"), "unexpected_tensor", "not targeted"),
+    ],
+)
+def test_nothing_else_is_left_out_beside_them(name: str, code: str, text: str, tmp_path: Path) -> None:
+    tensors = lora_tensors(MULTIMODAL, ["q_proj"]) | tower_tensors(QUERIES_OF_TOWER) | {name: raw_tensor(ZEROS)}
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(), tensors), MULTIMODAL)
+    assert (refused.value.code, refused.value.key) == (code, name)
+    assert text in refused.value.message
+
+
+def test_a_tensor_of_text_that_is_missing_is_refused_beside_them(tmp_path: Path) -> None:
+    tensors = lora_tensors(MULTIMODAL, ["q_proj"]) | tower_tensors(QUERIES_OF_TOWER)
+    missing = lora_key("model.language_model.layers.1.self_attn.q_proj", "B")
+    del tensors[missing]
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(), tensors), MULTIMODAL)
+    assert (refused.value.code, refused.value.key) == ("missing_tensor", missing)
+
+
+@pytest.mark.parametrize(("trained_on", "served"), [(LAYOUT, MULTIMODAL), (MULTIMODAL, LAYOUT)])
+def test_an_adapter_of_another_class_of_the_model_is_told_what_its_linears_are_called(
+    trained_on: BaseLayout, served: BaseLayout, tmp_path: Path
+) -> None:
+    """As of the text-only class, where the other one is served."""
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(), lora_tensors(trained_on, ["q_proj"])), served)
+    error, name = refused.value, served.groups[0][0].name
+    assert error.code == "unknown_module"
+    assert f"the base model has no such linear; its own is called {name}" in error.message
+    assert "another class of the model" in error.message
+    prefixes = [layout.groups[0][0].name.removesuffix("layers.0.self_attn.q_proj") for layout in (trained_on, served)]
+    assert f"base_model.model.{prefixes[0]} into base_model.model.{prefixes[1]}" in (error.remedy or "")
+
+
+def test_a_linear_of_another_size_is_not_taken_for_one_of_another_class(tmp_path: Path) -> None:
+    tensors = tower_tensors(["model.vision_tower.layers.0.self_attn.q_proj"]) | lora_tensors(LAYOUT, ["q_proj"])
+    checks = Checks()
+    assert check_adapter(write_folder(tmp_path, config_of(), tensors), LAYOUT, checks) is None
+    failures = [check for check in checks.listed() if check.status is CheckStatus.FAIL]
+    assert len(failures) == 2
+    assert all("no such linear; did you mean model.layers." in failure.message for failure in failures)
 
 
 def test_refuses_a_rank_that_is_not_the_tensors_rank(tmp_path: Path) -> None:

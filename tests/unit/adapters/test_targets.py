@@ -2,15 +2,20 @@ import json
 from typing import Any
 
 import pytest
+from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.config import parse_config
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.targets import Target, resolve_targets
+from loraserve_adapters.targets import Selection, Target, resolve_targets
 
-from tests.unit.adapters.folders import config_of, tiny_layout
+from tests.unit.adapters.folders import TOWER_LINEARS, config_of, multimodal_layout, tiny_layout
 
 
 def resolve(num_layers: int = 2, **fields: Any) -> tuple[Target, ...]:
-    return resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), tiny_layout(num_layers=num_layers))
+    return select(tiny_layout(num_layers=num_layers), **fields).targets
+
+
+def select(layout: BaseLayout, **fields: Any) -> Selection:
+    return resolve_targets(parse_config(json.dumps(config_of(**fields)).encode()), layout)
 
 
 def refusal(**fields: Any) -> AdapterError:
@@ -69,6 +74,46 @@ def test_refuses_targets_by_name(target: object, code: str, text: str) -> None:
     error = refusal(target_modules=target)
     assert error.code == code
     assert text in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_targets", "unreached"),
+    [
+        ({"target_modules": ["q_proj"]}, 2, TOWER_LINEARS[::2]),
+        ({"target_modules": ".*q_proj"}, 2, TOWER_LINEARS[::2]),
+        ({"target_modules": "all-linear"}, 14, TOWER_LINEARS),
+        ({"target_modules": ["v_proj", "out_proj"]}, 2, TOWER_LINEARS[1::2]),
+        ({"target_modules": ["q_proj"], "exclude_modules": ".*vision_tower.*"}, 2, ()),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [1, 2]}, 1, TOWER_LINEARS[2::2]),
+        ({"target_modules": ["language_model.layers.0.self_attn.q_proj"]}, 1, ()),
+    ],
+)
+def test_linears_that_text_never_reaches_are_told_from_those_it_does(
+    fields: dict[str, Any], num_targets: int, unreached: tuple[str, ...]
+) -> None:
+    selection = select(multimodal_layout(), **fields)
+    assert len(selection.targets) == num_targets
+    assert selection.unreached == unreached
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "text"),
+    [
+        (["conv", "q_proj"], "unsupported_module", "model.vision_tower.conv is not a linear layer"),
+        (
+            ["projection", "q_proj"],
+            "unsupported_module",
+            "model.projection is not a linear layer that can have an adapter",
+        ),
+        (["out_proj"], "unreached_modules", "no module that text reaches is targeted"),
+        (["model.layers.0.self_attn.q_proj"], "unknown_module", "did you mean model.language_model.layers."),
+    ],
+)
+def test_what_is_no_linear_of_text_is_refused_beside_a_tower_too(target: list[str], code: str, text: str) -> None:
+    with pytest.raises(AdapterError) as refused:
+        select(multimodal_layout(), target_modules=target)
+    assert refused.value.code == code
+    assert text in refused.value.message
 
 
 def test_an_entry_that_names_nothing_is_harmless_beside_one_that_does() -> None:
