@@ -255,6 +255,20 @@ def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
     assert "adapter_config.json" in output
 
 
+def test_adapters_with_a_chat_template_that_is_not_used_are_named_in_one_line(tmp_path: Path) -> None:
+    for seed, name in enumerate(("own", "plain", "other")):
+        fake_adapter(tmp_path / "adapters" / name, seed)
+    for name in ("own", "other"):
+        (tmp_path / "adapters" / name / "chat_template.jinja").write_text("{{ messages }}")
+    with running_server(tmp_path / "data", "--no-certificates", "--adapter-dir", str(tmp_path / "adapters")) as server:
+        server.stop()
+        assert server.wait() == 0
+    notes = [line for line in server.output if "chat template" in line]
+    assert len(notes) == 1
+    assert notes[0].startswith("  note      chats are rendered with the base model's chat template")
+    assert notes[0].endswith(": other, own")
+
+
 def test_more_adapters_come_with_the_start_than_uploads_may_be_open(tmp_path: Path) -> None:
     names = {f"skill-{seed}" for seed in range(MAX_OPEN_UPLOADS + 6)}
     for seed, name in enumerate(sorted(names)):

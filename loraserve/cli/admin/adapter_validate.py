@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 import rich_click as click
-from loraserve_adapters.base_layout import BaseLayout
 
 from loraserve.api.schemas.reports import report_item
 from loraserve.cli.admin.output import print_report
 from loraserve.cli.serve.settings import DEMO
 from loraserve.control.ingest.report import validate_adapter
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.model_description import ModelDescription
 from loraserve.serving.process.local_engine import EngineStartFailedError, LocalEngine
 
 KV_BYTES = 64 << 20
@@ -21,10 +21,10 @@ KV_BYTES = 64 << 20
 def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
     """Prints the report; ends with exit code 1 for an adapter that is refused."""
     try:
-        layout = asyncio.run(_layout_of(model or str(DEMO / "model")))
+        served = asyncio.run(_description_of(model or str(DEMO / "model")))
     except EngineStartFailedError as error:
         raise click.ClickException(str(error)) from error
-    report = validate_adapter(folder, layout)
+    report = validate_adapter(folder, served.layout, served.chat_template)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report_item(report)), indent=2))
     else:
@@ -33,11 +33,11 @@ def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
     sys.exit(not report.accepted)
 
 
-async def _layout_of(model: str) -> BaseLayout:
+async def _description_of(model: str) -> ModelDescription:
     """By loading the model: only a model that runs says what its linears are."""
     config = EngineConfig(model=model, kv_cache_memory_bytes=KV_BYTES, adapter_memory_bytes=KV_BYTES)
     engine = await LocalEngine.start(config, lambda phase, done, total: None)
     try:
-        return engine.model.layout
+        return engine.model
     finally:
         await engine.close(0)

@@ -26,6 +26,8 @@ class Banner:
     adapters: list[str]
     data_dir: Path
     is_demo: bool
+    notes: list[str]
+    """Besides the model's."""
 
     def __str__(self) -> str:
         where = f"{self.uds} ({self.base_url})" if self.uds else self.base_url
@@ -36,9 +38,9 @@ class Banner:
                 *([f"  listens   on {self.open_to}: other machines can reach it"] if self.open_to else []),
                 *self._console(),
                 f"  model     {self.model_name} ({_facts(self.model)})",
-                f"  adapters  {_names(self.adapters)}",
+                f"  adapters  {shown_names(self.adapters)}",
                 f"  data      {self.data_dir}",
-                *(f"  note      {note}" for note in self.model.notes),
+                *(f"  note      {note}" for note in [*self.model.notes, *self.notes]),
                 "",
                 *self._examples(),
             ]
@@ -87,7 +89,7 @@ def _facts(model: ModelDescription) -> str:
     return f"{model.architecture}, {dtype}, {model.backend} backend, {model.max_model_len} tokens"
 
 
-def _names(adapters: list[str]) -> str:
+def shown_names(adapters: list[str]) -> str:
     if not adapters:
         return "none yet"
     shown = ", ".join(adapters[:MAX_ADAPTERS_SHOWN])

@@ -6,10 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.chat_template import other_chat_template
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import Limits
 from loraserve_adapters.source import read_adapter
 
+from loraserve.cli.serve.banner import shown_names
 from loraserve.cli.serve.option_types import LoraModule
 from loraserve.cli.serve.settings import ServeSettings
 from loraserve.cli.serve.start_error import StartError
@@ -138,6 +140,13 @@ def _digest(folder: Path, layout: BaseLayout, limits: Limits, known: KnownSource
     if states is not None:
         known.remember(folder, states, digest)
     return digest
+
+
+def notes_on_chat_templates(adapters: Sequence[LoraModule], served: str | None) -> list[str]:
+    """At most one: which of them were saved with a chat template that is not used."""
+    names = [adapter.name for adapter in adapters if other_chat_template(adapter.path, served) is not None]
+    reason = "chats are rendered with the base model's chat template, not with the other one beside the adapter"
+    return [f"{reason}: {shown_names(names)}"] if names else []
 
 
 def _is_live(control: ControlPlane, name: str, digest: str) -> bool:

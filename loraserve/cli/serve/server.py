@@ -126,7 +126,7 @@ class _Server:
         if not self._stop.is_set() and not serving.done():
             await context.control.observer.snapshots.listens_at(base_url(bound))
             login_token = await self._login_token(context)
-            print(self._banner(bound, engine, context, login_token), flush=True)
+            print(self._banner(bound, started, login_token), flush=True)
             await _first_of(self._stop.wait(), engine.wait_dead(), serving)
         exit_code = await self._wind_down(engine, context)
         http.should_exit = True
@@ -157,10 +157,8 @@ class _Server:
             return (await context.control.sessions.make_link(key_id, "server", "")).token
         return None
 
-    def _banner(
-        self, bound: socket.socket, engine: LocalEngine, context: AppContext, login_token: str | None
-    ) -> Banner:
-        settings = self._settings
+    def _banner(self, bound: socket.socket, started: StartedServer, login_token: str | None) -> Banner:
+        settings, context = self._settings, started.context
         return Banner(
             base_url=base_url(bound),
             uds=settings.uds,
@@ -168,10 +166,11 @@ class _Server:
             login_token=login_token,
             needs_key=not context.control.authenticator.is_open,
             model_name=settings.model_names[0],
-            model=engine.model,
+            model=started.engine.model,
             adapters=_names(context),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
+            notes=started.notes,
         )
 
     def _print(self, text: str) -> None:

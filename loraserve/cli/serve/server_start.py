@@ -43,6 +43,8 @@ class StartedServer:
     context: AppContext
     http: HttpServer
     """It does not listen yet."""
+    notes: list[str]
+    """For the person who started it."""
 
 
 async def start_server(settings: ServeSettings, console: Console, opened: contextlib.AsyncExitStack) -> StartedServer:
@@ -85,7 +87,7 @@ async def _build(
 ) -> StartedServer:
     from loraserve.api.app import create_app
     from loraserve.api.app_context import AppContext
-    from loraserve.cli.serve.control_start import publish_configured
+    from loraserve.cli.serve.control_start import notes_on_chat_templates, publish_configured
     from loraserve.cli.serve.http_server import HttpServer
     from loraserve.control.control_plane import build_control
     from loraserve.control.names.labels import CatalogNames
@@ -112,10 +114,11 @@ async def _build(
             limits,
             lambda num_done: display.show("loading adapters", num_done, len(adapters)),
         )
+        notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)
     except BaseException:
         await control.close()
         raise
-    return StartedServer(engine, context, http)
+    return StartedServer(engine, context, http, notes)
 
 
 def _check_temporary_folder() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import msgspec
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.chat_template import other_chat_template
 from loraserve_adapters.checks import Check, Checks, CheckStatus
+from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.source import check_adapter
 
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -47,8 +49,17 @@ class AdapterRejectedError(ServingError):
         self.report = report
 
 
-def validate_adapter(folder: Path, layout: BaseLayout, base_names: Iterable[str] = ()) -> Report:
-    """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server."""
+def validate_adapter(
+    folder: Path, layout: BaseLayout, chat_template: str | None, base_names: Iterable[str] = ()
+) -> Report:
+    """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server.
+
+    chat_template: of the base model.
+    """
     checks = Checks()
     check_adapter(folder, layout, checks, base_names=base_names)
+    file = other_chat_template(folder, chat_template)
+    if file is not None:
+        message = f"{file}: its chat template is not used: chats are rendered with the base model's, which is another"
+        checks.warn("folder.chat_template", AdapterError("other_chat_template", message, file=file))
     return Report(checks=checks.listed())

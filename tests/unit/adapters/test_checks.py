@@ -13,10 +13,11 @@ from loraserve.control.ingest.report import Report, validate_adapter
 from tests.unit.adapters.folders import config_of, lora_key, lora_tensors, tiny_layout, write_folder
 
 LAYOUT = tiny_layout()
+TEMPLATE = "{{ messages }}"
 
 
 def report_on(folder: Path, config: dict, tensors: dict) -> Report:
-    return validate_adapter(write_folder(folder, config, tensors), LAYOUT, base_names=["org/tiny"])
+    return validate_adapter(write_folder(folder, config, tensors), LAYOUT, TEMPLATE, base_names=["org/tiny"])
 
 
 def test_failures_come_first_then_warnings_then_what_passed() -> None:
@@ -48,6 +49,16 @@ def test_a_good_adapter_passes_every_check(tmp_path: Path) -> None:
     assert {check.status for check in report.checks} == {CheckStatus.PASS}
     assert report.accepted
     assert report.summary == f"all {len(report.checks)} checks passed"
+
+
+def test_a_chat_template_beside_the_adapter_that_is_not_the_base_s_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0] }}")
+    report = report_on(tmp_path, config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    assert report.accepted
+    (warning,) = [check for check in report.checks if check.status is CheckStatus.WARN]
+    assert (warning.code, warning.file) == ("other_chat_template", "chat_template.jinja")
+    assert "chats are rendered with the base model's" in warning.message
+    assert "--chat-template" in (warning.remedy or "")
 
 
 def test_lists_config_tensors_and_shapes_that_are_wrong_together(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def banner(
     login_token: str | None = None,
     open_to: str | None = None,
     model: ModelDescription = MODEL,
+    notes: list[str] | None = None,
 ) -> str:
     return str(
         Banner(
@@ -54,6 +55,7 @@ def banner(
             adapters=adapters,
             data_dir=Path("/data"),
             is_demo=is_demo,
+            notes=notes or [],
         )
     )
 
@@ -70,6 +72,14 @@ def test_three_commands_ask_models_one_adapter_and_another_as_a_stream() -> None
     assert '"model": "c"' in chat[-1]
     assert '"stream": true' in chat[-1]
     assert "max_model_len lowered to 64" in text
+
+
+def test_notes_of_the_model_and_of_the_start_are_a_line_each() -> None:
+    lines = banner(adapters=[], notes=["something else"]).splitlines()
+    assert [line for line in lines if line.startswith("  note      ")] == [
+        "  note      max_model_len lowered to 64",
+        "  note      something else",
+    ]
 
 
 def test_without_adapters_the_base_is_asked() -> None:

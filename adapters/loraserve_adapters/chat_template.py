@@ -1,0 +1,54 @@
+"""The chat template that training saved beside an adapter: not used, as all adapters of a server share the base's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.files import open_regular, read_exactly
+from loraserve_adapters.limits import DEFAULT_LIMITS
+
+TEMPLATE_NAME = "chat_template.jinja"
+TOKENIZER_NAME = "tokenizer_config.json"
+MAX_BYTES = 8 << 20
+"""Gemma's tokenizer_config.json, with a thousand unused tokens, has one."""
+_LIMITS = replace(DEFAULT_LIMITS, follow_symlinks=True)
+
+
+def other_chat_template(folder: Path, served: str | None) -> str | None:
+    """Name of the file in which the folder has a chat template that renders otherwise than `served` may.
+
+    For folders that the operator names. What cannot be read is no template.
+    """
+    template, name = _read(folder, TEMPLATE_NAME), TEMPLATE_NAME
+    if template is None:
+        template, name = _of_tokenizer(_read(folder, TOKENIZER_NAME)), TOKENIZER_NAME
+    # Jinja drops one line break at the end.
+    is_served = template is None or template.removesuffix("\n") == (served or "").removesuffix("\n")
+    return None if is_served else name
+
+
+def _of_tokenizer(config: str | None) -> str | None:
+    """Of several named templates, the default one."""
+    try:
+        fields: Any = json.loads(config or "{}")
+    except (ValueError, RecursionError):
+        return None
+    template = fields.get("chat_template") if isinstance(fields, dict) else None
+    if isinstance(template, list):
+        named = (entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default")
+        template = next(named, {}).get("template")
+    return template if isinstance(template, str) else None
+
+
+def _read(folder: Path, name: str) -> str | None:
+    try:
+        with open_regular(folder, name, _LIMITS) as (descriptor, size):
+            if size > MAX_BYTES:
+                return None
+            data = bytearray(size)
+            read_exactly(descriptor, memoryview(data), 0, name)
+        return data.decode("utf-8")
+    except (AdapterError, UnicodeDecodeError, OSError):
+        return None
