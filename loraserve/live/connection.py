@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from loraserve.live.breaker import Breaker
-from loraserve.live.errors import LiveRestartedError, LiveUnavailableError, LiveUrlError
+from loraserve.live.errors import LiveRefusedError, LiveRestartedError, LiveUnavailableError, LiveUrlError
 from loraserve.live.script_loader import Script
 from loraserve.live.server_link import Address, Arg, Command, NotPrimaryError, ServerLink
 
@@ -140,13 +140,13 @@ class LiveConnection:
             finally:
                 self._idle.append(link)
 
-    def _refused(self, error: ResponseError) -> LiveUnavailableError:
+    def _refused(self, error: ResponseError) -> LiveRefusedError:
         """Said in the log too: a server that answers, but is full or cannot write its own disk, is not found gone."""
         now_s = time.monotonic()
         if now_s - self._refusal_said_s >= REFUSAL_SAID_EVERY_S:
             self._refusal_said_s = now_s
             logger.error("Redis answers, but refuses what it is asked for: %s", error)
-        return LiveUnavailableError(f"Redis refused: {error}")
+        return LiveRefusedError(f"Redis refused: {error}")
 
     def _make_connection(self) -> AbstractConnection:
         arguments = dict(self._factory.connection_kwargs)

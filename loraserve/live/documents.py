@@ -7,7 +7,7 @@ import msgspec
 from loraserve.live.audit import NUM_ENTRIES, AuditEntry
 from loraserve.live.changes import NUM_CHANGES
 from loraserve.live.connection import LiveConnection
-from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.errors import LiveRefusedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.script_loader import load_script
 from loraserve.store.codec import DocumentCodec
@@ -29,6 +29,14 @@ class LiveDocuments:
     async def check_writable(self) -> None:
         """Whether Redis takes documents now: one that is full, a replica or without its replicas may answer a PING."""
         await self._connection.call("SET", self._names.probe(), 1, "EX", 1)
+
+    async def is_full(self) -> bool:
+        """Whether Redis answers, but takes no documents now."""
+        try:
+            await self.check_writable()
+        except LiveRefusedError:
+            return True
+        return False
 
     async def put(self, document: AnyDocument) -> int:
         """Idempotent and order-free: only a newer revision has an effect (stored, listed, in changes and audit).

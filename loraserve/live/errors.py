@@ -16,6 +16,10 @@ class LiveUnavailableError(LiveError):
         self.retry_after_s = retry_after_s
 
 
+class LiveRefusedError(LiveUnavailableError):
+    """Redis answered that it does not do this, as one that is full does not take anything new."""
+
+
 class LiveRestartedError(LiveUnavailableError):
     """Redis is another process than the one this process compared its documents with; it may hold older ones."""
 

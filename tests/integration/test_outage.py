@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
+from loraserve.store.documents import DocumentStore
 from tests.support.delay_proxy import proxy_of_a_thread
 from tests.support.fake_engine import first_token
 from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key, token_ids
@@ -153,6 +155,47 @@ class TestBeyondTheGrace:
             save(found.valkey)
             wait_until(lambda: is_ready(found.admin), "it can save again")
             assert complete(found.admin, "fake").status_code == 200
+
+
+class TestAFullRedis:
+    def test_requests_are_served_and_whoever_looks_is_told_why_nothing_can_be_changed(self, tmp_path: Path) -> None:
+        with bench(tmp_path, "--redis-grace-s", "0") as found:
+
+            def is_told(is_full: str) -> bool:
+                return f"\nloraserve_redis_full {is_full}\n" in found.admin.get("/metrics").text
+
+            assert is_told("0.0")
+            assert found.valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+            wait_until(lambda: is_told("1.0"), "it is full")
+            assert "\nloraserve_redis_up 1.0\n" in found.admin.get("/metrics").text
+            told = found.admin.get("/v1/live").json()
+            assert (told["redis"], [engine["id"] for engine in told["engines"]]) == ("full", ["engine-0"])
+            assert is_ready(found.admin)
+            assert complete(found.admin, "fake").status_code == 200
+            assert code_of(found.admin.patch("/v1/tenants/default", json={"status": "suspended"}))[0] == 503
+            assert found.valkey.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
+            wait_until(lambda: is_told("0.0"), "there is room again")
+            assert found.admin.get("/v1/live").json()["redis"] == "ready"
+
+    def test_a_key_revoked_on_disk_meanwhile_does_not_make_it_count_as_gone(self, tmp_path: Path) -> None:
+        """Without a grace that would refuse all requests each time Redis does not take the document."""
+        with bench(tmp_path, "--redis-grace-s", "0") as found:
+            key = new_key(found.admin, "default", "infer")
+            assert found.valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"
+            revoke_key_offline(DocumentStore(tmp_path / "data"), key["id"])
+            with client(found.server, key["secret"]) as http:
+                wait_until(lambda: complete(http, "fake").status_code == 401, "it is found revoked")
+            rev, names = "$1\r\n2\r\n", KeyNames(DEFAULT_PREFIX)
+            assert found.valkey.command("HGET", names.document("key", key["id"]), "rev") != rev
+            for _ in range(20):
+                assert is_ready(found.admin)
+                assert complete(found.admin, "fake").status_code == 200
+            assert "Redis is not reachable" not in found.server.text
+            assert found.valkey.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
+            wait_until(
+                lambda: found.valkey.command("HGET", names.document("key", key["id"]), "rev") == rev,
+                "Redis is told once it has room",
+            )
 
 
 class TestAnOlderRedis:

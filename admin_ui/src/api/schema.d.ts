@@ -2172,7 +2172,7 @@ export interface components {
             /** @description Unix seconds. */
             at: number;
             engines: components["schemas"]["EngineItem"][];
-            /** @description "ready", "grace" (gone for less than --redis-grace-s) or "gone". */
+            /** @description "ready", "full" (nothing can be changed), "grace" (gone for less than --redis-grace-s) or "gone". */
             redis: string;
             /** @default live */
             object: string;

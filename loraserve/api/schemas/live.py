@@ -86,5 +86,5 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     engines: list[EngineItem]
     redis: str
-    """ "ready", "grace" (gone for less than --redis-grace-s) or "gone"."""
+    """ "ready", "full" (nothing can be changed), "grace" (gone for less than --redis-grace-s) or "gone"."""
     object: str = "live"

@@ -139,12 +139,15 @@ class Catalog(DocumentIndex):
                 self._position = change.position
             if not await self._live.view.is_current():
                 return
+            self._outage.is_full = await self._live.documents.is_full()
             self._outage.succeeded()
             await self._notice_commits()
             if time.monotonic() >= next_reconcile_s:
                 next_reconcile_s = time.monotonic() + RECONCILE_EVERY_S
                 await self._scan()
-            await self._put_untold()
+            # A full one is not gone, which it would count as by refusing these.
+            if not self._outage.is_full:
+                await self._put_untold()
 
     async def _notice_commits(self) -> None:
         """Keys that were made or revoked in the data directory alone, by `loraserve keys … --data-dir`, and tenants

@@ -13,7 +13,7 @@ DocumentRef = tuple[DocumentKind, str]
 
 
 class Outage:
-    """Since when Redis is gone, and which documents it confirmed shortly before."""
+    """Since when Redis is gone, and which documents it confirmed shortly before; whether it is full."""
 
     def __init__(self, grace_s: float = 60.0, *, clock: Callable[[], float] = time.monotonic) -> None:
         """grace_s: 0 = refuse as soon as Redis is gone."""
@@ -21,6 +21,8 @@ class Outage:
         self._clock = clock
         self._began_s: float | None = None
         self._confirmed_s: dict[DocumentRef, float] = {}
+        self.is_full = False
+        """As it was when it last answered: requests are let in, and nothing can be changed."""
 
     @property
     def began_s(self) -> float | None:

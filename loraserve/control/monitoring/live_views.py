@@ -14,6 +14,8 @@ from loraserve.engine.request import QueueStats
 
 class RedisState(StrEnum):
     READY = "ready"
+    FULL = "full"
+    """It takes nothing new: requests go on, nothing can be changed, and others' engines are not heard of."""
     GRACE = "grace"
     """Gone a short while ago: requests of known keys go on."""
     GONE = "gone"
@@ -61,7 +63,7 @@ class LiveViews:
     @property
     def redis(self) -> RedisState:
         if self._outage.began_s is None:
-            return RedisState.READY
+            return RedisState.FULL if self._outage.is_full else RedisState.READY
         return RedisState.GRACE if self._outage.allows([]) else RedisState.GONE
 
     async def engines(self, principal: Principal) -> list[EngineView]:

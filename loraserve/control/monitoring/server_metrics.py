@@ -37,7 +37,10 @@ class ServerMetrics(Collector):
             await asyncio.sleep(MEASURE_EVERY_S)
 
     def collect(self) -> Iterator[Metric]:
-        yield gauge("redis_up", "1 while Redis answers and takes writes.", self._outage.began_s is None)
+        is_up = self._outage.began_s is None
+        yield gauge("redis_up", "1 while Redis answers and lets requests in.", is_up)
+        full = "1 while Redis answers, but takes nothing new: requests are served, and nothing can be changed."
+        yield gauge("redis_full", full, is_up and self._outage.is_full)
         yield gauge("usage_lines_waiting", "Usage that the disk did not take yet.", self._usage.num_kept)
         if self._free_bytes is not None and self._size_bytes is not None:
             yield gauge("data_free_bytes", "What the data directory's disk has left for us.", self._free_bytes)

@@ -145,11 +145,14 @@ class Snapshots:
         )
 
     async def engines(self) -> dict[str, EngineSnapshot]:
-        """By id, at most half a second old; while Redis is gone, only this server's own."""
+        """By id, at most half a second old; while Redis is gone or full, only this server's own."""
         try:
-            return await self._engines.get(None)
+            engines = await self._engines.get(None)
         except LiveUnavailableError:
-            return {} if self._runtime is None else {self._engine: self.own_engine(self._runtime)}
+            engines = {}
+        if self._runtime is None or self._engine in engines:
+            return engines
+        return {**engines, self._engine: self.own_engine(self._runtime)}
 
     def own_requests(self) -> list[RequestRecord]:
         now_s = self._steady()

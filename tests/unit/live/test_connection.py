@@ -215,7 +215,7 @@ def test_an_error_reply_is_told_and_leaves_the_link_usable(valkey: Valkey, tmp_p
 def test_what_a_server_refuses_is_in_the_log_but_not_for_each_call(
     valkey: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing else tells an operator of a full one: it answers, so it does not count as gone."""
+    """Nothing else says what it is: it answers, so it does not count as gone."""
 
     async def check(connection: LiveConnection) -> None:
         assert valkey.command("CONFIG", "SET", "maxmemory", "1") == "+OK\r\n"

@@ -131,6 +131,21 @@ def test_the_same_content_has_each_tenants_own_name(valkey: Valkey, tmp_path: Pa
     run(scenario)
 
 
+def test_with_a_full_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_path: Path) -> None:
+    """What it told last is gone after five seconds, and nothing newer is taken."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await busy_node(node)
+            views = LiveViews(snapshots_of(node), ContentNames(node.catalog), node.outage)
+            node.outage.is_full = True
+            (view,) = await views.engines(ADMIN)
+            assert view.engine == "engine-0"
+            assert views.redis is RedisState.FULL
+
+    run(scenario)
+
+
 def test_without_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url, follow=False, grace_s=5) as node:

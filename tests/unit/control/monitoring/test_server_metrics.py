@@ -25,7 +25,7 @@ async def until_measured(metrics: ServerMetrics) -> None:
 
 def test_the_disk_of_the_data_directory_is_told_once_it_was_measured(tmp_path: Path) -> None:
     metrics = ServerMetrics(tmp_path, Outage(), UsageWriter(UsageLog(tmp_path, "p1")))
-    assert scraped(metrics) == {"loraserve_redis_up": 1, "loraserve_usage_lines_waiting": 0}
+    assert scraped(metrics) == {"loraserve_redis_up": 1, "loraserve_redis_full": 0, "loraserve_usage_lines_waiting": 0}
     asyncio.run(asyncio.wait_for(until_measured(metrics), 10))
     told = scraped(metrics)
     assert 0 < told["loraserve_data_free_bytes"] < told["loraserve_data_size_bytes"]
@@ -56,3 +56,12 @@ def test_an_outage_shows_and_its_end(tmp_path: Path) -> None:
     assert scraped(metrics)["loraserve_redis_up"] == 0
     outage.succeeded()
     assert scraped(metrics)["loraserve_redis_up"] == 1
+
+
+def test_a_redis_that_went_is_not_told_to_be_full(tmp_path: Path) -> None:
+    outage = Outage()
+    metrics = ServerMetrics(tmp_path, outage, UsageWriter(UsageLog(tmp_path, "p1")))
+    outage.is_full = True
+    assert (scraped(metrics)["loraserve_redis_up"], scraped(metrics)["loraserve_redis_full"]) == (1, 1)
+    outage.failed()
+    assert (scraped(metrics)["loraserve_redis_up"], scraped(metrics)["loraserve_redis_full"]) == (0, 0)
