@@ -216,3 +216,21 @@ def test_the_bottom_bar_of_a_phone_leads_to_every_view(new_console: NewConsole, 
         page.get_by_role("button", name="More", exact=True).click()
         page.get_by_role("option", name=title).click()
         expect(page.get_by_role("heading", level=1)).to_have_text("Tenants" if title == "Tenants & keys" else title)
+
+
+@pytest.mark.parametrize(
+    ("redis", "told"),
+    [
+        ("full", "requests are served, but nothing can be changed"),
+        ("grace", "known keys are served for a short while"),
+        ("gone", "requests are refused until it is back"),
+    ],
+)
+def test_the_overview_says_what_a_redis_in_trouble_means(of_admin: Console, redis: str, told: str):
+    def answer(route: Route) -> None:
+        found = route.fetch()
+        route.fulfill(response=found, json={**found.json(), "redis": redis})
+
+    of_admin.page.route(FAILING["live"], answer)
+    page = of_admin.open()
+    expect(page.get_by_role("alert").filter(has_text="Redis is")).to_contain_text(told)

@@ -8,6 +8,12 @@ import { Icon } from "../../parts/icon";
 import { href } from "../../router";
 import { mayActForAll, session } from "../../state/session";
 
+const TROUBLE_OF_REDIS: Record<string, string> = {
+  full: "Redis is full: requests are served, but nothing can be changed and nobody can log in. Raise its maxmemory.",
+  grace: "Redis is gone: known keys are served for a short while, and nothing can be changed.",
+  gone: "Redis is gone: requests are refused until it is back.",
+};
+
 /** The moment in eight figures, each a link to the rows behind it. */
 export function Now({ live, series }: { live: LiveView; series: SeriesView | null }) {
   const { engines } = live;
@@ -35,9 +41,7 @@ export function Now({ live, series }: { live: LiveView; series: SeriesView | nul
       {live.redis !== "ready" && (
         <p class="notice is-warn" role="alert">
           <Icon name="warn" />{" "}
-          {live.redis === "grace"
-            ? "Redis is gone: known keys are served for a short while, and nothing can be changed."
-            : "Redis is gone: requests are refused until it is back."}
+          {TROUBLE_OF_REDIS[live.redis] ?? `Redis is ${live.redis}.`}
         </p>
       )}
       <div class="tiles">
