@@ -56,6 +56,7 @@ def engine_stats(
         arena_used_bytes=0 if adapters is None else adapters.used_bytes,
         num_adapter_loads=0 if adapters is None else adapters.num_loads,
         num_adapter_evictions=0 if adapters is None else adapters.num_evictions,
+        num_adapter_reloads=0 if adapters is None else adapters.num_reloads,
         running_adapters=running_digests(scheduler.running),
         waiting_adapters=running_digests(waiting),
         resident_adapters=[] if adapters is None else adapters.resident,

@@ -200,6 +200,8 @@ class EngineStats:
     arena_used_bytes: int = 0
     num_adapter_loads: int = 0
     num_adapter_evictions: int = 0
+    num_adapter_reloads: int = 0
+    """Loads of adapters that had been evicted."""
     running_adapters: list[str] = field(default_factory=list)
     """Digests with a running sequence."""
     waiting_adapters: list[str] = field(default_factory=list)

@@ -33,6 +33,9 @@ UPLOAD_WAIT_S = 0.005
 MAX_POSTPONED = 16
 """Attempts in a row to make room that give up because adapters would have to be moved while others are read."""
 
+MAX_EVICTED_KNOWN = 32_768
+"""Of which a load counts as a reload; they take 5 MB."""
+
 
 class AdapterMemory:
     """All adapters the engine knows, by digest, and which of them are in the arena."""
@@ -67,6 +70,10 @@ class AdapterMemory:
         """Adapters that are referenced."""
         self.num_loads = 0
         self.num_evictions = 0
+        self.num_reloads = 0
+        """Loads of adapters that had been evicted."""
+        self._evicted: dict[str, None] = {}
+        """Oldest first; those that have not been loaded again, also what was forgotten since and may be known again."""
         rows = AdapterRows(
             num_elements=num_elements,
             num_rows=max_resident,
@@ -287,6 +294,9 @@ class AdapterMemory:
 
     def _enter(self, digest: str, table: PackedTable, size_bytes: int, start: int) -> Resident:
         self.num_loads += 1
+        if digest in self._evicted:
+            del self._evicted[digest]
+            self.num_reloads += 1
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
 
     def _is_on_its_way(self, digest: str) -> bool:
@@ -313,12 +323,18 @@ class AdapterMemory:
             return None
         while (victim := self._arena.next_victim(size)) is not None:
             self._evict(victim)
-            self.num_evictions += 1
+            self._note_evicted(victim)
         start = self._arena.try_allocate(size)
         if start is None and self._may_compact():
             self._compact(size)
             start = self._arena.try_allocate(size)
         return start
+
+    def _note_evicted(self, digest: str) -> None:
+        self.num_evictions += 1
+        self._evicted[digest] = None
+        if len(self._evicted) > MAX_EVICTED_KNOWN:
+            del self._evicted[next(iter(self._evicted))]
 
     def _may_compact(self) -> bool:
         """Not while files are read, for which every running sequence would wait; but not never."""

@@ -190,6 +190,7 @@ class _StateCollector(Collector):
         yield _counter("computed_prompt_tokens", "Prompt tokens computed.", stats.num_prompt_tokens)
         yield _counter("adapter_loads", "Adapters copied into the arena.", stats.num_adapter_loads)
         yield _counter("adapter_evictions", "Adapters evicted from the arena.", stats.num_adapter_evictions)
+        yield _counter("adapter_reloads", "Adapters loaded again after an eviction.", stats.num_adapter_reloads)
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

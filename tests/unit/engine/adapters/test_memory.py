@@ -69,6 +69,47 @@ def test_evicts_the_least_recently_used_adapter(paths: dict[str, Path]) -> None:
     assert (memory.num_loads, memory.num_evictions) == (4, 1)
 
 
+def test_only_what_returns_after_its_eviction_counts_as_reloaded(paths: dict[str, Path]) -> None:
+    """Not each of many new ones that are tried once, as when a folder of them is uploaded."""
+    memory = make_adapter_memory(2)
+    one, two, _, other_one, other_two, _ = ADAPTERS
+    add(memory, paths, one, two, other_one, other_two)
+    for adapter in (two, other_two, one, other_one):
+        load(memory, adapter)
+    assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (4, 2, 0)
+    for adapter in (one, two, two, other_two, two):
+        load(memory, adapter)
+    assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (7, 6, 3)
+    # As of more adapters in use than the engine is told of at once.
+    memory.remove(other_two.digest)
+    add(memory, paths, other_two)
+    load(memory, other_two)
+    assert memory.num_reloads == 4
+
+
+def test_what_was_tried_and_forgotten_is_not_reloaded_by_its_first_request(paths: dict[str, Path]) -> None:
+    memory = make_adapter_memory(2)
+    for _ in range(2):
+        add(memory, paths, ADAPTERS[1])
+        load(memory, ADAPTERS[1])
+        memory.remove(ADAPTERS[1].digest)
+    assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (2, 0, 0)
+
+
+def test_of_very_many_evicted_ones_the_oldest_are_not_known_any_more(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.engine.adapters.memory.MAX_EVICTED_KNOWN", 2)
+    memory = make_adapter_memory(2)
+    one, two, _, _, other_two, _ = ADAPTERS
+    add(memory, paths, one, two, other_two)
+    for adapter in (two, other_two, one, two):
+        load(memory, adapter)
+    assert (memory.num_evictions, memory.num_reloads) == (3, 0)
+    load(memory, one)
+    assert memory.num_reloads == 1
+
+
 def test_never_evicts_a_referenced_adapter(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(4)
     one, two, three = ADAPTERS[:3]

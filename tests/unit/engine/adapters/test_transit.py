@@ -286,7 +286,7 @@ def test_an_evicted_adapter_returns_without_its_file(make_memory: MakeMemory) ->
     for adapter in (TWO, THREE, TWO):
         load(memory, adapter)
     assert reading.done == []
-    assert (memory.num_loads, memory.num_evictions) == (5, 4)
+    assert (memory.num_loads, memory.num_evictions, memory.num_reloads) == (5, 4, 3)
 
 
 def test_a_first_use_waits_for_the_filling_under_way(make_memory: MakeMemory, tmp_path: Path) -> None:
