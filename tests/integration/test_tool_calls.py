@@ -227,6 +227,19 @@ class TestAnswers:
         told = [token for chunk in chunks for token in (chunk["logprobs"] or {"content": []})["content"]]
         assert told == whole["logprobs"]["content"]
 
+    def test_a_call_deeper_than_may_be_sent_back(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
+        """It is what the model wrote; who sends it back is told of the limit."""
+        arguments = '{"a": ' + "[" * 32 + "]" * 32 + "}"
+        answer(f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>')
+        whole = client.chat.completions.create(**CALLING).choices[0].message
+        for message in (whole, streamed(client)[-1].choices[0].message):
+            assert message.content is None
+            (call,) = message.tool_calls or []
+            assert (call.type, call.function.name, call.function.arguments) == ("function", "add", arguments)
+        with pytest.raises(openai.BadRequestError, match="is nested 33 levels deep; the limit is 32") as refused:
+            client.chat.completions.create(**{**CALLING, "messages": [USER, whole.to_dict()]})
+        assert refused.value.param == "messages[1].tool_calls[0].function.arguments"
+
     def test_what_was_answered_can_be_sent_back(
         self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
     ) -> None:

@@ -3,8 +3,6 @@
 import re
 from enum import Enum, auto
 
-MAX_DEPTH = 32
-"""As of request bodies: what is nested deeper could not be sent back to us."""
 OUTSIDE_STRINGS = re.compile(r"[ \t\r\n,:0-9eE+.\-truefalsn]*")
 IN_STRINGS = re.compile(r'[^"\\\x00-\x1f]*')
 
@@ -17,7 +15,8 @@ class Extent(Enum):
 
 
 class JsonExtent:
-    """Looks at brackets and strings, and at each character once. Whether it is JSON is for a decoder to say."""
+    """Looks at brackets and strings, and at each character once. Whether it is JSON is for a decoder to say, and how
+    deep it may be for whoever it is sent back to."""
 
     __slots__ = ("_depth", "_in_string", "_is_escaped", "state")
 
@@ -64,7 +63,7 @@ class JsonExtent:
         match char:
             case '"':
                 self._in_string = True
-            case "{" | "[" if self._depth < MAX_DEPTH:
+            case "{" | "[":
                 self._depth += 1
             case "}" | "]":
                 self._depth -= 1

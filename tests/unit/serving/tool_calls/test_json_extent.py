@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraserve.serving.tool_calls.json_extent import MAX_DEPTH, Extent, JsonExtent
+from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -24,11 +24,16 @@ def test_it_ends_where_the_json_ends(value: object, rest: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "position"),
-    [("{<", 1), ("{'a'", 1), ('{"a\nb"', 3), ("{//", 1), ("[" * (MAX_DEPTH + 1), MAX_DEPTH), ('{"a": x', 6)],
+    [("{<", 1), ("{'a'", 1), ('{"a\nb"', 3), ("{//", 1), ('{"a": x', 6)],
 )
 def test_what_cannot_be_json_is_broken_where_it_shows(text: str, position: int) -> None:
     extent = JsonExtent()
     assert (extent.feed(text), extent.state) == (position, Extent.BROKEN)
+
+
+def test_it_is_as_deep_as_it_is() -> None:
+    extent = JsonExtent()
+    assert (extent.feed("[" * 10_000 + "]" * 10_001), extent.state) == (20_000, Extent.CLOSED)
 
 
 def test_an_open_one_takes_all() -> None:

@@ -145,7 +145,7 @@ def test_what_is_no_call_is_content(call_format: ToolCallFormat, text: str) -> N
         (
             HERMES,
             '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * 40 + "]" * 40 + "}}</tool_call>",
-            '{"a": ' + "[" * 40 + "]" * 40 + "}}",
+            '{"a": ' + "[" * 40 + "]" * 40 + "}",
             "",
         ),
         (MISTRAL, '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, 1]', '{"a": 1}', ", 1]"),
@@ -167,6 +167,24 @@ def test_a_call_after_a_malformed_one_is_found(malformed: str) -> None:
     assert (content, len(calls), calls[1]) == ("", 2, ADD)
     unopened = "The tag <tool_call> begins a call."
     assert parse(HERMES, f"{unopened} {written(HERMES, ADD)}") == (f"{unopened} ", [ADD])
+
+
+@pytest.mark.parametrize("depth", [33, 10_000])
+@pytest.mark.parametrize("call_format", ToolCallFormat)
+def test_arguments_are_what_the_model_wrote_however_deep(call_format: ToolCallFormat, depth: int) -> None:
+    """What is behind them is not of them, and a call that follows is one of its own."""
+    deep = Call("deep", '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1))
+    between = ";" if call_format is LLAMA else ""
+    text = written(call_format, deep) + between + written(call_format, ADD)
+    assert parse(call_format, text) == ("", [deep, ADD])
+    assert parse(call_format, *text) == ("", [deep, ADD])
+
+
+@pytest.mark.parametrize("depth", [40, 10_000])
+def test_an_object_too_deep_to_read_whose_name_comes_last_is_content(depth: int) -> None:
+    arguments = '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1)
+    text = f'<tool_call>{{"arguments": {arguments}, "name": "deep"}}</tool_call>'
+    assert parse(HERMES, text) == (("", [Call("deep", arguments)]) if depth == 40 else (text, []))
 
 
 def test_arguments_are_let_out_as_they_come() -> None:
