@@ -15,6 +15,10 @@ from loraserve.control.ingest.report import AdapterRejectedError, Report
 from loraserve.store.upload_session import UploadFile
 from loraserve.store.uploads import UploadStore
 
+MAX_PASSED = 4096
+"""Uploads, of 400 bytes each. One that ends on another server is never forgotten here; one that is dropped and goes on
+is looked at again."""
+
 
 class UploadJudge:
     """Called on the event loop. What it passes is judged again by the commit, together with everything else."""
@@ -24,11 +28,13 @@ class UploadJudge:
         self._ingest = ingest
         self._limits = limits
         self._passed: dict[str, set[str]] = {}
-        """By upload: which of "config" and "header" was found good."""
+        """By upload: which of "config" and "header" was found good. That of the latest part comes last."""
 
     async def judge(self, upload_id: str) -> None:
         """Looks at the config and at the header of the weights once each. Raises `AdapterRejectedError`."""
-        passed = self._passed.setdefault(upload_id, set())
+        passed = self._passed[upload_id] = self._passed.pop(upload_id, set())
+        if len(self._passed) > MAX_PASSED:
+            del self._passed[next(iter(self._passed))]
         if len(passed) == 2:
             return
         session = await asyncio.to_thread(self._store.load, upload_id)
