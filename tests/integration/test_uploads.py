@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
@@ -370,9 +372,11 @@ def test_an_outcome_that_cannot_be_written_is_not_waited_for(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         save(session)
 
-    async def fill(_digest: str) -> None:
+    @asynccontextmanager
+    async def fill(_digest: str) -> AsyncIterator[None]:
         nonlocal is_full
         is_full = True
+        yield
 
     monkeypatch.setattr(bench.store, "_save", save_if_room)
     bench.smoke = fill
@@ -422,8 +426,9 @@ def test_a_sum_that_is_none_is_refused_before_anything_is_sent(bench: UploadBenc
     asyncio.run(run())
 
 
-async def die(digest: str) -> None:
+def die(_digest: str) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("dead")
 
 
 class DyingPublisher(MemoryPublisher):
@@ -432,8 +437,7 @@ class DyingPublisher(MemoryPublisher):
     async def publish(
         self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
     ) -> Published:
-        await die(content.digest)
-        raise AssertionError("dead")
+        die(content.digest)
 
 
 def server_that_dies(data_dir: Path, moment: str) -> None:
@@ -446,7 +450,7 @@ def server_that_dies(data_dir: Path, moment: str) -> None:
         if moment == "validating":
             await bench.service.commit(ALICE, "request", session.id)
         if moment in ("open", "validating"):
-            await die("")
+            die("")
         await settled(bench, session.id)
 
     asyncio.run(run())

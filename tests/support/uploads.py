@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,12 @@ class UploadBench:
             )
         return self._service
 
-    async def _smoke(self, digest: str) -> None:
+    @asynccontextmanager
+    async def _smoke(self, digest: str) -> AsyncIterator[None]:
         self.smoked.append(digest)
         if self.smoke_error is not None:
             raise self.smoke_error
+        yield
 
     async def send(self, files: dict[str, bytes], *, principal: Principal = ALICE, name: str = "sql") -> UploadSession:
         """A whole upload, by chunks; returns the settled session. Raises what the service raises."""

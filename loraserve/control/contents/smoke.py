@@ -1,7 +1,8 @@
 """A first generation with a new content on the live engine, before anybody can see it."""
 
 import secrets
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from loraserve_adapters.checks import Check, CheckStatus
@@ -30,8 +31,10 @@ class SmokeTest:
         self._engine = engine
         self._residency = residency
 
-    async def __call__(self, digest: str) -> None:
-        """Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`."""
+    @asynccontextmanager
+    async def __call__(self, digest: str) -> AsyncGenerator[None]:
+        """Entered once it is passed. The engine has the content until it is left: what is published by then need not be
+        loaded again. Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`."""
         request = EngineRequest(
             request_id=f"smoke-{secrets.token_hex(8)}",
             prompt_token_ids=_prompt(self._engine.model.vocab_size, self._engine.model.max_model_len),
@@ -48,6 +51,7 @@ class SmokeTest:
                             raise _failure(output.error_code, output.error or "the engine gave no reason")
             except EngineDeadError:
                 raise engine_dead() from None
+            yield
 
 
 def _prompt(vocab_size: int, max_model_len: int) -> list[int]:

@@ -6,8 +6,8 @@ repeated.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -41,8 +41,8 @@ class Publisher(Protocol):
     ) -> Published: ...
 
 
-Smoke = Callable[[str], Awaitable[None]]
-"""Generates with a digest on the live engine. Raises `AdapterRejectedError`, or `ServingError` for other reasons."""
+Smoke = Callable[[str], AbstractAsyncContextManager[None]]
+"""Generates with a digest on the live engine, which has it until this is left. See `SmokeTest`."""
 Certify = Callable[[str], None]
 """Queues the parity certificate of a digest; never raises."""
 
@@ -132,7 +132,6 @@ class UploadCommits:
             raise AdapterRejectedError(answer.report)
         await to_state(self._store, session.id, UploadState.LOADING, report=answer.report)
         await asyncio.to_thread(self._keep, folder, manifest)
-        await self._smoke(manifest.digest)
         content = Content(
             digest=manifest.digest,
             upload_id=session.id,
@@ -140,9 +139,10 @@ class UploadCommits:
             max_rank=manifest.max_lora_rank,
             targets=manifest.target_modules,
         )
-        published = await self._publisher.publish(
-            principal, request_id, session.name, content, activate=session.activate
-        )
+        async with self._smoke(manifest.digest):
+            published = await self._publisher.publish(
+                principal, request_id, session.name, content, activate=session.activate
+            )
         result = UploadResult(version=published.version.n, digest=manifest.digest, created=published.created)
         await to_state(self._store, session.id, UploadState.READY, result=result)
         self._certify(manifest.digest)

@@ -1,0 +1,41 @@
+from pathlib import Path
+
+import pytest
+
+from loraserve.control.contents.smoke import SmokeTest
+from loraserve.serving.errors import ServingError
+from tests.support.valkey import Valkey, valkey
+from tests.unit.control.nodes import ACME, Node, content, eventually, run, running_node, with_tenants
+
+__all__ = ["valkey"]
+
+
+async def publish_tried(node: Node, digest: str) -> None:
+    async with SmokeTest(node.engine, node.residency)(digest):
+        await node.versions.publish(ACME, "r", "sql", content(digest))
+
+
+def test_what_was_tried_and_then_published_is_not_loaded_again(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            digest = node.put_blob("one")
+            await publish_tried(node, digest)
+            assert [request.adapter_digest for request in node.engine.requests] == [digest]
+            async with node.residency.hold(digest):
+                assert (node.engine.loads, node.engine.unloads) == ([digest], [])
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_passed", [True, False])
+def test_what_is_not_published_is_forgotten(valkey: Valkey, tmp_path: Path, is_passed: bool) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            digest = node.put_blob("one")
+            node.engine.fail_with = None if is_passed else "no"
+            with pytest.raises(ServingError, match="acme" if is_passed else "The first generation"):
+                await publish_tried(node, digest)  # of a tenant that there is not
+            await eventually(lambda: node.engine.unloads == [digest])
+
+    run(scenario)
