@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.base_names import last_part
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import CONFIG_NAME, AdapterConfig, check_config
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
@@ -131,13 +132,12 @@ def match_tensors(
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
-    """A warning at most: the same base has as many names as people have folders."""
-    served = {name.rstrip("/").rpartition("/")[2].casefold(): name for name in base_names}
+    """A warning at most: see `base_names`."""
+    served = {last_part(name): name for name in base_names}
     if author_name is None or not served:
         return
-    last_part = author_name.rstrip("/").rpartition("/")[2]
     expected = ", ".join(served.values())
-    if last_part.casefold() in served:
+    if last_part(author_name) in served:
         checks.passed("config.base_model", f"trained on {shown_name(author_name)}", expected=expected)
         return
     reason = f"{CONFIG_NAME}: base_model_name_or_path: trained on {shown(author_name)}, served is {expected}"

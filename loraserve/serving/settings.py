@@ -64,6 +64,8 @@ class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_names: list[str]
     """Names of the base model; the first one is shown as the parent of adapters."""
+    model: str | None = None
+    """Where it is: a folder or a Hugging Face name; None = the bundled demo."""
     data_dir: Path
     """Everything we write is below it."""
     allowed_hosts: list[str] | None = None
@@ -91,3 +93,9 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     config: list[SettingValue] = []
     """All settings, to be shown to admins."""
+
+    @property
+    def base_names(self) -> list[str]:
+        """All that the base model may be called by someone who says which one an adapter is for."""
+        names = [*self.served_model_names, self.model]
+        return [name for name in dict.fromkeys(names) if name is not None]

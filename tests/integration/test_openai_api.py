@@ -1158,6 +1158,23 @@ class TestAdapterRoutes:
             assert (response.status_code, error_of(response)["code"]) == (400, "adapter_invalid")
             assert "symbolic link" in error_of(response)["message"]
 
+    @pytest.mark.parametrize("name", ["", None, "tiny", "org/tiny-alias", "elsewhere/Tiny", "org/Base-1B"])
+    def test_the_base_models_name_may_come_with_what_is_loaded(self, tmp_path: Path, name: str | None) -> None:
+        served = make_settings(tmp_path, has_free_paths=True, model="/models/base-1b/")
+        with live_server(says(TEXT), served) as server:
+            sent = {"lora_name": "new", "lora_path": str(tmp_path / "no"), "base_model_name": name}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert (response.status_code, error_of(response)["param"]) == (404, "lora_path")
+
+    def test_what_is_for_another_base_model_is_refused(self, tmp_path: Path) -> None:
+        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
+            sent = {"lora_name": "new", "lora_path": str(tmp_path), "base_model_name": "org/other"}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert (response.status_code, error_of(response)["code"]) == (400, "invalid_value")
+            assert error_of(response)["param"] == "base_model_name"
+            assert "'org/other'" in error_of(response)["message"]
+            assert "tiny" in error_of(response)["message"]
+
     def test_vllms_texts_and_statuses(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True), ("sql",)) as server:
             loaded = httpx.post(
@@ -1181,6 +1198,7 @@ class TestAdapterRoutes:
             assert unloaded.text == "Success: LoRA adapter 'sql' removed successfully."
             again = httpx.post(f"{server.url}/v1/unload_lora_adapter", json={"lora_name": "sql"})
             assert (again.status_code, error_of(again)["code"]) == (404, "adapter_not_found")
+            assert error_of(again)["param"] == "lora_name"
 
 
 class TestProcessingTime:

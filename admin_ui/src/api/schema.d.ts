@@ -4225,6 +4225,11 @@ export interface components {
              * @default null
              */
             is_3d_lora_weight: boolean | null;
+            /**
+             * @description Empty, or a name of the served base model; only what follows its last "/" counts.
+             * @default null
+             */
+            base_model_name: string | null;
         };
         /**
          * UnloadLoraAdapterRequest

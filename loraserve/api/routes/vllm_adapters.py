@@ -1,11 +1,15 @@
 """vLLM's POST /v1/load_lora_adapter and /v1/unload_lora_adapter: its status codes, its texts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from litestar import MediaType, Request, post
 from litestar.di import NamedDependency
+from loraserve_adapters.base_names import is_base_name
+from loraserve_adapters.errors import shown_name
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
@@ -43,6 +47,7 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
     _check_given("lora_path", asked.lora_path)
     if asked.is_3d_lora_weight:
         raise unsupported("is_3d_lora_weight", "is true, which is not supported.")
+    _check_base(context, asked.base_model_name)
     _check_name(context, name)
     principal = _owner(context, principal_of(request), name)
     async with context.loads.take(f"{principal.acting_tenant}/{name}"):
@@ -67,11 +72,9 @@ async def unload_lora_adapter(request: Request, context: NamedDependency[AppCont
     asked = await decode_body(request, UNLOAD_DECODER)
     _check_allowed(context)
     _check_given("lora_name", asked.lora_name)
-    await context.control.adapters.delete(
-        _owner(context, principal_of(request), asked.lora_name),
-        request_id_of(request.scope),
-        asked.lora_name,
-    )
+    principal = _owner(context, principal_of(request), asked.lora_name)
+    with _named_as_asked():
+        await context.control.adapters.delete(principal, request_id_of(request.scope), asked.lora_name)
     return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
 
 
@@ -84,11 +87,29 @@ async def _load(context: AppContext, principal: Principal, request_id: str, name
         raise ServingError(ErrorCode.ADAPTER_INVALID, message, param="lora_path") from error
 
 
+def _check_base(context: AppContext, base_model_name: str | None) -> None:
+    settings = context.runtime.settings
+    if base_model_name and not is_base_name(base_model_name, settings.base_names):
+        message = f"is '{shown_name(base_model_name)}', and this server has '{settings.served_model_names[0]}': "
+        raise invalid_value("base_model_name", f"{message}ask a server of that model, or leave the name out.")
+
+
 def _check_name(context: AppContext, name: str) -> None:
-    try:
+    with _named_as_asked():
         context.control.versions.check_name(name)
+
+
+@contextmanager
+def _named_as_asked() -> Iterator[None]:
+    """What is wrong with `name` is so with the field that it came in."""
+    try:
+        yield
     except ServingError as error:
-        raise ServingError(error.code, error.message, param="lora_name") from error
+        if error.param != "name":
+            raise
+        renamed = error.anew()
+        renamed.param = "lora_name"
+        raise renamed from error
 
 
 def _roots(context: AppContext, principal: Principal) -> list[Path] | None:

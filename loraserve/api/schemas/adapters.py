@@ -112,6 +112,8 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
     """Replace an adapter of the same name."""
     is_3d_lora_weight: bool | None = None
     """Only false."""
+    base_model_name: str | None = None
+    """Empty, or a name of the served base model; only what follows its last "/" counts."""
 
 
 class UnloadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import rich_click as click
 from click.core import ParameterSource
+from loraserve_adapters.base_names import is_base_name
 
 from loraserve.cli.serve.config_file import load_config_file
 from loraserve.cli.serve.option_types import CollectorUrlType, DeviceType, HumanInt, LoraModuleType
@@ -329,6 +330,11 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--api-key is empty")
     if settings.enable_lora is False and (settings.lora_modules or settings.adapter_dir):
         raise click.UsageError("--no-enable-lora excludes --lora-modules and --adapter-dir")
+    base_names = settings.serving.base_names
+    for module in settings.lora_modules:
+        if module.base_model_name and not is_base_name(module.base_model_name, base_names):
+            other = f"{module.name} is for the base model {module.base_model_name!r}"
+            raise click.UsageError(f"--lora-modules: {other}, and this is {' or '.join(base_names)}")
     if settings.enable_lora is False and settings.adapter_host_memory_bytes is not None:
         raise click.UsageError("--no-enable-lora excludes --adapter-host-memory-bytes")
     if settings.enable_auto_tool_choice and settings.tool_call_parser is None:

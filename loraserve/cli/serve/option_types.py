@@ -68,6 +68,8 @@ class LoraModule:
 
     name: str
     path: Path
+    base_model_name: str | None = None
+    """The base model it is for; None = not said."""
 
 
 class LoraModuleType(click.ParamType):
@@ -102,4 +104,7 @@ class LoraModuleType(click.ParamType):
         name, path = fields.get("name"), fields.get("path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
             self.fail(f"{fields!r} needs name and path, both text", param, ctx)
-        return LoraModule(name, Path(path).expanduser())
+        base_model_name = fields.get("base_model_name") or None
+        if not isinstance(base_model_name, str | None):
+            self.fail(f"{fields!r} has a base_model_name that is not text", param, ctx)
+        return LoraModule(name, Path(path).expanduser(), base_model_name)

@@ -153,6 +153,7 @@ class ServeSettings:
         allow_runtime_lora = self.allow_runtime_lora_updating
         return ServingSettings(
             served_model_names=list(self.model_names),
+            model=self.model,
             data_dir=self.data_path,
             allowed_hosts=[*LOOPBACK_HOSTS, *self.allowed_hosts] if self._checks_hosts else None,
             allowed_origins=list(self.allowed_origins),

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -91,14 +92,34 @@ def test_lora_modules_take_several_values_in_both_forms(started: Started) -> Non
     invoke("--lora-modules", "a=/a", "b=/b", json_form, "m", "--lora-modules", "d=/d=/e")
     settings = started.settings
     assert settings.model == "m"
-    assert settings.lora_modules == tuple(
-        LoraModule(name, Path(path)) for name, path in [("a", "/a"), ("b", "/b"), ("c", "/c"), ("d", "/d=/e")]
+    assert settings.lora_modules == (
+        LoraModule("a", Path("/a")),
+        LoraModule("b", Path("/b")),
+        LoraModule("c", Path("/c"), "m"),
+        LoraModule("d", Path("/d=/e")),
     )
 
 
 @pytest.mark.parametrize("value", ["nameonly", "=path", "name=", '{"name": "a"}', '{"name": "a"', '{"name":"a","x":1}'])
 def test_malformed_lora_module_is_refused(started: Started, value: str) -> None:
     assert "--lora-modules" in invoke("m", "--lora-modules", value, code=2)
+
+
+@pytest.mark.parametrize("name", ["org/Llama", "llama", "sql-prod", "", None])
+def test_a_lora_modules_base_model_may_be_named_as_the_model_or_as_it_is_served(
+    started: Started, name: str | None
+) -> None:
+    module = json.dumps({"name": "a", "path": "/a", "base_model_name": name})
+    invoke("org/Llama", "--served-model-name", "sql-prod", "--lora-modules", module)
+    assert [module.name for module in started.settings.lora_modules] == ["a"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("org/other", "'org/other'"), (3, "base_model_name")])
+def test_a_lora_module_for_another_base_model_is_refused(started: Started, name: object, reason: str) -> None:
+    module = json.dumps({"name": "a", "path": "/a", "base_model_name": name})
+    said = invoke("org/Llama", "--lora-modules", module, code=2)
+    assert "--lora-modules" in said
+    assert reason in said
 
 
 def test_served_model_name_takes_several_values(started: Started) -> None:
