@@ -206,6 +206,7 @@ class EngineStats:
     """Digests with a running sequence."""
     waiting_adapters: list[str] = field(default_factory=list)
     resident_adapters: list[str] = field(default_factory=list)
+    """Least recently used first."""
     resident_extents: list[tuple[int, int]] = field(default_factory=list)
     """(offset, size) in bytes of each resident adapter in the arena."""
     queues: list[QueueStats] = field(default_factory=list)

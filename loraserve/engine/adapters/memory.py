@@ -99,13 +99,15 @@ class AdapterMemory:
 
     @property
     def resident(self) -> list[str]:
-        return list(self._arena.residents)
+        """Least recently used first, those that cannot be evicted now last."""
+        evictable = self._arena.evictable
+        return [*evictable, *(digest for digest in self._arena.residents if digest not in evictable)]
 
     @property
     def extents(self) -> list[tuple[int, int]]:
         """(offset, size) in bytes of each of `resident`."""
-        size = self._element_bytes
-        return [(resident.start * size, resident.size * size) for resident in self._arena.residents.values()]
+        size, residents = self._element_bytes, self._arena.residents
+        return [(residents[digest].start * size, residents[digest].size * size) for digest in self.resident]
 
     def knows(self, digest: str) -> bool:
         return digest in self._files

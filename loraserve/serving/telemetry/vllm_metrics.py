@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,13 +12,14 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from loraserve.engine.request import FinishReason
-from loraserve.serving.bound_adapter import AdapterNames
+from loraserve.serving.bound_adapter import AdapterNames, NamedContent
 from loraserve.serving.engine_client import EngineClient
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"
 MAX_NAMES = 256
-"""Adapter names in the labels of vllm:lora_requests_info."""
+"""Adapter names in a label of vllm:lora_requests_info: running ones, then those waited for, then the rest of device
+memory, last used first."""
 
 # fmt: off
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
@@ -154,10 +155,10 @@ class _LoraInfoCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats
         adapters = self._adapters.contents()
-        loaded = {*stats.resident_adapters, *stats.running_adapters}
-        waiting = {*stats.waiting_adapters} - loaded
-        running_names = [adapter.label for adapter in adapters if adapter.digest in loaded]
-        waiting_names = [adapter.label for adapter in adapters if adapter.digest in waiting]
+        resident = stats.resident_adapters[::-1]
+        waited = {*stats.waiting_adapters}
+        loaded = dict.fromkeys([*stats.running_adapters, *(each for each in resident if each in waited), *resident])
+        waiting = [digest for digest in stats.waiting_adapters if digest not in loaded]
         # There are no slots: what fits depends on the adapters, so this is how many average ones would.
         mean_bytes = sum(adapter.size_bytes for adapter in adapters) / (len(adapters) or 1)
         max_lora = max(len(loaded), int(stats.arena_size_bytes / mean_bytes) if mean_bytes else 0)
@@ -166,9 +167,14 @@ class _LoraInfoCollector(Collector):
             "Adapters in device memory and adapters waited for; the value is the time.",
             labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
         )
-        family.add_metric([str(max_lora), _join(running_names), _join(waiting_names)], time.time())
+        family.add_metric([str(max_lora), _names(adapters, loaded), _names(adapters, waiting)], time.time())
         yield family
 
 
-def _join(names: list[str]) -> str:
-    return ",".join(names[:MAX_NAMES])
+def _names(adapters: list[NamedContent], digests: Iterable[str]) -> str:
+    """Of the first ones, sorted, since each other text is another time series."""
+    labels: dict[str, list[str]] = {}
+    for adapter in adapters:
+        labels.setdefault(adapter.digest, []).append(adapter.label)
+    names = (label for digest in digests for label in labels.get(digest, ()))
+    return ",".join(sorted(itertools.islice(names, MAX_NAMES)))

@@ -110,6 +110,21 @@ def test_of_very_many_evicted_ones_the_oldest_are_not_known_any_more(
     assert memory.num_reloads == 1
 
 
+def test_names_residents_least_recently_used_first_and_those_in_use_last(paths: dict[str, Path]) -> None:
+    memory = make_adapter_memory(4)
+    one, two, _, other_one, other_two, _ = ADAPTERS
+    add(memory, paths, one, two, other_one, other_two)
+    starts = {}
+    for adapter in (one, two, other_one, one):
+        load(memory, adapter)
+        starts[adapter.digest] = memory.extents[memory.resident.index(adapter.digest)]
+    assert memory.resident == [two.digest, other_one.digest, one.digest]
+    assert memory.extents == [starts[digest] for digest in memory.resident]
+    memory.try_acquire(two.digest)
+    assert memory.resident == [other_one.digest, one.digest, two.digest]
+    assert memory.extents == [starts[digest] for digest in memory.resident]
+
+
 def test_never_evicts_a_referenced_adapter(paths: dict[str, Path]) -> None:
     memory = make_adapter_memory(4)
     one, two, three = ADAPTERS[:3]

@@ -8,7 +8,7 @@ from loraserve.serving.bound_adapter import BoundAdapter, NamedContent
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
 from loraserve.serving.telemetry.adapter_labels import MAX_LABELS, OTHER
-from loraserve.serving.telemetry.vllm_metrics import ItlHistogram, buckets_1_2_5
+from loraserve.serving.telemetry.vllm_metrics import MAX_NAMES, ItlHistogram, buckets_1_2_5
 from loraserve.serving.text.choice import TextOptions
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import make_settings
@@ -127,6 +127,22 @@ def test_lora_requests_info_names_what_is_loaded_and_what_is_waited_for() -> Non
     ((labels, value),) = samples(runtime)["vllm:lora_requests_info"]
     assert labels == {"max_lora": "5", "running_lora_adapters": "a,b", "waiting_lora_adapters": "c"}
     assert value > 1.6e9
+
+
+def test_of_too_many_adapters_those_that_run_are_named_then_those_waited_for_then_the_last_used() -> None:
+    engine = FakeEngine()
+    names = [f"a{number:04}" for number in range(400)]
+    adapters = NamedAdapters([NamedContent(name, f"digest-{name}", 4096) for name in names])
+    runtime = build_runtime(engine, make_settings(Path("/nonexistent")), adapters)
+    engine.stats = EngineStats(
+        resident_adapters=[f"digest-{name}" for name in [*names[300:], *names[:300]]],
+        running_adapters=["digest-a0399"],
+        waiting_adapters=["digest-a0350"],
+    )
+    ((labels, _),) = samples(runtime)["vllm:lora_requests_info"]
+    assert MAX_NAMES == 256
+    assert labels["running_lora_adapters"].split(",") == [*names[46:300], "a0350", "a0399"]
+    assert labels["waiting_lora_adapters"] == ""
 
 
 def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
