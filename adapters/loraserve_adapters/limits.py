@@ -17,7 +17,10 @@ class Limits:
     max_pattern_steps: int = 2_000_000
     """Work allowed for all of one adapter's patterns on all module names; about a second or two."""
     follow_symlinks: bool = False
-    """Only for folders that the operator names, such as Hugging Face cache snapshots; never for a tenant's."""
+    """Wherever they lead: only for folders that the operator names, such as Hugging Face cache snapshots, or somebody
+    who may name any folder; never for a tenant's."""
+    link_roots: tuple[str, ...] = ()
+    """Else links are followed to files below these folders, given without links; see `files`."""
 
 
 DEFAULT_LIMITS = Limits()

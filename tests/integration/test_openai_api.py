@@ -1147,16 +1147,45 @@ class TestAdapterRoutes:
                 response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
                 assert (response.status_code, error_of(response)["code"]) == (404, "adapter_not_found")
 
-    def test_links_are_not_followed(self, tmp_path: Path) -> None:
-        (tmp_path / "secret.json").write_text('{"peft_type": "LORA"}')
-        folder = tmp_path / "adapter"
-        folder.mkdir()
-        (folder / "adapter_config.json").symlink_to(tmp_path / "secret.json")
-        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
+    def test_links_out_of_the_roots_are_not_followed(self, tmp_path: Path) -> None:
+        folder = self._linked(tmp_path)
+        served = make_settings(tmp_path, adapter_roots=[folder])
+        with live_server(says(TEXT), served) as server:
             sent = {"lora_name": "new", "lora_path": str(folder)}
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["code"]) == (400, "adapter_invalid")
             assert "symbolic link" in error_of(response)["message"]
+
+    @pytest.mark.parametrize("has_free_paths", [True, False])
+    def test_links_are_followed_where_what_they_lead_to_may_be_loaded(
+        self, tmp_path: Path, has_free_paths: bool
+    ) -> None:
+        folder = self._linked(tmp_path)
+        served = make_settings(tmp_path, has_free_paths=has_free_paths, adapter_roots=[tmp_path])
+        with live_server(says(TEXT), served) as server:
+            sent = {"lora_name": "new", "lora_path": str(folder)}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert "adapter_model.safetensors is missing" in error_of(response)["message"]
+
+    def _linked(self, tmp_path: Path) -> Path:
+        """Has its config elsewhere in `tmp_path`, and no weights."""
+        (tmp_path / "secret.json").write_text('{"peft_type": "LORA"}')
+        folder = tmp_path / "adapter"
+        folder.mkdir()
+        (folder / "adapter_config.json").symlink_to(tmp_path / "secret.json")
+        return folder
+
+    def test_a_path_may_begin_at_home_where_it_may_be_anywhere(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self._linked(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
+            for path, message in (("~/adapter", "safetensors is missing"), ("~no-such-user/a", "'~no-such-user/a'")):
+                sent = {"lora_name": "new", "lora_path": path}
+                response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+                assert response.status_code == 404
+                assert message in error_of(response)["message"]
 
     @pytest.mark.parametrize("name", ["", None, "tiny", "org/tiny-alias", "elsewhere/Tiny", "org/Base-1B"])
     def test_the_base_models_name_may_come_with_what_is_loaded(self, tmp_path: Path, name: str | None) -> None:

@@ -172,6 +172,38 @@ def test_a_local_folder_below_a_root_is_copied_in(tmp_path: Path) -> None:
     assert len(bench.contents()) == 1
 
 
+def as_snapshot(hub: Path) -> Path:
+    """As Hugging Face's cache has it."""
+    blobs = local_folder(hub / "blobs")
+    snapshot = hub / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    for name in (CONFIG, WEIGHTS):
+        (snapshot / name).symlink_to(Path("../../blobs") / name)
+    assert (snapshot / CONFIG).read_bytes() == (blobs / CONFIG).read_bytes()
+    return snapshot
+
+
+def test_a_snapshot_is_copied_in_where_what_its_links_lead_to_lies_below_a_root(tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path / "data")
+    snapshot = as_snapshot(tmp_path / "hub")
+    (tmp_path / "linked-root").symlink_to(tmp_path / "hub")
+    session = asyncio.run(bench.service.from_path(ALICE, "request", "sql", snapshot, roots=[tmp_path / "linked-root"]))
+    assert session.state is UploadState.READY
+    assert len(bench.contents()) == 1
+
+
+@pytest.mark.parametrize("file", [CONFIG, WEIGHTS])
+def test_of_a_folder_below_a_root_no_link_is_followed_out_of_the_roots(file: str, tmp_path: Path) -> None:
+    bench = UploadBench(tmp_path / "data")
+    root = as_snapshot(tmp_path / "hub")  # its own links lead out
+    (root / file).unlink()
+    (root / file).write_bytes(files()[file])
+    with pytest.raises(ServingError, match="symbolic link that leads to no readable file below") as refused:
+        asyncio.run(bench.service.from_path(ALICE, "request", "sql", root, roots=[root]))
+    assert refused.value.code is ErrorCode.ADAPTER_INVALID
+    assert bench.remains() == []
+
+
 def test_bytes_that_are_not_what_was_announced_are_refused(tmp_path: Path) -> None:
     bench = UploadBench(tmp_path)
     content = files()

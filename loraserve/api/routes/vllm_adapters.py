@@ -54,7 +54,7 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
         if not asked.load_inplace and _exists(context.control.catalog, principal.acting_tenant, name):
             message = f"The lora adapter '{name}' has already been loaded. Set load_inplace to replace it."
             raise ServingError(ErrorCode.ADAPTER_ALREADY_LOADED, message, param="lora_name")
-        await _load(context, principal, request_id_of(request.scope), name, Path(asked.lora_path))
+        await _load(context, principal, request_id_of(request.scope), name, asked.lora_path)
     return f"Success: LoRA adapter '{name}' added successfully."
 
 
@@ -78,13 +78,28 @@ async def unload_lora_adapter(request: Request, context: NamedDependency[AppCont
     return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
 
 
-async def _load(context: AppContext, principal: Principal, request_id: str, name: str, path: Path) -> None:
+async def _load(context: AppContext, principal: Principal, request_id: str, name: str, path: str) -> None:
     roots = _roots(context, principal)
+    may_be_anywhere = roots is None
     try:
-        await context.control.uploads.from_path(principal, request_id, name, path, roots=roots)
+        await context.control.uploads.from_path(
+            principal,
+            request_id,
+            name,
+            _expanded(path) if may_be_anywhere else Path(path),
+            roots=roots,
+            follow_symlinks=may_be_anywhere,
+        )
     except AdapterRejectedError as error:
         message = f"Loading lora failed: {error.report.summary}."
         raise ServingError(ErrorCode.ADAPTER_INVALID, message, param="lora_path") from error
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # nobody's home
+        return Path(path)
 
 
 def _check_base(context: AppContext, base_model_name: str | None) -> None:

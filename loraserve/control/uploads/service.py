@@ -257,8 +257,9 @@ class UploadService:
     ) -> UploadSession:
         """Copies a folder of this machine in through a session, and waits for the outcome: ready, or an error.
 
-        roots: folders that the path must be in; None = any. follow_symlinks: only for paths of the command line, since
-        Hugging Face's cache is made of links; never for a client's. form: what the folder holds.
+        roots: folders that the path must be in; None = any. follow_symlinks: of the files, wherever they lead, since
+        Hugging Face's cache is made of links; only for whoever may name any path, else `roots` are what they may lead
+        to. form: what the folder holds, in which nothing is followed.
         """
         with open_source(path, roots=roots, follow_symlinks=follow_symlinks, limits=self._limits) as source:
             session = await self.open(principal, name, source.files, activate=activate, form=form)

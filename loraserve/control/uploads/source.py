@@ -1,4 +1,4 @@
-"""An adapter folder on this machine, opened so that a path leads nowhere else than it says."""
+"""An adapter folder on this machine, opened so that neither its path nor a link in it leads out of where it may be."""
 
 import asyncio
 import os
@@ -42,11 +42,14 @@ def open_source(
 ) -> Iterator[UploadSource]:
     """Opens both files; blocks on the disk for an instant. Raises `ServingError`.
 
-    roots: the folder must be one of them or below one, wherever links on its path lead; None = anywhere.
+    roots: the folder must be one of them or below one, wherever links on its path lead, and the files that links in it
+    lead to; None = anywhere, with no links in it. follow_symlinks: these too, wherever they lead.
     """
+    if roots is not None:
+        roots = [root.resolve() for root in roots]
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path, roots))
-        limits = replace(limits, follow_symlinks=follow_symlinks)
+        limits = replace(limits, follow_symlinks=follow_symlinks, link_roots=tuple(map(str, roots or ())))
         try:
             config = stack.enter_context(open_regular(folder, CONFIG_NAME, limits))
             weights = stack.enter_context(open_weights_descriptor(folder, limits))
@@ -62,7 +65,7 @@ def open_source(
 
 @contextmanager
 def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
-    """A path to the folder that stays the same folder, whatever is renamed meanwhile."""
+    """A path to the folder that stays the same folder, whatever is renamed meanwhile. roots: without links."""
     try:
         real = path.resolve(strict=True)
         descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -72,7 +75,7 @@ def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
         held = Path(f"/proc/self/fd/{descriptor}")
         # What was opened, should a part of the path have been exchanged in between.
         actual = Path(os.readlink(held)) if held.exists() else real
-        if roots is not None and not any(actual.is_relative_to(root.resolve()) for root in roots):
+        if roots is not None and not any(actual.is_relative_to(root) for root in roots):
             # As for a folder that does not exist: nobody learns what is elsewhere on this machine.
             raise _missing(path)
         yield held if held.exists() else actual
