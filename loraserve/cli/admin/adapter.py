@@ -6,12 +6,13 @@ from typing import Any
 
 import rich_click as click
 
+from loraserve.cli.adapter_place import AdapterFolderType
 from loraserve.cli.admin.limit_options import NO_LIMIT, LimitType
 from loraserve.cli.admin.options import Connection, with_connection
 
 Json = dict[str, Any]
 CANARY = re.compile(r"v?(?P<version>\d+)=(?P<percent>\d{1,3}(\.\d{1,2})?)%?")
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+ADAPTER = AdapterFolderType()
 
 
 @click.group()
@@ -21,11 +22,14 @@ def adapter() -> None:
 
 @adapter.command()
 @click.argument("name")
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=ADAPTER)
 @click.option("--activate/--no-activate", default=True, show_default=True, help="Make it what the name means.")
 @with_connection
 def add(connection: Connection, name: str, path: Path, activate: bool) -> None:
-    """Upload the folder PATH as a version of the adapter NAME."""
+    """Upload PATH as a version of the adapter NAME.
+
+    PATH is a folder, or a name in the local Hugging Face cache.
+    """
     from loraserve.cli.admin.adapter_progress import upload_with_progress
     from loraserve.cli.admin.output import print_problems
 
@@ -159,11 +163,14 @@ def restore(connection: Connection, name: str) -> None:
 
 
 @adapter.command()
-@click.argument("path", type=FOLDER)
+@click.argument("path", type=ADAPTER)
 @click.option("--model", help="Base model: directory or cached name. [the bundled demo]")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def validate(path: Path, model: str | None, as_json: bool) -> None:
-    """Check the folder PATH against a base model, without a server. Exits with 1 if it would be refused."""
+    """Check PATH against a base model, without a server. Exits with 1 if it would be refused.
+
+    PATH is a folder, or a name in the local Hugging Face cache.
+    """
     from loraserve.cli.admin.adapter_validate import validate_folder
 
     validate_folder(path, model, as_json)

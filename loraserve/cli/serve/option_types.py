@@ -7,6 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
+from loraserve.cli.adapter_place import find_adapter, is_hugging_face_name, not_found
 from loraserve.cli.serve.trace_settings import collector_url
 
 _HUMAN_INT = re.compile(r"(?P<number>\d+(\.\d+)?)(?P<suffix>[kKmMgGtT])?(i?B)?")
@@ -88,7 +89,15 @@ class LoraModuleType(click.ParamType):
         name, separator, path = text.partition("=")
         if not (separator and name and path):
             self.fail(f"{text!r} is neither name=path nor a JSON object with name and path", param, ctx)
-        return LoraModule(name, Path(path).expanduser())
+        return LoraModule(name, self._place(path, param, ctx))
+
+    def _place(self, path: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """What is missing otherwise is said at the start, with what it is for."""
+        folder = Path(path).expanduser()
+        found = find_adapter(path if is_hugging_face_name(path) else str(folder))
+        if found is None and is_hugging_face_name(path):
+            self.fail(not_found(path), param, ctx)
+        return found or folder
 
     def _json(self, text: str, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
         try:
@@ -107,4 +116,4 @@ class LoraModuleType(click.ParamType):
         base_model_name = fields.get("base_model_name") or None
         if not isinstance(base_model_name, str | None):
             self.fail(f"{fields!r} has a base_model_name that is not text", param, ctx)
-        return LoraModule(name, Path(path).expanduser(), base_model_name)
+        return LoraModule(name, self._place(path, param, ctx), base_model_name)

@@ -1,6 +1,7 @@
 """The validation report of an uploaded adapter, as it is stored, shown and answered."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.chat_template import other_chat_template
 from loraserve_adapters.checks import Check, Checks, CheckStatus
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve_adapters.source import check_adapter
 
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -54,10 +56,11 @@ def validate_adapter(
 ) -> Report:
     """Everything about a folder, read in this process: for the command line, never for a tenant's files in a server.
 
-    chat_template: of the base model.
+    Links are followed, as the command line does that uploads it. chat_template: of the base model.
     """
     checks = Checks()
-    check_adapter(folder, layout, checks, base_names=base_names)
+    limits = replace(DEFAULT_LIMITS, follow_symlinks=True)
+    check_adapter(folder, layout, checks, limits=limits, base_names=base_names)
     file = other_chat_template(folder, chat_template)
     if file is not None:
         message = f"{file}: its chat template is not used: chats are rendered with the base model's, which is another"

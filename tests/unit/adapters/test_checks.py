@@ -61,6 +61,14 @@ def test_a_chat_template_beside_the_adapter_that_is_not_the_base_s_is_a_warning(
     assert "--chat-template" in (warning.remedy or "")
 
 
+def test_a_snapshot_of_links_is_read(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "blobs", config_of(), lora_tensors(LAYOUT, ["q_proj"]))
+    (tmp_path / "snapshot").mkdir()
+    for path in folder.iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert validate_adapter(tmp_path / "snapshot", LAYOUT, None).accepted
+
+
 def test_lists_config_tensors_and_shapes_that_are_wrong_together(tmp_path: Path) -> None:
     tensors = lora_tensors(LAYOUT, ["q_proj"], rank=3) | lora_tensors(LAYOUT, ["0.mlp.up_proj"])
     tensors.pop(lora_key("model.layers.1.self_attn.q_proj", "B"))

@@ -21,6 +21,7 @@ from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.serving.settings import SettingSource
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.support.hugging_face_cache import add_to_cache
 from tests.support.valkey import Valkey, valkey
 
 __all__ = ["valkey"]
@@ -120,6 +121,19 @@ def test_a_lora_module_for_another_base_model_is_refused(started: Started, name:
     said = invoke("org/Llama", "--lora-modules", module, code=2)
     assert "--lora-modules" in said
     assert reason in said
+
+
+@pytest.mark.parametrize("form", ["sql={}", '{{"name": "sql", "path": "{}"}}'])
+def test_a_lora_module_may_be_a_hugging_face_name_that_the_cache_has(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    said = invoke("m", "--lora-modules", form.format("org/sql"), code=2)
+    assert "org/sql is neither a folder nor" in said
+    assert "hf download org/sql" in said
+    snapshot = add_to_cache(tmp_path, "org/sql")
+    invoke("m", "--lora-modules", form.format("org/sql"))
+    assert started.settings.lora_modules == (LoraModule("sql", snapshot),)
 
 
 def test_served_model_name_takes_several_values(started: Started) -> None:
