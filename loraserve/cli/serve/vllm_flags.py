@@ -10,9 +10,17 @@ UNSUPPORTED_FLAGS = {
     "--trust-remote-code": "code that comes with a model is never run",
     "--max-cpu-loras": "set --adapter-memory-bytes, and on a GPU --adapter-host-memory-bytes",
     "--lora-dtype": "adapters are served in the model's dtype (--dtype)",
+    "--enable-lora-bias": "adapters with lora_bias are always taken",
+    "--long-lora-scaling-factors": "an adapter does not change how long a context may be",
     "--lora-extra-vocab-size": "adapters with new tokens are refused by name",
     "--fully-sharded-loras": "one engine runs on one device",
     "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
+    "--specialize-active-lora": "on a GPU one graph serves any number of adapters",
+    "--enable-mixed-moe-lora-format": "adapters with 3D weights are not supported",
+    "--enable-moe-shared-loras": "adapters with weights that experts share are not supported",
+    "--max-lora-cls-labels": "models generate text, they do not classify",
+    "--enable-tower-connector-lora": "models read text only",
+    "--default-mm-loras": "models read text only",
     "--hf-overrides": "edit the model's config.json",
     "--speculative-config": "--num-speculative-tokens drafts from a request's text, as method ngram; no draft models",
     "--enable-chunked-prefill": "long prompts are always cut to the token budget (--max-num-batched-tokens)",
@@ -22,6 +30,7 @@ UNSUPPORTED_FLAGS = {
     "--tool-parser-plugin": "--tool-call-parser names the parsers there are",
     "--structured-outputs-config": "llguidance holds answers to every schema and grammar",
     "--guided-decoding-backend": "llguidance holds answers to every schema and grammar",
+    "--trust-request-chat-template": "requests bring no template; the server's is changed with --chat-template",
     "--default-chat-template-kwargs": "requests send chat_template_kwargs; or change the template (--chat-template)",
     "--reasoning-parser-plugin": "--reasoning-parser names the parsers there are",
     "--ssl-keyfile": "put a TLS proxy in front",
@@ -39,6 +48,24 @@ SHORT_FLAGS = {
     "-dp": "--data-parallel-size",
     "-q": "--quantization",
 }
+
+
+_LORA_DTYPE = "--lora-dtype"
+
+
+def without_what_asks_for_nothing(args: list[str]) -> list[str]:
+    """Without `--lora-dtype auto`, which is vLLM's default and what we do."""
+    kept: list[str] = []
+    for token in args:
+        if token == "auto" and kept and _dashed(kept[-1]) == _LORA_DTYPE:
+            kept.pop()
+        elif _dashed(token) != f"{_LORA_DTYPE}=auto":
+            kept.append(token)
+    return kept
+
+
+def _dashed(token: str) -> str:
+    return token.replace("_", "-")
 
 
 def refusal(token: str) -> str | None:

@@ -190,6 +190,35 @@ def test_flag_of_vllm_that_we_lack_is_refused_with_the_reason(started: Started, 
     assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
 
 
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--enable-tower-connector-lora",
+        "--default-mm-loras",
+        "--specialize-active-lora",
+        "--enable-mixed-moe-lora-format",
+        "--enable-moe-shared-loras",
+        "--max-lora-cls-labels",
+        "--enable-lora-bias",
+        "--long-lora-scaling-factors",
+        "--lora-dtype",
+        "--trust-request-chat-template",
+    ],
+)
+def test_vllms_flags_of_adapters_and_templates_that_we_lack_are_refused_with_the_reason(
+    started: Started, flag: str
+) -> None:
+    assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, "2", code=2)
+
+
+def test_a_lora_dtype_that_asks_for_nothing_is_taken(started: Started) -> None:
+    for args in (["--lora-dtype", "auto"], ["--lora_dtype", "auto"], ["--lora-dtype=auto"]):
+        invoke(*args, "m", "--dtype", "auto", "--port", "7")
+    assert [(settings.model, settings.port) for settings in started] == [("m", 7)] * 3
+    for args in (["--lora-dtype", "float16"], ["--lora-dtype=bfloat16"], ["--lora-dtype"]):
+        assert "adapters are served in the model's dtype (--dtype)" in " ".join(invoke("m", *args, code=2).split())
+
+
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
 def test_what_a_gpu_is_told_reaches_the_engine(started: Started, device: str) -> None:
     invoke("m", "--device", device, "--gpu-memory-utilization", "0.5", "--enforce-eager")
