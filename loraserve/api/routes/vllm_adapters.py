@@ -22,6 +22,7 @@ from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAda
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.ingest.report import AdapterRejectedError
 from loraserve.control.tenancy.principal import Action, Principal
+from loraserve.control.uploads.source import FollowLinks
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.records import SHARED_TENANT
 
@@ -88,7 +89,7 @@ async def _load(context: AppContext, principal: Principal, request_id: str, name
             name,
             _expanded(path) if may_be_anywhere else Path(path),
             roots=roots,
-            follow_symlinks=may_be_anywhere,
+            follow_links=FollowLinks.IN_OWN_FOLDERS if may_be_anywhere else FollowLinks.NEVER,
         )
     except AdapterRejectedError as error:
         message = f"Loading lora failed: {error.report.summary}."

@@ -19,6 +19,7 @@ from loraserve.control.control_plane import ControlPlane
 from loraserve.control.declared import ControlSettings, Declared, open_declared
 from loraserve.control.documents.adapter_edits import live_version
 from loraserve.control.tenancy.principal import server_principal
+from loraserve.control.uploads.source import FollowLinks
 from loraserve.live.errors import LiveError
 from loraserve.live.private_server import PrivateServer
 from loraserve.serving.errors import ServingError
@@ -123,7 +124,7 @@ async def _publish(
             adapter.name,
             adapter.path,
             roots=None,
-            follow_symlinks=True,
+            follow_links=FollowLinks.ALWAYS,
         )
     except (AdapterError, ServingError) as error:
         raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.message}") from error

@@ -26,7 +26,7 @@ from loraserve.control.unavailable import RETRY_AFTER_S
 from loraserve.control.uploads.commits import COMMIT_AGAIN, Certify, Publisher, Smoke, UploadCommits
 from loraserve.control.uploads.errors import store_errors
 from loraserve.control.uploads.judge import UploadJudge
-from loraserve.control.uploads.source import UploadSource, open_source
+from loraserve.control.uploads.source import FollowLinks, UploadSource, open_source
 from loraserve.control.uploads.states import aborted, rejection_of, to_state
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
 from loraserve.store.blobs import BlobStore
@@ -251,17 +251,16 @@ class UploadService:
         path: Path,
         *,
         roots: Sequence[Path] | None,
-        follow_symlinks: bool = False,
+        follow_links: FollowLinks = FollowLinks.NEVER,
         activate: bool = True,
         form: IncomingForm | None = None,
     ) -> UploadSession:
         """Copies a folder of this machine in through a session, and waits for the outcome: ready, or an error.
 
-        roots: folders that the path must be in; None = any. follow_symlinks: of the files, wherever they lead, since
-        Hugging Face's cache is made of links; only for whoever may name any path, else `roots` are what they may lead
-        to. form: what the folder holds, in which nothing is followed.
+        roots: folders that the path must be in, and that links in it may lead to; None = any. follow_links: of such a
+        one, since Hugging Face's cache is made of links. form: what the folder holds, in which nothing is followed.
         """
-        with open_source(path, roots=roots, follow_symlinks=follow_symlinks, limits=self._limits) as source:
+        with open_source(path, roots=roots, follow_links=follow_links, limits=self._limits) as source:
             session = await self.open(principal, name, source.files, activate=activate, form=form)
             try:
                 await self._copy(source, session.id)

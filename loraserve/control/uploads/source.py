@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 
 from loraserve_adapters.config import CONFIG_NAME
@@ -15,6 +16,15 @@ from loraserve_adapters.safetensors_file import WEIGHTS_NAME, open_weights_descr
 
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.upload_session import CHUNK_BYTES, UploadFile
+
+
+class FollowLinks(Enum):
+    """Which links of a folder that may be anywhere are followed, wherever they lead."""
+
+    NEVER = auto()
+    IN_OWN_FOLDERS = auto()
+    """Of the user that this process runs as: another one's could lead to what only we may read."""
+    ALWAYS = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +48,19 @@ class UploadSource:
 
 @contextmanager
 def open_source(
-    path: Path, *, roots: Sequence[Path] | None, follow_symlinks: bool, limits: Limits
+    path: Path, *, roots: Sequence[Path] | None, follow_links: FollowLinks, limits: Limits
 ) -> Iterator[UploadSource]:
     """Opens both files; blocks on the disk for an instant. Raises `ServingError`.
 
     roots: the folder must be one of them or below one, wherever links on its path lead, and the files that links in it
-    lead to; None = anywhere, with no links in it. follow_symlinks: these too, wherever they lead.
+    lead to; None = anywhere. follow_links: these too.
     """
     if roots is not None:
         roots = [root.resolve() for root in roots]
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path, roots))
+        is_ours = folder.stat().st_uid == os.geteuid()
+        follow_symlinks = follow_links is FollowLinks.ALWAYS or (follow_links is FollowLinks.IN_OWN_FOLDERS and is_ours)
         limits = replace(limits, follow_symlinks=follow_symlinks, link_roots=tuple(map(str, roots or ())))
         try:
             config = stack.enter_context(open_regular(folder, CONFIG_NAME, limits))
