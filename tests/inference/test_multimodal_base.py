@@ -1,12 +1,12 @@
 """A base model with a tower for images, whose text decoder is served: adapters of both equal PEFT's on text."""
 
-import asyncio
 import random
 from pathlib import Path
 
 import pytest
 from loraserve_adapters.checks import Checks, CheckStatus
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME
 from loraserve_adapters.source import check_adapter, read_adapter
 from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig, get_peft_model
@@ -15,13 +15,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.causal_model import CausalModel
-from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all
 from tests.support.tiny_adapters import randomize, reference_answers, without_adapter
 from tests.support.tiny_models import CONFIGS, EXPERTS, multimodal_config, random_model, save_model, tiny_model
-from tests.support.uploads import UploadBench
-from tests.zoo.artifacts import CONFIG, WEIGHTS
 
 TARGETS: dict[str, LoraConfig] = {
     "plain": LoraConfig(r=3, target_modules=["q_proj", "v_proj"]),
@@ -66,7 +63,7 @@ def test_adapters_with_tensors_of_the_tower_equal_peft_on_text(oracle: Oracle, b
 def test_a_warning_counts_what_is_left_out(oracle: Oracle) -> None:
     layout = make_engine(oracle.model).describe().layout
     num_of_tower = {
-        name: sum("vision_tower" in tensor for tensor in load_file(folder / WEIGHTS))
+        name: sum("vision_tower" in tensor for tensor in load_file(folder / WEIGHTS_NAME))
         for name, folder in oracle.adapters.items()
     }
     assert num_of_tower["plain"] == 8
@@ -81,28 +78,6 @@ def test_a_warning_counts_what_is_left_out(oracle: Oracle) -> None:
         assert f"{num_of_tower[name]} tensors are left out" in warnings["unused_tensors"]
 
 
-def test_what_is_kept_has_no_tensor_of_the_tower_and_is_read_again(oracle: Oracle, tmp_path: Path) -> None:
-    layout = make_engine(oracle.model).describe().layout
-    folder = oracle.adapters["plain"]
-    kept: list[dict[str, bytes]] = []
-    uploaded = {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    for number in range(2):
-        bench = UploadBench(tmp_path / f"data{number}", layout=layout)
-        session = asyncio.run(bench.send(uploaded))
-        assert session.state is UploadState.READY, session.report
-        (digest,) = bench.contents()
-        blob = bench.blobs.folder(digest)
-        assert blob is not None
-        assert read_adapter(folder, layout).digest == read_adapter(blob, layout).digest == digest
-        tensors = load_file(blob / WEIGHTS)
-        assert tensors.keys() == {name for name in load_file(folder / WEIGHTS) if "vision_tower" not in name}
-        asyncio.run(bench.ingest.pack(digest, blob))
-        kept.append({path.name: path.read_bytes() for path in blob.iterdir()})
-        uploaded = {name: (blob / name).read_bytes() for name in (CONFIG, WEIGHTS)}
-    # The same, whether or not the sender's file has tensors of the tower.
-    assert kept[0] == kept[1]
-
-
 def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_are_renamed(
     oracle: Oracle, tmp_path: Path
 ) -> None:
@@ -112,10 +87,10 @@ def test_an_adapter_of_the_text_only_class_is_told_so_and_fits_once_its_tensors_
         read_adapter(tmp_path, layout)
     assert "model.language_model.layers.0.self_attn" in refused.value.message
     assert "base_model.model.model. into base_model.model.model.language_model." in (refused.value.remedy or "")
-    data = (tmp_path / WEIGHTS).read_bytes()
+    data = (tmp_path / WEIGHTS_NAME).read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size].decode().replace("base_model.model.model.", "base_model.model.model.language_model.")
-    (tmp_path / WEIGHTS).write_bytes(len(header).to_bytes(8, "little") + header.encode() + data[8 + size :])
+    (tmp_path / WEIGHTS_NAME).write_bytes(len(header).to_bytes(8, "little") + header.encode() + data[8 + size :])
     assert len(read_adapter(tmp_path, layout).modules) == 8
 
 
