@@ -53,23 +53,26 @@ def _open_linked(folder: Path, name: str, roots: tuple[str, ...]) -> int:
     for root in roots:
         if Path(root) in path.parents:
             with suppress(OSError):
-                return _open_below(root, path.relative_to(root).parts)
+                return open_below(root, path.relative_to(root).parts, os.O_NONBLOCK)
     reason = "is a symbolic link that leads to no readable file below a folder that adapters may be loaded from"
     raise AdapterError("not_a_regular_file", f"{name} {reason}", file=name)
 
 
-def _open_below(root: str, parts: tuple[str, ...]) -> int:
-    """NOTE: each part is opened within the one before and is no link, so nobody who can write below the root leads
-    out of it, whatever they exchange meanwhile."""
-    flags = os.O_NOFOLLOW | os.O_CLOEXEC
-    enter = flags | os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
+def open_below(root: str, parts: tuple[str, ...], flags: int) -> int:
+    """Opens, to be read, what is there; no parts = the root itself. Raises OSError, also where there is a link.
+
+    NOTE: each part is opened within the one before and is no link, so nobody who can write below the root leads out of
+    it, whatever they exchange meanwhile.
+    """
+    no_link = os.O_NOFOLLOW | os.O_CLOEXEC
+    enter = no_link | os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
     parent = os.open(root, enter)
     try:
         for part in parts[:-1]:
             child = os.open(part, enter, dir_fd=parent)
             os.close(parent)
             parent = child
-        return os.open(parts[-1], flags | os.O_RDONLY | os.O_NONBLOCK, dir_fd=parent)
+        return os.open(parts[-1] if parts else ".", no_link | os.O_RDONLY | flags, dir_fd=parent)
     finally:
         os.close(parent)
 

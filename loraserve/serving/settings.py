@@ -75,7 +75,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_runtime_lora: bool = True
     """Whether /v1/load_lora_adapter may load from a path on this machine at all."""
     adapter_roots: list[Path] = []
-    """Folders that such a path must be in."""
+    """Folders that such a path must be in; without links."""
     has_free_paths: bool = False
     """Whether that is left aside while no key is asked for: whoever can connect could as well read our files."""
     tool_call_parser: ToolCallFormat | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.errors import AdapterError
-from loraserve_adapters.files import open_regular
+from loraserve_adapters.files import open_below, open_regular
 from loraserve_adapters.limits import Limits
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, open_weights_descriptor
 
@@ -52,15 +52,12 @@ def open_source(
 ) -> Iterator[UploadSource]:
     """Opens both files; blocks on the disk for an instant. Raises `ServingError`.
 
-    roots: the folder must be one of them or below one, wherever links on its path lead, and the files that links in it
-    lead to; None = anywhere. follow_links: these too.
+    roots: without links; the folder must be one of them or below one, wherever links on its path lead, and the files
+    that links in it lead to; None = anywhere. follow_links: in the folder, these too.
     """
-    if roots is not None:
-        roots = [root.resolve() for root in roots]
     with ExitStack() as stack:
         folder = stack.enter_context(_opened_folder(path, roots))
-        is_ours = folder.stat().st_uid == os.geteuid()
-        follow_symlinks = follow_links is FollowLinks.ALWAYS or (follow_links is FollowLinks.IN_OWN_FOLDERS and is_ours)
+        follow_symlinks = _may_follow(folder, follow_links)
         limits = replace(limits, follow_symlinks=follow_symlinks, link_roots=tuple(map(str, roots or ())))
         try:
             config = stack.enter_context(open_regular(folder, CONFIG_NAME, limits))
@@ -77,24 +74,32 @@ def open_source(
 
 @contextmanager
 def _opened_folder(path: Path, roots: Sequence[Path] | None) -> Iterator[Path]:
-    """A path to the folder that stays the same folder, whatever is renamed meanwhile. roots: without links."""
+    """A path to the folder that stays the same folder, whatever is renamed meanwhile."""
     try:
         real = path.resolve(strict=True)
-        descriptor = os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _open_folder(real, roots)
     except (OSError, ValueError, RuntimeError):
-        raise _missing(path) from None
+        # Outside the roots as for a folder that does not exist: nobody learns what is elsewhere on this machine.
+        message = f"Loading lora failed: there is no adapter folder at '{path}' that may be read."
+        raise ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path") from None
     try:
         held = Path(f"/proc/self/fd/{descriptor}")
-        # What was opened, should a part of the path have been exchanged in between.
-        actual = Path(os.readlink(held)) if held.exists() else real
-        if roots is not None and not any(actual.is_relative_to(root) for root in roots):
-            # As for a folder that does not exist: nobody learns what is elsewhere on this machine.
-            raise _missing(path)
-        yield held if held.exists() else actual
+        yield held if held.exists() else real
     finally:
         os.close(descriptor)
 
 
-def _missing(path: Path) -> ServingError:
-    message = f"Loading lora failed: there is no adapter folder at '{path}' that may be read."
-    return ServingError(ErrorCode.ADAPTER_NOT_FOUND, message, param="lora_path")
+def _open_folder(real: Path, roots: Sequence[Path] | None) -> int:
+    """real: without links; one that has come on it since is not followed below a root."""
+    if roots is None:
+        return os.open(real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    for root in roots:
+        if real.is_relative_to(root):
+            return open_below(str(root), real.relative_to(root).parts, os.O_DIRECTORY)
+    raise FileNotFoundError(real)
+
+
+def _may_follow(folder: Path, links: FollowLinks) -> bool:
+    if links is FollowLinks.IN_OWN_FOLDERS:
+        return folder.stat().st_uid == os.geteuid()
+    return links is FollowLinks.ALWAYS

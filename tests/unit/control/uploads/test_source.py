@@ -5,7 +5,7 @@ import pytest
 from loraserve_adapters.limits import DEFAULT_LIMITS
 
 from loraserve.control.uploads.source import FollowLinks, open_source
-from loraserve.serving.errors import ServingError
+from loraserve.serving.errors import ErrorCode, ServingError
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,52 @@ def test_links_are_followed_where_they_may_be(
         open_source(folder, roots=None, follow_links=links, limits=DEFAULT_LIMITS),
     ):
         pass
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """With an adapter in `team/adapter`; below `tmp_path / "outside"` there is another one's in `adapter`."""
+    root = tmp_path / "root"
+    for folder in (root / "team" / "adapter", tmp_path / "outside" / "adapter"):
+        folder.mkdir(parents=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (folder / name).write_bytes(b"{}")
+    return root
+
+
+def opened(path: Path, root: Path) -> int:
+    with open_source(path, roots=[root], follow_links=FollowLinks.NEVER, limits=DEFAULT_LIMITS) as source:
+        return len(source.files)
+
+
+def test_a_folder_is_a_root_or_below_one_after_links(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root / "team")
+    assert opened(root / "team" / "adapter", root) == 2
+    assert opened(root / "team" / "adapter", root / "team" / "adapter") == 2
+    assert opened(tmp_path / "link" / "adapter", root) == 2
+    (root / "team" / "out").symlink_to(tmp_path / "outside")
+    for path in (tmp_path / "outside" / "adapter", root / "team" / "out" / "adapter", tmp_path / "root2", root / "no"):
+        with pytest.raises(ServingError) as refused:
+            opened(path, root)
+        assert refused.value.code is ErrorCode.ADAPTER_NOT_FOUND
+
+
+@pytest.mark.parametrize(("exchanged", "led_to"), [("team", "outside"), ("team/adapter", "outside/adapter")])
+def test_a_folder_exchanged_for_a_link_once_it_was_looked_at_is_not_opened(
+    root: Path, tmp_path: Path, exchanged: str, led_to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one whose name tells nothing: what a link leads to in /proc/PID/root may be called as ours is."""
+    resolve, asked = Path.resolve, root / "team" / "adapter"
+
+    def resolve_then_exchange(path: Path, strict: bool = False) -> Path:
+        found = resolve(path, strict)
+        if path == asked:
+            (root / exchanged).rename(tmp_path / "away")
+            (root / exchanged).symlink_to(tmp_path / led_to)
+            monkeypatch.setattr(os, "readlink", lambda _path: str(found))
+        return found
+
+    monkeypatch.setattr(Path, "resolve", resolve_then_exchange)
+    with pytest.raises(ServingError) as refused:
+        opened(asked, root)
+    assert refused.value.code is ErrorCode.ADAPTER_NOT_FOUND
