@@ -38,6 +38,7 @@ def engine_stats(
     recent_step_tokens = list(counts.recent_step_tokens)
     counts.recent_step_tokens.clear()
     blocks = pool.counts()
+    resident = {} if adapters is None else adapters.resident
     return EngineStats(
         step=counts.num_steps,
         num_running=len(scheduler.running),
@@ -59,8 +60,8 @@ def engine_stats(
         num_adapter_reloads=0 if adapters is None else adapters.num_reloads,
         running_adapters=running_digests(scheduler.running),
         waiting_adapters=running_digests(waiting),
-        resident_adapters=[] if adapters is None else adapters.resident,
-        resident_extents=[] if adapters is None else adapters.extents,
+        resident_adapters=list(resident),
+        resident_extents=list(resident.values()),
         queues=queue_stats([*scheduler.running, *waiting]),
         recent_step_tokens=recent_step_tokens,
     )

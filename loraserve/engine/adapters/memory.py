@@ -98,16 +98,11 @@ class AdapterMemory:
         return (extents.size - extents.num_free) * self._element_bytes
 
     @property
-    def resident(self) -> list[str]:
-        """Least recently used first, those that cannot be evicted now last."""
-        evictable = self._arena.evictable
-        return [*evictable, *(digest for digest in self._arena.residents if digest not in evictable)]
-
-    @property
-    def extents(self) -> list[tuple[int, int]]:
-        """(offset, size) in bytes of each of `resident`."""
-        size, residents = self._element_bytes, self._arena.residents
-        return [(residents[digest].start * size, residents[digest].size * size) for digest in self.resident]
+    def resident(self) -> dict[str, tuple[int, int]]:
+        """(offset, size) in bytes by digest. Least recently used first, those that cannot be evicted now last."""
+        evictable, residents, size = self._arena.evictable, self._arena.residents, self._element_bytes
+        ordered = [*evictable, *(digest for digest in residents if digest not in evictable)]
+        return {digest: (residents[digest].start * size, residents[digest].size * size) for digest in ordered}
 
     def knows(self, digest: str) -> bool:
         return digest in self._files

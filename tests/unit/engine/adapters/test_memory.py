@@ -117,12 +117,12 @@ def test_names_residents_least_recently_used_first_and_those_in_use_last(paths: 
     starts = {}
     for adapter in (one, two, other_one, one):
         load(memory, adapter)
-        starts[adapter.digest] = memory.extents[memory.resident.index(adapter.digest)]
-    assert memory.resident == [two.digest, other_one.digest, one.digest]
-    assert memory.extents == [starts[digest] for digest in memory.resident]
+        starts[adapter.digest] = memory.resident[adapter.digest]
+    assert list(memory.resident) == [two.digest, other_one.digest, one.digest]
+    assert memory.resident == starts
     memory.try_acquire(two.digest)
-    assert memory.resident == [other_one.digest, one.digest, two.digest]
-    assert memory.extents == [starts[digest] for digest in memory.resident]
+    assert list(memory.resident) == [other_one.digest, one.digest, two.digest]
+    assert memory.resident == starts
 
 
 def test_never_evicts_a_referenced_adapter(paths: dict[str, Path]) -> None:
@@ -243,7 +243,7 @@ def test_a_file_damaged_after_it_was_added_is_noticed_at_load_and_can_be_replace
     with pytest.raises(AdapterError) as caught:
         memory.try_acquire(ADAPTERS[0].digest)
     assert caught.value.code == "bad_packed_file"
-    assert memory.resident == [ADAPTERS[2].digest], "something was evicted for an adapter that cannot be loaded"
+    assert list(memory.resident) == [ADAPTERS[2].digest], "something was evicted for an adapter that cannot be loaded"
     path.unlink()
     with pytest.raises(AdapterError) as caught:
         memory.try_acquire(ADAPTERS[0].digest)
@@ -333,7 +333,7 @@ def test_a_file_damaged_after_it_was_hashed_is_noticed_at_its_next_load(tmp_path
     with pytest.raises(AdapterError) as caught:
         memory.try_acquire(one.digest)
     assert caught.value.code == "bad_packed_file"
-    assert memory.resident == [two.digest]
+    assert list(memory.resident) == [two.digest]
 
 
 def test_a_resident_adapter_does_not_need_its_file(tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_ten_thousand_loads_return_to_the_baseline(paths: dict[str, Path], monke
     for adapter in ADAPTERS[:5]:
         memory.remove(adapter.digest)
     assert memory.used_bytes == 0
-    assert memory.resident == []
+    assert memory.resident == {}
     assert sorted(memory._arena.free_slots) == list(range(8))
     assert memory._arena.extents.try_allocate(memory._arena.extents.size) == 0
 

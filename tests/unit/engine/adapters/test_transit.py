@@ -157,7 +157,7 @@ def test_prefetching_evicts_nothing(make_memory: MakeMemory, host_tier_units: in
     load(memory, TWO)
     memory.settle_uploads()
     memory.prefetch(THREE.digest)
-    assert memory.resident == [TWO.digest]
+    assert list(memory.resident) == [TWO.digest]
     assert memory.num_evictions == 0
 
 
@@ -166,7 +166,7 @@ def test_an_adapter_nobody_waits_for_any_more_makes_room(make_memory: MakeMemory
     memory = make_memory(3, host_tier_units)
     memory.prefetch(TWO.digest)
     assert use(memory, acquire(memory, THREE), THREE) == [3]
-    assert memory.resident == [THREE.digest]
+    assert list(memory.resident) == [THREE.digest]
     memory.check_invariants({THREE.digest: 1})
 
 
@@ -357,9 +357,9 @@ def test_an_adapter_is_not_evicted_while_it_arrives(make_memory: MakeMemory) -> 
     memory.release(TWO.digest)
     memory.check_invariants({})
     assert memory.try_acquire(THREE.digest) is None
-    assert memory.resident == [TWO.digest]
+    assert list(memory.resident) == [TWO.digest]
     assert use(memory, acquire(memory, THREE), THREE) == [3]
-    assert memory.resident == [THREE.digest]
+    assert list(memory.resident) == [THREE.digest]
 
 
 def test_an_adapter_that_arrives_can_be_acquired_again(make_memory: MakeMemory) -> None:
@@ -501,7 +501,7 @@ def test_an_adapter_is_resident_once_it_was_acquired(make_memory: MakeMemory) ->
     """Whoever comes first has it loaded, also when it was loaded ahead."""
     memory = make_memory(8, host_tier_units=8)
     memory.prefetch(TWO.digest)
-    assert memory.resident == [TWO.digest]
+    assert list(memory.resident) == [TWO.digest]
     assert not memory.is_resident(TWO.digest)
     load(memory, TWO)
     assert memory.is_resident(TWO.digest)
@@ -539,7 +539,7 @@ def test_adapters_are_moved_once_others_are_read_or_others_have_been_read_for_lo
         for _ in range(1 if is_read_first else MAX_POSTPONED):
             assert memory.try_acquire(waiting.digest) is None
             assert waiting.digest not in memory.resident
-            assert memory.extents[0] == (256, 512), "moved, for which running sequences would wait"
+            assert memory.resident[TWO.digest] == (256, 512), "moved, for which running sequences would wait"
     if is_read_first:
         memory.wait_for_upload()
         memory.settle_uploads()
