@@ -1195,6 +1195,13 @@ class TestAdapterRoutes:
             response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
             assert (response.status_code, error_of(response)["param"]) == (404, "lora_path")
 
+    def test_a_name_that_no_adapter_may_have_is_said_of_its_field(self, tmp_path: Path) -> None:
+        with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
+            sent = {"lora_name": "a b", "lora_path": str(tmp_path)}
+            response = httpx.post(f"{server.url}/v1/load_lora_adapter", json=sent)
+            assert (response.status_code, error_of(response)["param"]) == (400, "lora_name")
+            assert error_of(response)["message"].startswith("'lora_name' is refused: ")
+
     def test_what_is_for_another_base_model_is_refused(self, tmp_path: Path) -> None:
         with live_server(says(TEXT), make_settings(tmp_path, has_free_paths=True)) as server:
             sent = {"lora_name": "new", "lora_path": str(tmp_path), "base_model_name": "org/other"}

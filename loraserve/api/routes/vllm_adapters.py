@@ -49,7 +49,7 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
     if asked.is_3d_lora_weight:
         raise unsupported("is_3d_lora_weight", "is true, which is not supported.")
     _check_base(context, asked.base_model_name)
-    _check_name(context, name)
+    context.control.versions.check_name(name, "lora_name")
     principal = _owner(context, principal_of(request), name)
     async with context.loads.take(f"{principal.acting_tenant}/{name}"):
         if not asked.load_inplace and _exists(context.control.catalog, principal.acting_tenant, name):
@@ -108,11 +108,6 @@ def _check_base(context: AppContext, base_model_name: str | None) -> None:
     if base_model_name and not is_base_name(base_model_name, settings.base_names):
         message = f"is '{shown_name(base_model_name)}', and this server has '{settings.served_model_names[0]}': "
         raise invalid_value("base_model_name", f"{message}ask a server of that model, or leave the name out.")
-
-
-def _check_name(context: AppContext, name: str) -> None:
-    with _named_as_asked():
-        context.control.versions.check_name(name)
 
 
 @contextmanager

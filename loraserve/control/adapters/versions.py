@@ -57,12 +57,12 @@ class VersionService:
         self._keep_versions = keep_versions
         self._clock = clock
 
-    def check_name(self, name: str) -> None:
-        """Whether an adapter may be called that."""
+    def check_name(self, name: str, param: str = "name") -> None:
+        """Whether an adapter may be called that. param: the field that has it."""
         try:
             check_adapter_name(name, self._base_names)
         except InvalidNameError as error:
-            raise invalid_value("name", f"is refused: {error}.") from None
+            raise invalid_value(param, f"is refused: {error}.") from None
 
     async def publish(
         self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
