@@ -108,7 +108,7 @@ class LoraModuleType(click.ParamType):
     def _from_fields(
         self, fields: dict[str, object], param: click.Parameter | None, ctx: click.Context | None
     ) -> LoraModule:
-        if unknown := fields.keys() - {"name", "path", "base_model_name"}:
+        if unknown := fields.keys() - {"name", "path", "base_model_name", "is_3d_lora_weight"}:
             self.fail(f"unknown field {sorted(unknown)[0]!r}; known are name, path and base_model_name", param, ctx)
         name, path = fields.get("name"), fields.get("path")
         if not (isinstance(name, str) and isinstance(path, str) and name and path):
@@ -116,4 +116,7 @@ class LoraModuleType(click.ParamType):
         base_model_name = fields.get("base_model_name") or None
         if not isinstance(base_model_name, str | None):
             self.fail(f"{fields!r} has a base_model_name that is not text", param, ctx)
+        is_3d = fields.get("is_3d_lora_weight")
+        if is_3d is not None and is_3d is not False:
+            self.fail("is_3d_lora_weight can only be false: adapters with 3D weights are not supported", param, ctx)
         return LoraModule(name, self._place(path, param, ctx), base_model_name)
