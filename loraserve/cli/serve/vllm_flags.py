@@ -42,6 +42,21 @@ UNSUPPORTED_FLAGS = {
     "--api-server-count": "one API process serves one engine",
 }
 
+OFF_BY_DEFAULT = frozenset(
+    {
+        "--trust-remote-code",
+        "--enable-lora-bias",
+        "--fully-sharded-loras",
+        "--specialize-active-lora",
+        "--enable-mixed-moe-lora-format",
+        "--enable-moe-shared-loras",
+        "--enable-tower-connector-lora",
+        "--exclude-tools-when-tool-choice-none",
+        "--trust-request-chat-template",
+    }
+)
+"""Of these, what vLLM has as --no-…, too, and does not do unless it is told to."""
+
 SHORT_FLAGS = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -49,17 +64,17 @@ SHORT_FLAGS = {
     "-q": "--quantization",
 }
 
-
 _LORA_DTYPE = "--lora-dtype"
+_ASKS_FOR_NOTHING = {f"{_LORA_DTYPE}=auto", *(flag.replace("--", "--no-", 1) for flag in OFF_BY_DEFAULT)}
 
 
 def without_what_asks_for_nothing(args: list[str]) -> list[str]:
-    """Without `--lora-dtype auto`, which is vLLM's default and what we do."""
+    """Without `--lora-dtype auto` and `--no-trust-remote-code` and the like: vLLM's defaults and what we do."""
     kept: list[str] = []
     for token in args:
         if token == "auto" and kept and _dashed(kept[-1]) == _LORA_DTYPE:
             kept.pop()
-        elif _dashed(token) != f"{_LORA_DTYPE}=auto":
+        elif _dashed(token) not in _ASKS_FOR_NOTHING:
             kept.append(token)
     return kept
 

@@ -17,6 +17,7 @@ from loraserve.cli.serve.control_start import opened_declared, start_errors
 from loraserve.cli.serve.option_types import LoraModule
 from loraserve.cli.serve.settings import DEMO, ServeSettings
 from loraserve.cli.serve.start_error import StartError
+from loraserve.cli.serve.vllm_flags import OFF_BY_DEFAULT
 from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.serving.settings import SettingSource
 from loraserve.serving.text.reasoning import ReasoningFormat
@@ -231,6 +232,20 @@ def test_a_lora_dtype_that_asks_for_nothing_is_taken(started: Started) -> None:
     assert [(settings.model, settings.port) for settings in started] == [("m", 7)] * 3
     for args in (["--lora-dtype", "float16"], ["--lora-dtype=bfloat16"], ["--lora-dtype"]):
         assert "adapters are served in the model's dtype (--dtype)" in " ".join(invoke("m", *args, code=2).split())
+
+
+@pytest.mark.parametrize("flag", sorted(OFF_BY_DEFAULT))
+def test_vllms_flags_that_are_off_anyway_may_be_switched_off(started: Started, flag: str) -> None:
+    name = flag.removeprefix("--")
+    invoke(f"--no-{name}", "m", f"--no_{name.replace('-', '_')}", "--port", "7")
+    assert (started.settings.model, started.settings.port) == ("m", 7)
+    assert "is a flag of vLLM that loraserve does not have:" in invoke("m", flag, code=2)
+
+
+def test_what_of_vllms_flags_would_change_something_is_not_switched_off_silently(started: Started) -> None:
+    for flag in ("--no-enable-chunked-prefill", "--no-disable-log-requests", "--no-enforce"):
+        assert flag in invoke("m", flag, code=2)
+    assert not list(started)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1"])
