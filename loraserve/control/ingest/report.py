@@ -30,12 +30,16 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """One sentence: the first reason for a refusal, or that everything was found well."""
+        """One sentence: the first reason for a refusal, or how much was found well."""
         failures = self.failures
-        if not failures:
-            return f"all {len(self.checks)} checks passed"
-        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-        return f"{failures[0].message}{more}"
+        if failures:
+            more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+            return f"{failures[0].message}{more}"
+        num_warnings = sum(check.status == CheckStatus.WARN for check in self.checks)
+        if num_warnings:
+            plural = "" if num_warnings == 1 else "s"
+            return f"{len(self.checks) - num_warnings} checks passed, {num_warnings} warning{plural}"
+        return f"all {len(self.checks)} checks passed"
 
     @property
     def codes(self) -> list[str]:

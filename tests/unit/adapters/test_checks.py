@@ -59,6 +59,7 @@ def test_a_chat_template_beside_the_adapter_that_is_not_the_base_s_is_a_warning(
     assert (warning.code, warning.file) == ("other_chat_template", "chat_template.jinja")
     assert "chats are rendered with the base model's" in warning.message
     assert "--chat-template" in (warning.remedy or "")
+    assert report.summary == f"{len(report.checks) - 1} checks passed, 1 warning"
 
 
 def test_a_snapshot_of_links_is_read(tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
         ("unused_entry", "target_modules"),
         ("no_effect", None),
     ]
+    assert report.summary == f"{len(report.checks) - 3} checks passed, 3 warnings"
 
 
 @pytest.mark.parametrize(
