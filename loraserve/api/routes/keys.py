@@ -16,6 +16,7 @@ from loraserve.api.http.request_id import request_id_of
 from loraserve.api.management.answers import changed, shown
 from loraserve.api.management.etags import etag_header, expected_rev
 from loraserve.api.management.idempotency import once
+from loraserve.api.management.key_items import created_key, key_item
 from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.openapi.operation_docs import IDEMPOTENCY_KEY, IF_MATCH, IF_NONE_MATCH, heeds
 from loraserve.api.schemas.keys import (
@@ -25,8 +26,6 @@ from loraserve.api.schemas.keys import (
     KeyList,
     PatchKeyRequest,
     RotateKeyRequest,
-    created_key,
-    key_item,
 )
 from loraserve.control.paging import DEFAULT_PAGE
 from loraserve.control.tenancy.key_documents import MAX_LIFE_S, KeyPatch

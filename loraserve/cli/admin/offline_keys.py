@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import rich_click as click
 
-from loraserve.api.schemas.keys import created_key
+from loraserve.api.management.key_items import created_key
 from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
 from loraserve.serving.errors import ServingError
 from loraserve.store.documents import DocumentStore
