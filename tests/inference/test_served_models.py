@@ -1,4 +1,4 @@
-"""Families that the oracle leaves out: loading proves their logits."""
+"""Families that the oracle leaves out: loading proves their logits, and some are compared with PEFT here."""
 
 import random
 from collections.abc import Callable
@@ -9,14 +9,17 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import (
+    GPTJConfig,
     GraniteMoeConfig,
     GraniteMoeSWAConfig,
     GraniteSWAConfig,
     HunYuanMoEV1Config,
     ModernBertDecoderConfig,
     OlmoeConfig,
+    PhiConfig,
     PhimoeConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     Qwen3MoeConfig,
 )
 
@@ -43,24 +46,57 @@ def test_serves(name: str) -> None:
     CausalModel(random_model(SERVED[name]()), ReferenceBackend()).prepare(128, 260, lambda *_: None)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_a_head_of_two_linears_gets_the_adapters_of_the_sampled_rows(backend: str, tmp_path: Path) -> None:
-    """Both of ModernBERT's see only those."""
-    model = random_model(ModernBertDecoderConfig(**COMMON))
-    save_model(model, tmp_path / "model")
+PARALLEL: dict[str, tuple[Callable[[], PreTrainedConfig], list[str]]] = {
+    "gptj": (
+        lambda: GPTJConfig(
+            vocab_size=260,
+            n_positions=256,
+            n_embd=64,
+            n_layer=3,
+            n_head=4,
+            rotary_dim=8,
+            bos_token_id=256,
+            eos_token_id=257,
+            tie_word_embeddings=False,
+        ),
+        ["q_proj", "v_proj", "out_proj", "fc_in", "fc_out", "lm_head"],
+    ),
+    "phi": (lambda: PhiConfig(**COMMON), ["q_proj", "v_proj", "dense", "fc1", "fc2", "lm_head"]),
+    "phi_qk": (lambda: PhiConfig(**COMMON, qk_layernorm=True), ["k_proj", "dense", "fc1"]),
+}
+"""Attention beside the MLP, part of each head rotated, biases in the head too; with what an adapter may target."""
+
+
+def oracle_of_two(model: PreTrainedModel, targets: list[str], folder: Path) -> Oracle:
+    save_model(model, folder / "model")
     adapters: dict[str, Path] = {}
     for seed, name in enumerate(["one", "other"]):
-        peft_model = get_peft_model(model, LoraConfig(r=3, target_modules=["q_proj", "dense"]))
+        peft_model = get_peft_model(model, LoraConfig(r=3, target_modules=targets))
         randomize(peft_model, seed)
-        peft_model.save_pretrained(str(tmp_path / name))
+        peft_model.save_pretrained(str(folder / name), save_embedding_layers=False)
         model = without_adapter(peft_model)
-        adapters[name] = tmp_path / name
+        adapters[name] = folder / name
     rng = random.Random(0)
     prompts: dict[str | None, list[int]] = {
         name: [rng.randrange(256) for _ in range(length)] for name, length in ((None, 5), ("one", 19), ("other", 26))
     }
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
-    _, wrong = run_all(Oracle(tmp_path, tmp_path / "model", adapters, prompts, references), backend=backend)
+    return Oracle(folder, folder / "model", adapters, prompts, references)
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_head_of_two_linears_gets_the_adapters_of_the_sampled_rows(backend: str, tmp_path: Path) -> None:
+    """Both of ModernBERT's see only those."""
+    model = random_model(ModernBertDecoderConfig(**COMMON))
+    _, wrong = run_all(oracle_of_two(model, ["q_proj", "dense"], tmp_path), backend=backend)
+    assert not wrong
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("name", sorted(PARALLEL))
+def test_layers_whose_attention_is_beside_the_mlp_equal_peft(name: str, backend: str, tmp_path: Path) -> None:
+    config, targets = PARALLEL[name]
+    _, wrong = run_all(oracle_of_two(random_model(config()), targets, tmp_path), backend=backend)
     assert not wrong
 
 
