@@ -5,19 +5,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BaseModule:
-    """One linear of the base model, by the name it has in transformers before any fusion."""
+    """One linear of the base model, or one weight that a module has without a linear: of all experts of a layer, or of
+    a router. By the name it has in transformers before any fusion."""
 
     name: str
-    """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj"."""
+    """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj", or of a bare weight as in
+    `model.named_parameters()`, e.g. "model.layers.0.mlp.experts.down_proj"."""
     in_features: int
     out_features: int
     weight_sha256: str | None = None
     """Of the weight's bytes in `BaseLayout.dtype`; given for `lm_head`, whose base weight PEFT saves with its LoRA."""
+    num_matrices: int | None = None
+    """Of that shape, in a bare weight: one for each expert, one of a router. None = a linear."""
+    expert_linears: tuple[str, ...] = ()
+    """The linears of each expert that this weight has one after the other: gate_proj and up_proj, up_proj or down_proj.
+    Empty where their outputs take turns, or it is no weight of experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model's linears in groups that share an input, such as q|k|v. Sent by the engine when it is ready."""
+    """The base model's linears in groups that share an input, such as q|k|v, and bare weights, each its own group.
+    Sent by the engine when it is ready."""
 
     fingerprint: str
     """sha256 over groups, dtype and the packed format's version: a packed adapter fits iff it matches."""

@@ -30,6 +30,7 @@ def clean_config(config: AdapterConfig) -> bytes:
         "lora_bias": config.lora_bias,
         "bias": "none",
         "target_modules": config.target_modules,
+        "target_parameters": config.target_parameters or None,
         "exclude_modules": config.exclude_modules or None,
         "layers_to_transform": config.layers_to_transform or None,
         "layers_pattern": config.layers_pattern or None,

@@ -29,7 +29,8 @@ class AdapterConfig:
     lora_alpha: float
     use_rslora: bool
     target_modules: tuple[str, ...] | str
-    """Names or dotted suffixes of names; a string is a pattern for the whole name, or `ALL_LINEAR`."""
+    """Names or dotted suffixes of names; a string is a pattern for the whole name, or `ALL_LINEAR`. Empty only where
+    there are `target_parameters`."""
     exclude_modules: tuple[str, ...] | str
     layers_to_transform: tuple[int, ...]
     """Empty = all layers."""
@@ -40,6 +41,8 @@ class AdapterConfig:
     alpha_pattern: tuple[tuple[str, float], ...]
     lora_bias: bool = False
     """B has a bias, which is scaled as its product is."""
+    target_parameters: tuple[str, ...] = ()
+    """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
 
@@ -144,7 +147,8 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         parsed = checks.attempt("config.values", lambda: parse(name, fields.get(name, default)))
         return refused if parsed is None else parsed
 
-    targets = value("target_modules", _names_of(limits), ())
+    parameters = value("target_parameters", _parameters_of(limits), ())
+    targets = value("target_modules", _targets_of(limits, may_be_empty=bool(parameters)), ())
     ranks = value("rank_pattern", _table_of(limits, _rank_of(limits)), ())
     alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
     layers = value("layers_to_transform", _layers, ())
@@ -162,9 +166,11 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         rank_pattern=ranks,
         alpha_pattern=alphas,
         lora_bias=value("lora_bias", _flag, False),
+        target_parameters=parameters,
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
     )
     checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
+    checks.attempt("config.values", lambda: _check_parameters(config))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -176,6 +182,11 @@ def _check_layer_selection(fields: dict[str, Any], targets: tuple[str, ...] | st
                 raise _refused("invalid_field", "cannot be combined with a target_modules that is a string", name)
     elif fields.get("layers_pattern") and fields.get("layers_to_transform") is None:
         raise _refused("invalid_field", "has no meaning without layers_to_transform", "layers_pattern")
+
+
+def _check_parameters(config: AdapterConfig) -> None:
+    if config.target_parameters and config.lora_bias:
+        raise _refused("invalid_field", "cannot be combined with lora_bias, as in PEFT", "target_parameters")
 
 
 def _check_num_patterns(count: int, limits: Limits) -> None:
@@ -191,6 +202,7 @@ _HONOURED = frozenset(
         "use_rslora",
         "lora_bias",
         "target_modules",
+        "target_parameters",
         "exclude_modules",
         "layers_to_transform",
         "layers_pattern",
@@ -234,7 +246,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "arrow_config": ((None,), "Arrow routing is not supported"),
     "alora_invocation_tokens": ((None,), "activated LoRA is not supported"),
     "trainable_token_indices": ((None,), "trained token embeddings are not supported"),
-    "target_parameters": ((None, []), "LoRA on bare parameters is not supported"),
     "layer_replication": ((None, []), "replicated layers would change the shared base model"),
     "ensure_weight_tying": ((False, None), "tied adapters are not supported"),
     "megatron_config": ((None,), "Megatron layers are not supported"),
@@ -315,8 +326,25 @@ def _flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def _names_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...] | str]:
-    return lambda name, value: _names(name, value, limits)
+def _targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], tuple[str, ...] | str]:
+    def parse(name: str, value: Any) -> tuple[str, ...] | str:
+        if may_be_empty and value in (None, []):
+            return ()
+        if value == []:
+            raise _invalid(name, value, "at least one module")
+        return _names(name, value, limits)
+
+    return parse
+
+
+def _parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
+    def parse(name: str, value: Any) -> tuple[str, ...]:
+        names = _names(name, value or [], limits)
+        if isinstance(names, str):
+            raise _invalid(name, value, "a list of names")
+        return names
+
+    return parse
 
 
 def _names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
@@ -325,8 +353,6 @@ def _names(name: str, value: Any, limits: Limits) -> tuple[str, ...] | str:
         return _checked_length(name, value, limits)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise _invalid(name, value, "a list of names or a pattern")
-    if name == "target_modules" and not value:
-        raise _invalid(name, value, "at least one module")
     return tuple(sorted({_checked_length(name, item, limits) for item in value}))
 
 

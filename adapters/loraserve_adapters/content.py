@@ -34,10 +34,11 @@ def read_content(
     hashed: list[HashedTensor] = []
     has_effect = False
     for module in adapter.modules:
+        all_a = {part.lora_a.name for part in module.parts}
         for entry in module.entries:
             tensor, is_zero = _read_tensor(weights, entry, layout.dtype, checks, sink)
             hashed.append(tensor)
-            has_effect = has_effect or (entry is not module.lora_a and not is_zero)
+            has_effect = has_effect or (entry.name not in all_a and not is_zero)
     for entry, base in adapter.base_weights:
         hashed.append(_read_base_weight(weights, entry, base, layout.dtype, checks))
     if not checks.failed("weights.values"):

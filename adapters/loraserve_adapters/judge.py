@@ -10,27 +10,13 @@ from loraserve_adapters.config import CONFIG_NAME, AdapterConfig, check_config
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
+from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
+from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
 from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
 
-KEY_PREFIX = "base_model.model."
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceModule:
-    target: Target
-    lora_a: TensorEntry
-    """[rank, in_features]"""
-    lora_b: TensorEntry
-    """[out_features, rank]"""
-    bias: TensorEntry | None
-    """[out_features]; with `lora_bias` only."""
-
-    @property
-    def entries(self) -> list[TensorEntry]:
-        return [entry for entry in (self.lora_a, self.lora_b, self.bias) if entry is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +41,14 @@ def judge_config(
     selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
     if selection is None:
         return None
-    checks.passed("config.targets", f"{len(selection.targets)} linear layers of the base model are targeted")
+    checks.passed("config.targets", _shown_targets(selection))
     if selection.unreached:
         checks.warn("config.targets", _unreached(selection.unreached))
-    for entry in unused_entries(config, layout)[:_MAX_HINTS]:
-        reason = f"{CONFIG_NAME}: target_modules: {shown(entry)} names no module of the base model"
-        checks.warn(
-            "config.targets",
-            AdapterError("unused_entry", reason, file=CONFIG_NAME, key="target_modules", found=shown(entry)),
-        )
+    for field, entry in unused_entries(config, layout)[:_MAX_HINTS]:
+        what = "module" if field == "target_modules" else "parameter that can have an adapter"
+        reason = f"{CONFIG_NAME}: {field}: {shown(entry)} names no {what} of the base model"
+        error = AdapterError("unused_entry", reason, file=CONFIG_NAME, key=field, found=shown(entry))
+        checks.warn("config.targets", error)
     return config, selection
 
 
@@ -85,7 +70,7 @@ def judge(
     entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, limits))
     if selected is None or entries is None:
         return None
-    return match_tensors(*selected, {entry.name: entry for entry in entries}, layout, checks)
+    return match_tensors(*selected, {entry.name: entry for entry in entries}, layout, checks, limits=limits)
 
 
 def match_tensors(
@@ -94,6 +79,8 @@ def match_tensors(
     tensors: Mapping[str, TensorEntry],
     layout: BaseLayout,
     checks: Checks,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> JudgedAdapter | None:
     """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
     rest may only be copies of base weights that we can check."""
@@ -106,12 +93,20 @@ def match_tensors(
     num_used = len(rest)
     modules: list[SourceModule] = []
     missing: list[str] = []
-    for target in selection.targets:
-        names = [f"{KEY_PREFIX}{target.module.name}.{kind}" for kind in kinds]
+    for target in with_owners_by_shape(selection.targets, tensors):
+        names = [f"{KEY_PREFIX}{target.owner}.{kind}" for kind in kinds]
         found = [rest.pop(name, None) for name in names]
         missing += [name for name, entry in zip(names, found, strict=True) if entry is None]
         if found[0] is not None and found[1] is not None and None not in found:
-            modules.append(SourceModule(target, found[0], found[1], found[2] if config.lora_bias else None))
+            bias = found[2] if config.lora_bias else None
+            part = SourcePart(found[0], found[1], bias, target.lora_rank, target.module.out_features)
+            modules.append(SourceModule(target, (part,)))
+    for module, linears in selection.former:
+        if all(source.target.module is not module for source in modules[-1:]):
+            source = take_former_linears(module, linears, rest, missing)
+            if source is not None:
+                checks.attempt("config.values", lambda linears=linears: check_former_linears(linears, config, limits))
+                modules.append(source)
     # What is there under a wrong name tells more than what is therefore missing.
     base_weights = _base_weights(rest, layout, checks)
     for name in missing:
@@ -119,8 +114,12 @@ def match_tensors(
         checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
     if not checks.failed("weights.tensors"):
         checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
+    if not modules and not checks.has_failed:
+        reason = f"{CONFIG_NAME}: target_modules: no module of the base model is targeted"
+        checks.fail("config.targets", AdapterError("unknown_module", reason, file=CONFIG_NAME, key="target_modules"))
     for module in modules:
-        _check_module(module, checks)
+        for part in module.parts:
+            _check_part(part, module.target, checks)
     for entry, base in base_weights:
         _check_base_weight(entry, base, checks)
     if not checks.failed("weights.shapes"):
@@ -128,7 +127,17 @@ def match_tensors(
     if not checks.failed("weights.dtypes"):
         dtypes = sorted({FROM_SAFETENSORS[entry.dtype] for module in modules for entry in module.entries})
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
+    position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
+    modules.sort(key=lambda module: position[module.target.module.name])
     return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_weights))
+
+
+def _shown_targets(selection: Selection) -> str:
+    if not selection.targets:
+        return "linear layers are targeted that are parts of parameters since transformers 5"
+    num_parameters = sum(target.module.num_matrices is not None for target in selection.targets)
+    shown = f"{len(selection.targets) - num_parameters} linear layers of the base model are targeted"
+    return f"{shown}, and {num_parameters} parameters" if num_parameters else shown
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
@@ -155,8 +164,11 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
 def _base_weights(
     rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks
 ) -> list[tuple[TensorEntry, BaseModule]]:
-    checkable = {module.name: module for group in layout.groups for module in group if module.weight_sha256}
-    known = {module.name for group in layout.groups for module in group}.union(layout.unreached_linears)
+    members = [module for group in layout.groups for module in group]
+    checkable = {module.name: module for module in members if module.weight_sha256}
+    holders = {module.name.rpartition(".")[0] for module in members if module.num_matrices is not None}
+    known = {module.name for module in members}.union(layout.unreached_linears, holders)
+    known |= {f"{holder}.base_layer" for holder in holders}
     base_weights: list[tuple[TensorEntry, BaseModule]] = []
     num_hints = 0
     for name, entry in rest.items():
@@ -239,16 +251,17 @@ def _unused(first: str, count: int) -> AdapterError:
     return AdapterError("unused_tensors", f"{WEIGHTS_NAME}: {reason}", file=WEIGHTS_NAME, key=first)
 
 
-def _check_module(module: SourceModule, checks: Checks) -> None:
-    base, rank = module.target.module, module.target.lora_rank
+def _check_part(part: SourcePart, target: Target, checks: Checks) -> None:
+    rank = part.lora_rank
+    num_ranks = rank if part.expert is not None else rank * (target.module.num_matrices or 1)
     expected: list[tuple[TensorEntry | None, tuple[int, ...], int]] = [
-        (module.lora_a, (rank, base.in_features), 0),
-        (module.lora_b, (base.out_features, rank), 1),
-        (module.bias, (base.out_features,), -1),
+        (part.lora_a, (num_ranks, target.module.in_features), 0),
+        (part.lora_b, (part.out_features, num_ranks), 1),
+        (part.bias, (part.out_features,), -1),
     ]
     for entry, shape, rank_axis in expected:
         if entry is not None:
-            checks.attempt("weights.shapes", lambda e=entry, s=shape, axis=rank_axis: _check_shape(e, s, axis))
+            checks.attempt("weights.shapes", lambda e=entry, s=shape, axis=rank_axis: _check_shape(e, s, axis, rank))
             checks.attempt("weights.dtypes", lambda e=entry: _check_dtype(e))
 
 
@@ -259,7 +272,7 @@ def _check_dtype(entry: TensorEntry) -> None:
         raise _refused("bad_dtype", entry.name, reason, found=entry.dtype, expected=expected)
 
 
-def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int) -> None:
+def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, lora_rank: int) -> None:
     """rank_axis: of the expected shape's two; -1 = none."""
     if entry.shape == expected:
         return
@@ -269,7 +282,9 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int) 
     found = shown(list(entry.shape))
     reason = f"found {found}, expected {list(expected)}"
     if code == "rank_mismatch":
-        reason += f", for adapter_config.json gives this module rank {expected[rank_axis]}"
+        reason += f", for adapter_config.json gives this module rank {lora_rank}"
+        if expected[rank_axis] != lora_rank:
+            reason += f", and there are {expected[rank_axis] // lora_rank} experts"
     raise _refused(code, entry.name, reason, found=found, expected=str(list(expected)))
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 class Limits:
     max_config_bytes: int = 64 * 1024
     max_json_nesting: int = 32
-    max_header_bytes: int = 4 * 1024 * 1024
-    max_tensors: int = 16_384
+    max_header_bytes: int = 16 * 1024 * 1024
+    max_tensors: int = 65_536
+    """A and B of each linear of each expert, as adapters from before transformers 5 have them, are 36,864 for a
+    Qwen3-30B-A3B."""
     max_weights_bytes: int = 4 * 1024**3
     max_lora_rank: int = 512
     max_pattern_length: int = 512

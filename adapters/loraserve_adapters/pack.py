@@ -59,6 +59,17 @@ def pack(source: SourceAdapter, layout: BaseLayout, path: Path, limits: Limits =
         writer.finish(source.digest)
 
 
+@dataclass(frozen=True, slots=True)
+class _PlaceOfB:
+    """Where B goes, transposed, in elements."""
+
+    start: int
+    row_stride: int
+    """The weight's outputs, of which B may have a part."""
+    num_experts: int
+    """Whose columns take turns."""
+
+
 class PackedAdapterWriter:
     """Puts each tensor's rows where the packed form wants them, in the base's dtype; holds one block at a time."""
 
@@ -66,7 +77,7 @@ class PackedAdapterWriter:
         modules = {module.target.module.name: module for module in adapter.modules}
         present = [modules.get(member.name) for group in layout.groups for member in group]
         ranks = [0 if module is None else module.target.lora_rank for module in present]
-        has_bias = [module is not None and module.bias is not None for module in present]
+        has_bias = [module is not None and any(part.bias for part in module.parts) for module in present]
         plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias)
         table = PackedTable(
             layout_fingerprint=layout.fingerprint,
@@ -82,27 +93,35 @@ class PackedAdapterWriter:
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)
         self._item_bytes = STORAGE[layout.dtype].itemsize
         self._as_is: dict[str, int] = {}
-        self._transposed: dict[str, tuple[int, int]] = {}
+        """First element of each A and bias."""
+        self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
                 continue
-            self._as_is[module.lora_a.name] = plan.member_a[index]
-            self._transposed[module.lora_b.name] = int(plan.offset_b[index]), module.target.module.out_features
-            if module.bias is not None:
-                self._as_is[module.bias.name] = int(plan.offset_bias[index])
+            base, rank = module.target.module, module.target.lora_rank
+            for part in module.parts:
+                row = (part.expert or 0) * rank + part.first_rank
+                self._as_is[part.lora_a.name] = plan.member_a[index] + row * base.in_features
+                start = int(plan.offset_b[index]) + row * base.out_features + part.first_output
+                num_experts = base.num_matrices if part.expert is None else None
+                place = _PlaceOfB(start, base.out_features, num_experts or 1)
+                self._transposed[part.lora_b.name] = place
+                if part.bias is not None:
+                    self._as_is[part.bias.name] = int(plan.offset_bias[index])
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         if entry.name in self._as_is:
             offset = self._as_is[entry.name] + first_row * block.shape[1]
             self._file.write(offset * self._item_bytes, raw_bytes(block))
             return
-        start, out_features = self._transposed[entry.name]
-        columns = np.ascontiguousarray(block.T)
-        if len(block) == out_features:
-            self._file.write(start * self._item_bytes, raw_bytes(columns))
+        place = self._transposed[entry.name]
+        columns = block.T.reshape(-1, place.num_experts, len(block)).swapaxes(0, 1).reshape(-1, len(block))
+        if len(block) == place.row_stride:
+            self._file.write(place.start * self._item_bytes, raw_bytes(np.ascontiguousarray(columns)))
             return
-        for index, row in enumerate(columns):
-            self._file.write((start + index * out_features + first_row) * self._item_bytes, raw_bytes(row))
+        for index, row in enumerate(np.ascontiguousarray(columns)):
+            offset = place.start + index * place.row_stride + first_row
+            self._file.write(offset * self._item_bytes, raw_bytes(row))
 
     @property
     def size_bytes(self) -> int:
@@ -146,11 +165,11 @@ def plan_payload(
         offset_a.append(position if any(rank for _, rank, _ in members) else -1)
         for member, rank, _ in members:
             member_a.append(position if rank else -1)
-            position += rank * member.in_features
+            position += rank * (member.num_matrices or 1) * member.in_features
         position = _round_up(position, aligned)
         for member, rank, is_biased in members:
             offset_b.append(position if rank else -1)
-            position = _round_up(position + rank * member.out_features, aligned)
+            position = _round_up(position + rank * (member.num_matrices or 1) * member.out_features, aligned)
             offset_bias.append(position if is_biased else -1)
             position = _round_up(position + is_biased * member.out_features, aligned)
     return PayloadPlan(

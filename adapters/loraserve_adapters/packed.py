@@ -2,7 +2,8 @@
 
 Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
 row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`),
-and where the adapter has biases, the member's bias `[out_features]`.
+and where the adapter has biases, the member's bias `[out_features]`. Of experts, A and B of all are adjacent:
+`[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, those of an expert side by side.
 Every group's A and every member's B and bias starts at a multiple of 256 bytes. Scaling is not applied to any of them.
 """
 

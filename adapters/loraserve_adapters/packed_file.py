@@ -35,7 +35,11 @@ _NO_SHA256 = "0" * 64
 def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> str:
     """What `BaseLayout.fingerprint` must be: equal iff adapters packed for one base fit the other."""
     table = [
-        [[member.name, member.in_features, member.out_features, member.weight_sha256] for member in group]
+        [
+            [member.name, member.in_features, member.out_features, member.weight_sha256]
+            + ([] if member.num_matrices is None else [member.num_matrices, member.expert_linears])
+            for member in group
+        ]
         for group in groups
     ]
     text = json.dumps(["loraserve layout", FORMAT_VERSION, dtype, table], separators=(",", ":"))

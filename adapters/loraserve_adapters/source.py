@@ -4,15 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import AdapterConfig, read_config_bytes
 from loraserve_adapters.content import read_content
 from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
-from loraserve_adapters.judge import JudgedAdapter, SourceModule, judge_config, match_tensors
+from loraserve_adapters.judge import JudgedAdapter, judge_config, match_tensors
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.safetensors_file import open_weights
+from loraserve_adapters.source_module import SourceModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class AdapterSummary:
     lora_ranks: tuple[int, ...]
     """The different ranks, ascending."""
     target_modules: tuple[str, ...]
-    """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj")."""
+    """Last parts of the targeted modules' names, in the layout's order, e.g. ("q_proj", "v_proj"); of experts the
+    weight's, e.g. "gate_up_proj"."""
     num_parameters: int
     dtypes: tuple[str, ...]
     """Of the LoRA tensors, e.g. ("bfloat16",)."""
@@ -69,7 +71,9 @@ def check_adapter(
 
     def read() -> SourceAdapter | None:
         with open_weights(folder, limits) as weights:
-            judged = None if selected is None else match_tensors(*selected, weights.tensors, layout, checks)
+            judged = (
+                None if selected is None else match_tensors(*selected, weights.tensors, layout, checks, limits=limits)
+            )
             if judged is None:
                 return None
             digest = adapter_digest(judged.config, read_content(judged, weights, layout, checks))
@@ -83,7 +87,12 @@ def summarise(adapter: JudgedAdapter) -> AdapterSummary:
     entries = [entry for module in adapter.modules for entry in module.entries]
     return AdapterSummary(
         lora_ranks=tuple(sorted({module.target.lora_rank for module in adapter.modules})),
-        target_modules=tuple(dict.fromkeys(module.target.module.name.rpartition(".")[2] for module in adapter.modules)),
+        target_modules=tuple(dict.fromkeys(_last_part(module.target.module) for module in adapter.modules)),
         num_parameters=sum(entry.num_elements for entry in entries),
         dtypes=tuple(sorted({FROM_SAFETENSORS[entry.dtype] for entry in entries})),
     )
+
+
+def _last_part(module: BaseModule) -> str:
+    """Of a router's weight the router's name."""
+    return module.name.removesuffix(".weight").rpartition(".")[2]

@@ -1,17 +1,19 @@
 """Which modules a config targets, and with which rank and scaling: PEFT's semantics on names before any fusion.
 
-Follows `check_target_module_exists`, `get_pattern_key` and `LoraModel._create_and_replace` of PEFT 0.21.
+Follows `check_target_module_exists`, `get_pattern_key`, `LoraModel._create_and_replace` and, for bare weights,
+`BaseTuner._inject_parameters` of PEFT 0.21.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.config import ALL_LINEAR, CONFIG_NAME, AdapterConfig
 from loraserve_adapters.errors import AdapterError, shown
+from loraserve_adapters.former_linears import FormerLinear, former_linears
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.module_pattern import ModulePattern, StepBudget, Subject
 
@@ -24,12 +26,25 @@ class Target:
     lora_rank: int
     scaling: float
     """lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+    owner: str
+    """The module whose name its tensors have in PEFT's files."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerLinearTarget:
+    linear: FormerLinear
+    lora_rank: int
+    scaling: float
+    """As in `Target`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     targets: tuple[Target, ...]
     """In the layout's order."""
+    former: tuple[tuple[BaseModule, tuple[FormerLinearTarget, ...]], ...] = ()
+    """Bare weights that are not among `targets`, with those linears that they were made of, by one of their names,
+    which are targeted if the adapter has tensors for them: linears of today may have such names too."""
     unreached: tuple[str, ...] = ()
     """Names among `BaseLayout.unreached_linears` that are targeted too."""
 
@@ -45,39 +60,82 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
     alphas = _PatternTable("alpha_pattern", config.alpha_pattern)
     unreached_linears = frozenset(layout.unreached_linears)
     unreached: list[str] = []
+    routers = {
+        module.name.rpartition(".")[0] for group in layout.groups for module in group if module.num_matrices == 1
+    }
     for name in layout.other_modules:
+        if name in routers:
+            continue
         is_unreached = name in unreached_linears
         if (is_unreached or config.target_modules != ALL_LINEAR) and selector.targets(Subject(name, budget)):
             if not is_unreached:
                 raise _not_a_linear(name, layout)
             unreached.append(name)
     found: list[Target] = []
+    former: list[tuple[BaseModule, tuple[FormerLinearTarget, ...]]] = []
+
+    def rank_and_scaling(subject: Subject) -> tuple[int, float]:
+        rank = ranks.first_match(subject, config.lora_rank)
+        alpha = alphas.first_match(subject, config.lora_alpha)
+        return rank, alpha / (rank**0.5 if config.use_rslora else rank)
+
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
         if config.target_modules == ALL_LINEAR and is_output_embedding(module):
             continue
-        if selector.targets(subject):
-            rank = ranks.first_match(subject, config.lora_rank)
-            alpha = alphas.first_match(subject, config.lora_alpha)
-            found.append(Target(module, rank, alpha / (rank**0.5 if config.use_rslora else rank)))
+        if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
+            found.append(Target(module, *rank_and_scaling(subject), module.name))
+            continue
+        for linears in former_linears(module):
+            subjects = [Subject(linear.of_expert(0), budget) for linear in linears]
+            targeted = [
+                FormerLinearTarget(linear, *rank_and_scaling(subject))
+                for linear, subject in zip(linears, subjects, strict=True)
+                if selector.targets(subject)
+            ]
+            if targeted:
+                former.append((module, tuple(targeted)))
     selector.refuse_unknown_layers()
-    if not found and unreached:
+    if not found and unreached and not former:
         reason = f"no module that text reaches is targeted, only such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
-    if not found:
+    if not found and not former:
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of the base model is targeted{hint}")
-    return Selection(tuple(found), tuple(unreached))
+    return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached))
 
 
-def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[str]:
-    """Entries of a `target_modules` list that name no module of the base, as PEFT tolerates them."""
-    if isinstance(config.target_modules, str):
-        return []
-    names = [*layout.other_modules, *(module.name for group in layout.groups for module in group)]
+def _with_owners(targets: Sequence[Target]) -> Iterator[Target]:
+    """PEFT wraps a module once for each bare weight that is targeted, the first one innermost."""
+    is_outermost: set[str] = set()
+    owners: dict[str, str] = {}
+    for target in reversed(targets):
+        if target.module.num_matrices is not None:
+            module = target.module.name.rpartition(".")[0]
+            owners[target.module.name] = f"{module}.base_layer" if module in is_outermost else module
+            is_outermost.add(module)
+    for target in targets:
+        yield replace(target, owner=owners.get(target.module.name, target.owner))
+
+
+def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str, str]]:
+    """(field, entry) of `target_modules` and `target_parameters` that name nothing of the base, as PEFT tolerates
+    them."""
+    members = [module for group in layout.groups for module in group]
+    linears = [module.name for module in members if module.num_matrices is None]
+    parameters = [module.name for module in members if module.num_matrices is not None]
+    modules = () if isinstance(config.target_modules, str) else config.target_modules
+    before = [linear.of_expert(0) for module in members for linears in former_linears(module) for linear in linears]
+    return [
+        *_unused("target_modules", modules, [*layout.other_modules, *linears, *before]),
+        *_unused("target_parameters", config.target_parameters, parameters),
+    ]
+
+
+def _unused(field: str, entries: Iterable[str], names: Iterable[str]) -> list[tuple[str, str]]:
     used = {suffix for name in names for suffix in _dotted_suffixes(name)}
-    return [entry for entry in config.target_modules if entry not in used]
+    return [(field, entry) for entry in entries if entry not in used]
 
 
 def is_output_embedding(module: BaseModule) -> bool:
@@ -103,6 +161,7 @@ class _Selector:
 
     def __init__(self, config: AdapterConfig) -> None:
         self._targets = _NameSet("target_modules", config.target_modules)
+        self._parameters = _NameSet("target_parameters", config.target_parameters)
         self._excluded = _NameSet("exclude_modules", config.exclude_modules)
         self._layers = frozenset(config.layers_to_transform)
         self._layers_seen: set[int] = set()
@@ -120,6 +179,10 @@ class _Selector:
             self._layers_seen.add(number)
         return number in self._layers
 
+    def targets_parameter(self, subject: Subject) -> bool:
+        """Whatever its layer, and whether or not it is excluded, as in PEFT."""
+        return self._parameters.matching_entry(subject) is not None
+
     def _layer_number(self, name: str) -> int | None:
         for expression in self._layer_expressions:
             match = expression.match(name)
@@ -135,7 +198,8 @@ class _Selector:
 
 
 class _NameSet:
-    """`target_modules` or `exclude_modules`: names and dotted suffixes, or one pattern for the whole name."""
+    """`target_modules`, `target_parameters` or `exclude_modules`: names and dotted suffixes, or one pattern for the
+    whole name."""
 
     def __init__(self, field: str, value: tuple[str, ...] | str) -> None:
         self._all_linear = value == ALL_LINEAR and field == "target_modules"

@@ -21,8 +21,11 @@ def served_base(name: str, layout: BaseLayout) -> BaseRecord:
 
 
 def linears_fingerprint(layout: BaseLayout) -> str:
-    """Hex sha256 over names and shapes of all linears: what an adapter must match, whatever the dtype and grouping."""
-    modules = (module for group in layout.groups for module in group)
+    """Hex sha256 over names and shapes of all linears: what an adapter must match, whatever the dtype and grouping.
+
+    Not over experts, whose names and shapes follow: what was recorded of a base goes on being true of it.
+    """
+    modules = (module for group in layout.groups for module in group if module.num_matrices is None)
     shapes = sorted((module.name, module.in_features, module.out_features) for module in modules)
     return hashlib.sha256(msgspec.json.encode(shapes)).hexdigest()
 

@@ -92,7 +92,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("alora_invocation_tokens", []),
         ("trainable_token_indices", [1]),
         ("trainable_token_indices", {"embed_tokens": [1]}),
-        ("target_parameters", ["experts.w"]),
         ("layer_replication", [[0, 4]]),
         ("ensure_weight_tying", True),
         ("megatron_config", {"a": 1}),

@@ -96,9 +96,9 @@ def test_refuses_a_tensor_name_that_occurs_twice() -> None:
 
 
 def test_refuses_one_tensor_too_many() -> None:
-    fits = {f"t{index}": tensor(0, 0) for index in range(16_384)}
-    assert len(parse(fits)) == 16_384
-    with pytest.raises(AdapterError, match="16384 tensors") as refused:
+    fits = {f"t{index}": tensor(0, 0) for index in range(65_536)}
+    assert len(parse(fits)) == 65_536
+    with pytest.raises(AdapterError, match="65536 tensors") as refused:
         parse({**fits, "one_more": tensor(0, 0)})
     assert refused.value.code == "too_large"
 
@@ -110,8 +110,8 @@ def test_refuses_many_objects_that_are_no_tensors_before_building_them() -> None
 
 
 def test_refuses_a_header_or_file_over_the_limits_from_the_first_bytes() -> None:
-    with pytest.raises(AdapterError, match="4194304") as refused:
-        header_end(struct.pack("<Q", 4 * 1024 * 1024 + 1), 2**31)
+    with pytest.raises(AdapterError, match="16777216") as refused:
+        header_end(struct.pack("<Q", 16 * 1024 * 1024 + 1), 2**31)
     assert refused.value.code == "too_large"
     with pytest.raises(AdapterError) as refused:
         header_end(struct.pack("<Q", 100), 4 * 1024**3 + 1)

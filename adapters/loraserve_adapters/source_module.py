@@ -1,0 +1,42 @@
+"""The tensors of an adapter's file that belong to one module of the base."""
+
+from dataclasses import dataclass
+
+from loraserve_adapters.safetensors_file import TensorEntry
+from loraserve_adapters.targets import Target
+
+KEY_PREFIX = "base_model.model."
+"""Of all their names, as PEFT writes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePart:
+    """Tensors of one name: all of a module, or of an expert's linear that became a part of it."""
+
+    lora_a: TensorEntry
+    """[rank, in_features]; of all experts [num_experts * rank, in_features], those of an expert adjacent."""
+    lora_b: TensorEntry
+    """[out_features, rank]; of all experts [out_features, rank * num_experts], those of a rank adjacent."""
+    bias: TensorEntry | None
+    """[out_features]; with `lora_bias` only."""
+    lora_rank: int
+    out_features: int
+    expert: int | None = None
+    """None = all that the module has."""
+    first_rank: int = 0
+    """Among the expert's."""
+    first_output: int = 0
+
+    @property
+    def entries(self) -> list[TensorEntry]:
+        return [entry for entry in (self.lora_a, self.lora_b, self.bias) if entry is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModule:
+    target: Target
+    parts: tuple[SourcePart, ...]
+
+    @property
+    def entries(self) -> list[TensorEntry]:
+        return [entry for part in self.parts for entry in part.entries]
