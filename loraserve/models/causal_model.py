@@ -1,6 +1,7 @@
 """A transformers model that computes packed, mixed-adapter batches over paged KV."""
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models import self_check
+from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
 from loraserve.models.embedding import PackedEmbedding
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
@@ -49,10 +52,10 @@ class CausalModel:
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        self._linear_groups = structure.linear_groups
-        self._has_sampled_rows = structure.has_sampled_rows
+        self._adaptable = deque(structure.adaptable)
+        """Until `prepare` has put something else in its place, which frees the memory of its weights."""
         self.layout = _describe_layout(model, structure)
-        self.lora_groups = _lora_groups(self._linear_groups)
+        self.lora_groups = _lora_groups(self.layout)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -78,42 +81,49 @@ class CausalModel:
         """Freeze RoPE, prove paged batches right, then prepack linears one group at a time and prove that too.
 
         Raises `ModelRefusedError`. vocab_size: columns of the logits that tokens are chosen from. progress is called
-        with (linear groups done, in all).
+        with (groups of linears or experts done, in all).
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
         self_check.attach_layers(attention, context)
-        probe = self_check.make_probe(model, attention, max_model_len)
-        self_check.require_equal(model, attention, context, probe)
-        total = len(self._linear_groups)
+        has_experts = any(isinstance(spec, ExpertsSpec) for spec in self._adaptable)
+        num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
+        probes = self_check.make_probes(model, attention, max_model_len, num_probes)
+        self_check.require_equal(model, attention, context, probes)
+        total = len(self._adaptable)
+        groups = iter(self.lora_groups)
         mapped = MappedWeights()
-        for index, lora_group in enumerate(self.lora_groups):
-            group = self._linear_groups[index]
-            replace_linears(model, group, lora_group, context, mapped, sampled_rows=self._has_sampled_rows[index])
-            self._linear_groups[index] = []
+        for index in range(total):
+            spec = self._adaptable.popleft()
+            if isinstance(spec, ExpertsSpec):
+                attach_experts(model, spec, (next(groups), next(groups)), context, mapped)
+            elif isinstance(spec, BareWeightSpec):
+                attach_bare_weight(spec, next(groups), context)
+            else:
+                replace_linears(model, spec, next(groups), context, mapped)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
-        self._require_equal(probe)
-        self._keep_if_equal("fused attention", fuse_attention(model, attention), probe)
-        self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probe)
-        self._choose_forward(probe, vocab_size)
+        self._require_equal(probes)
+        self._keep_if_equal("fused attention", fuse_attention(model, attention), probes)
+        self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probes)
+        self._choose_forward(probes[0], vocab_size)
 
-    def _require_equal(self, probe: self_check.Probe) -> None:
+    def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""
         model, attention, context = self._model, self._attention, self._context
         try:
-            self_check.require_equal(model, attention, context, probe)
+            self_check.require_equal(model, attention, context, probes)
         except ModelRefusedError:
             embedding = model.get_input_embeddings()
             if not isinstance(embedding, PackedEmbedding):
                 raise
             model.set_input_embeddings(embedding.unpacked())
-            self_check.require_equal(model, attention, context, probe)
+            self_check.require_equal(model, attention, context, probes)
             self.notes.append("tied embedding: in memory twice, as the model reads more of it than rows of tokens")
 
-    def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probe: self_check.Probe) -> None:
-        if originals and not self_check.is_equal(self._model, self._attention, self._context, probe):
+    def _keep_if_equal(self, what: str, originals: dict[str, nn.Module], probes: list[self_check.Probe]) -> None:
+        if originals and not self_check.is_equal(self._model, self._attention, self._context, probes):
             for name, module in originals.items():
                 self._model.set_submodule(name, module)
             self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
@@ -142,30 +152,18 @@ class CausalModel:
         return output
 
 
-def _lora_groups(linear_groups: Sequence[Sequence[tuple[str, nn.Linear]]]) -> list[LoraGroup]:
+def _lora_groups(layout: BaseLayout) -> list[LoraGroup]:
     groups = []
     member_start = 0
-    for index, members in enumerate(linear_groups):
-        out_features = tuple(linear.out_features for _, linear in members)
-        groups.append(LoraGroup(index, member_start, members[0][1].in_features, out_features))
+    for index, members in enumerate(layout.groups):
+        out_features = tuple(member.out_features for member in members)
+        groups.append(LoraGroup(index, member_start, members[0].in_features, out_features))
         member_start += len(members)
     return groups
 
 
 def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseLayout:
-    head = model.get_output_embeddings()
-    groups = tuple(
-        tuple(
-            BaseModule(
-                name,
-                linear.in_features,
-                linear.out_features,
-                weight_sha256=_weight_sha256(linear.weight) if linear is head else None,
-            )
-            for name, linear in members
-        )
-        for members in structure.linear_groups
-    )
+    groups = tuple(_describe_groups(model, structure))
     in_groups = {module.name for group in groups for module in group}
     dtype = str(model.dtype).removeprefix("torch.")
     names = [(name, module) for name, module in model.named_modules() if name and name not in in_groups]
@@ -177,6 +175,30 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
         embedding_modules=tuple(name for name, module in names if isinstance(module, nn.Embedding)),
         unreached_linears=tuple(structure.unreached_linears),
     )
+
+
+def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Iterator[tuple[BaseModule, ...]]:
+    """One for linears that share an input or a bare weight, two for the experts of a layer."""
+    head = model.get_output_embeddings()
+    for spec in structure.adaptable:
+        if isinstance(spec, ExpertsSpec):
+            for (name, weight), linears in zip(spec.weights, spec.linears, strict=True):
+                num_experts, out_features, in_features = weight.shape
+                yield (BaseModule(name, in_features, out_features, None, num_experts, linears),)
+            continue
+        if isinstance(spec, BareWeightSpec):
+            out_features, in_features = spec.weight.shape
+            yield (BaseModule(spec.name, in_features, out_features, num_matrices=1),)
+            continue
+        yield tuple(
+            BaseModule(
+                name,
+                linear.in_features,
+                linear.out_features,
+                weight_sha256=_weight_sha256(linear.weight) if linear is head else None,
+            )
+            for name, linear in spec.members
+        )
 
 
 def _weight_sha256(weight: Tensor) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loraserve_kernels.adapter_table import AdapterTable
+from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
@@ -30,6 +30,21 @@ class ForwardContext:
     k_caches: list[Tensor] = field(default_factory=list)
     """Per attention layer: [num_blocks, num_kv_heads, block_size, head_dim]."""
     v_caches: list[Tensor] = field(default_factory=list)
+
+    def add_adapters(self, y: Tensor, x: Tensor, group: LoraGroup, *, sampled_rows: bool = False) -> None:
+        """To the base model's y = linear(x), in place. x: [T, in_features] or, with sampled_rows, those rows of it."""
+        if self.adapter_table is None or x.shape[0] == 0:
+            return
+        batch = self.current_batch()
+        segments = batch.sampled_segments if sampled_rows else batch.segments
+        if segments.has_adapter:
+            self.await_adapters(group)
+            self.backend.lora_add(y, x, group, self.adapter_table, segments)
+
+    def await_adapters(self, group: LoraGroup) -> None:
+        """What is queued from now on runs after the matrices of this group are there."""
+        if self.arrivals is not None:
+            self.arrivals.before_group(group.group_index)
 
     def current_batch(self) -> StepBatch:
         assert self.batch is not None, "forward without a batch"

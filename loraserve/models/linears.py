@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from loraserve.models.context import ForwardContext
 from loraserve.models.embedding import PackedEmbedding, can_pack, is_tied
 from loraserve.models.mapped_weights import MappedWeights
+from loraserve.models.structure import LinearsSpec
 
 
 class LinearGroup:
@@ -47,20 +48,8 @@ class LinearGroup:
     def _compute(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         y = self.linear(rows)
-        self.add_adapters(y, rows)
+        self._context.add_adapters(y, rows, self.lora_group, sampled_rows=self._sampled_rows)
         return y.view(*x.shape[:-1], y.shape[-1])
-
-    def add_adapters(self, y: Tensor, x: Tensor) -> None:
-        """To the base model's y = linear(x), in place. x: [T, in_features]."""
-        context = self._context
-        if context.adapter_table is None or x.shape[0] == 0:
-            return
-        batch = context.current_batch()
-        segments = batch.sampled_segments if self._sampled_rows else batch.segments
-        if segments.has_adapter:
-            if context.arrivals is not None:
-                context.arrivals.before_group(self.lora_group.group_index)
-            context.backend.lora_add(y, x, self.lora_group, context.adapter_table, segments)
 
 
 class GroupMember(nn.Module):
@@ -77,16 +66,10 @@ class GroupMember(nn.Module):
 
 
 def replace_linears(
-    model: PreTrainedModel,
-    members: list[tuple[str, nn.Linear]],
-    lora_group: LoraGroup,
-    context: ForwardContext,
-    mapped: MappedWeights,
-    *,
-    sampled_rows: bool,
+    model: PreTrainedModel, spec: LinearsSpec, lora_group: LoraGroup, context: ForwardContext, mapped: MappedWeights
 ) -> None:
     """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be."""
-    linears = [linear for _, linear in members]
+    linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
     weights = [linear.weight.detach() for linear in linears]
     if len(linears) == 1:
@@ -104,9 +87,9 @@ def replace_linears(
             linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
         weights.clear()
         packed = context.backend.linear(joined, bias, keep_weight=False)
-    group = LinearGroup(packed, lora_group, context, sampled_rows)
+    group = LinearGroup(packed, lora_group, context, spec.has_sampled_rows)
     start = 0
-    for name, linear in members:
+    for name, linear in spec.members:
         end = start + linear.out_features
         model.set_submodule(name, GroupMember(group, start, end))
         start = end

@@ -1,7 +1,7 @@
 """From a directory of safetensors, or only a config, to a model of transformers in memory."""
 
 import json
-from collections.abc import Set
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 
 from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.experts import is_experts
 from loraserve.models.model_place import not_found, why_absent
 
 CPU = torch.device("cpu")
@@ -57,17 +58,34 @@ def choose_dtype(requested: str, config: PreTrainedConfig, device: torch.device,
         stored = DTYPES.get(stored, torch.float32)
     if stored == torch.float32 or device.type != "cpu":
         return stored
-    is_fast = has_fast_bfloat16() or (backend.packs(torch.bfloat16) and is_mostly_linears(config))
+    is_fast = has_fast_bfloat16() or (backend.packs(torch.bfloat16) and _is_mostly(config, _is_packed))
     return torch.bfloat16 if is_fast else torch.float32
 
 
 def is_mostly_linears(config: PreTrainedConfig) -> bool:
-    """Whether nine tenths of its weights are linears' and embeddings': none are experts, whose products are torch's."""
+    """Whether nine tenths of its weights are linears' and embeddings', which every row reads: none are experts'."""
+    return _is_mostly(config, _is_linear)
+
+
+def _is_mostly(config: PreTrainedConfig, is_wanted: Callable[[nn.Module], bool]) -> bool:
+    """Whether nine tenths of the model's weights are such modules' own."""
     with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(config)
-    modules = [module for module in model.modules() if isinstance(module, nn.Linear | nn.Embedding)]
-    num_weights = {id(module.weight): module.weight.numel() for module in modules}
-    return sum(num_weights.values()) >= 0.9 * sum(parameter.numel() for parameter in model.parameters())
+    weights = {
+        id(parameter): parameter.numel()
+        for module in model.modules()
+        if is_wanted(module)
+        for parameter in module.parameters(recurse=False)
+    }
+    return sum(weights.values()) >= 0.9 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Embedding)
+
+
+def _is_packed(module: nn.Module) -> bool:
+    return _is_linear(module) or is_experts(module)
 
 
 def load_model(

@@ -23,14 +23,19 @@ def logits_tolerance(model: PreTrainedModel, logits: Tensor, compute: Callable[[
 
     logits: the model's own; compute: computes them once more.
     """
-    with _rounded_once_more(model):
+    with rounded_once_more(model):
         moved = compute()
+    return tolerance_of(logits, moved, model.dtype)
+
+
+def tolerance_of(logits: Tensor, moved: Tensor, dtype: torch.dtype) -> float:
+    """As `logits_tolerance`; moved: the same `rounded_once_more`."""
     share = float((moved - logits).abs().max() / logits.abs().max())
-    return max(TOLERANCE[model.dtype], MARGIN * share)
+    return max(TOLERANCE[dtype], MARGIN * share)
 
 
 @contextmanager
-def _rounded_once_more(model: nn.Module) -> Iterator[None]:
+def rounded_once_more(model: nn.Module) -> Iterator[None]:
     """In the block, what each innermost module gives is moved at random, as far as rounding may."""
     generators: dict[torch.device, torch.Generator] = {}
 

@@ -1,7 +1,7 @@
-"""What a model is made of, seen in one recorded forward pass: its attention layers and its groups of linears.
+"""What a model is made of, seen in one recorded forward pass: its attention layers, linears, routers and experts.
 
-Names and classes differ between model families; what calls our attention function and which linears receive the very
-same input tensor does not.
+Names and classes differ between model families; what calls our attention function, which linears receive the very same
+input tensor and what transformers' experts interface stands for does not.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from loraserve.models.bare_weights import BareWeightSpec, recorded_bare_weights
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
+from loraserve.models.experts import ExpertsSpec, is_experts
 from loraserve.models.forward_names import uses
 
 _RECORDER_NAME = "loraserve_recorder"
@@ -37,18 +39,26 @@ class AttentionSpec:
     """[num_heads], the model's own."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinearsSpec:
+    """Linears that share a parent and an input tensor."""
+
+    members: list[tuple[str, nn.Linear]]
+    """(name, linear), in call order."""
+    has_sampled_rows: bool
+    """They see only the rows whose logits are wanted (`lm_head`, and a dense layer before it)."""
+
+
 @dataclass(slots=True)
 class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
-    linear_groups: list[list[tuple[str, nn.Linear]]] = field(default_factory=list)
-    """(name, linear), in call order; the linears of a group share a parent and an input tensor.
+    adaptable: list[LinearsSpec | BareWeightSpec | ExpertsSpec] = field(default_factory=list)
+    """What can have adapters, in call order.
 
-    Without those whose parent may read their weight (HunYuan's routers ask for its dtype), and those that see other
-    rows than tokens: there would be no telling which adapter a row is for.
+    Without linears whose parent may read their weight (HunYuan's routers ask for its dtype), and without what sees
+    other rows than tokens: there would be no telling which adapter a row is for.
     """
-    has_sampled_rows: list[bool] = field(default_factory=list)
-    """Of each linear group: it sees only the rows whose logits are wanted (`lm_head`, and a dense layer before it)."""
     unreached_linears: list[str] = field(default_factory=list)
     """Names of those that no text reaches, as of a tower for images beside the decoder."""
 
@@ -59,7 +69,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
     try:
         with (
             _recorded_attention(model, structure),
-            _recorded_linears(model, structure),
+            _recorded_calls(model, structure),
             _called_modules(model) as called,
             torch.inference_mode(),
         ):
@@ -162,10 +172,11 @@ def _attention_spec(
 
 
 @contextmanager
-def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
-    calls: list[tuple[str, nn.Linear, Tensor]] = []  # holding the inputs keeps their identities unique
+def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
+    """Of linears and experts."""
+    calls: list[tuple[str, nn.Module, Tensor]] = []  # holding the inputs keeps their identities unique
 
-    def note(name: str, module: nn.Linear, x: Tensor) -> None:
+    def note(name: str, module: nn.Module, x: Tensor) -> None:
         if all(seen is not module for _, seen, _ in calls):
             calls.append((name, module, x))
 
@@ -175,10 +186,11 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
     handles = [
         module.register_forward_pre_hook(hook(name))
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and not uses(model.get_submodule(name.rpartition(".")[0]), "weight")
+        if is_experts(module) or _is_replaceable_linear(module, name, model)
     ]
     try:
-        yield
+        with recorded_bare_weights(model, lambda spec, x: note(spec.module_name, spec.module, x)) as excluded:
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -187,13 +199,22 @@ def _recorded_linears(model: PreTrainedModel, structure: ModelStructure) -> Iter
         num_rows = x.shape[:-1].numel()
         if num_rows not in (_NUM_TOKENS, len(_SAMPLED)):
             continue
+        if not isinstance(module, nn.Linear):
+            spec = ExpertsSpec(name, module) if is_experts(module) else BareWeightSpec(name, module)
+            if num_rows == _NUM_TOKENS and spec.name not in excluded:
+                structure.adaptable.append(spec)
+            continue
         parent = name.rpartition(".")[0]
-        if previous is not None and previous[0] == parent and previous[1] is x:
-            structure.linear_groups[-1].append((name, module))
+        last = structure.adaptable[-1] if structure.adaptable else None
+        if isinstance(last, LinearsSpec) and previous is not None and previous[0] == parent and previous[1] is x:
+            last.members.append((name, module))
         else:
-            structure.linear_groups.append([(name, module)])
-            structure.has_sampled_rows.append(num_rows == len(_SAMPLED))
+            structure.adaptable.append(LinearsSpec([(name, module)], num_rows == len(_SAMPLED)))
         previous = (parent, x)
+
+
+def _is_replaceable_linear(module: nn.Module, name: str, model: PreTrainedModel) -> bool:
+    return type(module) is nn.Linear and not uses(model.get_submodule(name.rpartition(".")[0]), "weight")
 
 
 @contextmanager

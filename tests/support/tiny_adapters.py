@@ -1,5 +1,6 @@
 """PEFT adapters of every shape we claim, saved by PEFT itself, and PEFT's own answers."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,24 +15,49 @@ ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 
 
 def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
-    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head. None is for experts."""
+    """Seven adapters: ranks 1 to 64, whole and partial targets, rsLoRA, patterns, lm_head; of experts too, where the
+    model has them."""
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    experts = {name.rpartition(".")[2] for name, parameter in model.named_parameters() if parameter.dim() == 3}
 
     def present(targets: Sequence[str]) -> list[str]:
         return sorted({t if t in names else FUSED[t] for t in targets if t in names or FUSED.get(t) in names})
 
+    def parameters(*suffixes: str) -> list[str]:
+        return [suffix for suffix in suffixes if suffix.rpartition(".")[2] in experts]
+
+    all_experts = parameters("gate_up_proj", "down_proj")
     return {
-        "rank1": LoraConfig(r=1, lora_alpha=2, target_modules=present(ALL_LINEAR)),
+        "rank1": LoraConfig(r=1, lora_alpha=2, target_modules=present(ALL_LINEAR), target_parameters=all_experts),
         "attention4": LoraConfig(r=4, lora_alpha=8, target_modules=present(["q_proj", "k_proj", "v_proj", "o_proj"])),
-        "member8": LoraConfig(r=8, lora_alpha=16, target_modules=present(["v_proj"])),
-        "layer16": LoraConfig(r=16, lora_alpha=16, target_modules=present(ALL_LINEAR), layers_to_transform=[1]),
-        "rslora33": LoraConfig(r=33, lora_alpha=16, use_rslora=True, target_modules=present(ALL_LINEAR)),
+        "member8": LoraConfig(
+            r=8,
+            lora_alpha=16,
+            target_modules=[] if experts else present(["v_proj"]),
+            target_parameters=parameters("experts.down_proj"),
+        ),
+        "layer16": LoraConfig(
+            r=16,
+            lora_alpha=16,
+            target_modules=present(ALL_LINEAR),
+            layers_to_transform=[1],
+            target_parameters=parameters("1.mlp.experts.gate_up_proj"),
+        ),
+        "rslora33": LoraConfig(
+            r=33,
+            lora_alpha=16,
+            use_rslora=True,
+            target_modules=present(ALL_LINEAR),
+            target_parameters=all_experts,
+        ),
         "patterns64": LoraConfig(
             r=64,
             lora_alpha=64,
             target_modules=present(ALL_LINEAR),
-            rank_pattern={"o_proj": 3} | {rf"layers\.0\.mlp\.{gate}": 20 for gate in present(["gate_proj"])},
+            rank_pattern={"o_proj": 3, **dict.fromkeys(parameters("experts.gate_up_proj"), 5)}
+            | {rf"layers\.0\.mlp\.{gate}": 20 for gate in present(["gate_proj"])},
             alpha_pattern={"o_proj": 9} | dict.fromkeys(present(["down_proj"]), 32),
+            target_parameters=all_experts,
         ),
         "head8": LoraConfig(r=8, lora_alpha=24, target_modules=[*present(["q_proj", "o_proj"]), "lm_head"]),
     }
@@ -55,6 +81,12 @@ def without_adapter(peft_model: PeftModel) -> PreTrainedModel:
     model = peft_model.unload()
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """A copy of the model: of experts that it computed, PEFT cannot load another adapter, as it finds their weights in
+    another order."""
+    return PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -107,9 +139,7 @@ def reference_answers(
         if name is None:
             answers[name] = reference_answer(model, prompt, num_tokens, vocab_size)
             continue
-        peft_model = PeftModel.from_pretrained(model, str(adapters[name]))
-        answers[name] = reference_answer(peft_model.eval(), prompt, num_tokens, vocab_size)
-        model = without_adapter(peft_model)
+        answers[name] = reference_answer(with_adapter(model, adapters[name]), prompt, num_tokens, vocab_size)
     return answers
 
 
@@ -125,11 +155,10 @@ def forced_logits(
         if name is None:
             logits[name] = _forced(model, prompt, tokens[name])
             continue
-        peft_model = PeftModel.from_pretrained(model, str(adapters[name]))
+        peft_model = with_adapter(model, adapters[name])
         for parameter in peft_model.parameters():
             parameter.data = parameter.data.to(model.dtype)
-        logits[name] = _forced(peft_model.eval(), prompt, tokens[name])
-        model = without_adapter(peft_model)
+        logits[name] = _forced(peft_model, prompt, tokens[name])
     return logits
 
 

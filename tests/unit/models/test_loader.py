@@ -6,7 +6,7 @@ from loraserve_kernels.backend import Backend
 from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.reference_backend import ReferenceBackend
-from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig
+from transformers import Llama4TextConfig, LlamaConfig, MixtralConfig, PreTrainedConfig
 
 from loraserve.models import loader
 from tests.support.tiny_models import COMMON
@@ -30,6 +30,11 @@ def with_experts() -> PreTrainedConfig:
     return MixtralConfig(**COMMON, num_local_experts=8, dtype="bfloat16")
 
 
+def with_experts_of_its_own() -> PreTrainedConfig:
+    """Llama 4 does not call them through transformers' interface."""
+    return Llama4TextConfig(**COMMON, num_local_experts=8, dtype="bfloat16")
+
+
 @pytest.mark.parametrize("has_instructions", [False, True])
 def test_our_linears_take_bfloat16_on_any_cpu(
     packing: Backend, has_instructions: bool, monkeypatch: pytest.MonkeyPatch
@@ -39,7 +44,13 @@ def test_our_linears_take_bfloat16_on_any_cpu(
     assert loader.choose_dtype("auto", llama("float32"), CPU, packing) == torch.float32
     by_torch = torch.bfloat16 if has_instructions else torch.float32
     assert loader.choose_dtype("auto", llama(), CPU, ReferenceBackend()) == by_torch
-    assert loader.choose_dtype("auto", with_experts(), CPU, packing) == by_torch, "experts are torch's products"
+    assert loader.choose_dtype("auto", with_experts(), CPU, packing) == torch.bfloat16
+    assert loader.choose_dtype("auto", with_experts_of_its_own(), CPU, packing) == by_torch, "torch's products"
+
+
+def test_experts_are_no_linears_that_each_row_reads() -> None:
+    assert loader.is_mostly_linears(llama())
+    assert not loader.is_mostly_linears(with_experts())
 
 
 def test_what_is_asked_for_is_taken(packing: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
