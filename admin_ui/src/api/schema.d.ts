@@ -4221,7 +4221,7 @@ export interface components {
              */
             load_inplace: boolean;
             /**
-             * @description Only false.
+             * @description vLLM's; nothing depends on it here, as the tensors say whether they are of single experts.
              * @default null
              */
             is_3d_lora_weight: boolean | null;

@@ -15,7 +15,6 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.needs import needs
-from loraserve.api.http.ranges import unsupported
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.schemas.adapters import LoadLoraAdapterRequest, UnloadLoraAdapterRequest
@@ -46,8 +45,6 @@ async def load_lora_adapter(request: Request, context: NamedDependency[AppContex
     _check_allowed(context)
     _check_given("lora_name", name)
     _check_given("lora_path", asked.lora_path)
-    if asked.is_3d_lora_weight:
-        raise unsupported("is_3d_lora_weight", "is true, which is not supported.")
     _check_base(context, asked.base_model_name)
     context.control.versions.check_name(name, "lora_name")
     principal = _owner(context, principal_of(request), name)

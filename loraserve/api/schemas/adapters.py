@@ -111,7 +111,7 @@ class LoadLoraAdapterRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=
     load_inplace: bool = False
     """Replace an adapter of the same name."""
     is_3d_lora_weight: bool | None = None
-    """Only false."""
+    """vLLM's; nothing depends on it here, as the tensors say whether they are of single experts."""
     base_model_name: str | None = None
     """Empty, or a name of the served base model; only what follows its last "/" counts."""
 

@@ -116,7 +116,7 @@ class LoraModuleType(click.ParamType):
         base_model_name = fields.get("base_model_name") or None
         if not isinstance(base_model_name, str | None):
             self.fail(f"{fields!r} has a base_model_name that is not text", param, ctx)
-        is_3d = fields.get("is_3d_lora_weight")
-        if is_3d is not None and is_3d is not False:
-            self.fail("is_3d_lora_weight can only be false: adapters with 3D weights are not supported", param, ctx)
+        # Nothing depends on it: the adapter's tensors say whether they are of single experts.
+        if not isinstance(fields.get("is_3d_lora_weight"), bool | None):
+            self.fail(f"{fields!r} has an is_3d_lora_weight that is not true or false", param, ctx)
         return LoraModule(name, self._place(path, param, ctx), base_model_name)

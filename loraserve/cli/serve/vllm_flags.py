@@ -16,7 +16,7 @@ UNSUPPORTED_FLAGS = {
     "--fully-sharded-loras": "one engine runs on one device",
     "--lora-target-modules": "an adapter's targets are its own; every linear can be adapted",
     "--specialize-active-lora": "on a GPU one graph serves any number of adapters",
-    "--enable-mixed-moe-lora-format": "adapters with 3D weights are not supported",
+    "--enable-mixed-moe-lora-format": "adapters of experts are taken in either form, side by side",
     "--enable-moe-shared-loras": "adapters with weights that experts share are not supported",
     "--max-lora-cls-labels": "models generate text, they do not classify",
     "--enable-tower-connector-lora": "models read text only",
