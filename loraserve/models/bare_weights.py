@@ -14,6 +14,8 @@ from transformers import PreTrainedModel
 from loraserve.models.context import ForwardContext
 
 _ATTRIBUTE = "weight"
+_READS = frozenset({Tensor.dtype.__get__, Tensor.device.__get__, Tensor.shape.__get__})  # pyright: ignore[reportAttributeAccessIssue]
+"""Of which nothing follows for its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,7 @@ class _Watched(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func is linear and isinstance(args[1], _Watched):
                 return args[1].on_linear(args[0], args[2] if len(args) > 2 else (kwargs or {}).get("bias"))
-            is_read = getattr(func, "__name__", "") == "__get__"  # a property, such as its dtype
-            for value in () if is_read else args:
+            for value in () if func in _READS else args:
                 if isinstance(value, _Watched):
                     value.on_other_use()
             return func(*args, **(kwargs or {}))

@@ -1,6 +1,7 @@
 """What the checks at load time leave out, the server's notes name; and an error of the device is nobody's answer."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from loraserve.models import rounding, self_check
 from loraserve.models.causal_model import CausalModel
+from loraserve.models.errors import ModelRefusedError
 from loraserve.models.forward import DirectForward
 from loraserve.models.fused_attention import FusedAttention
 from loraserve.models.fused_layer import FusedDecoderLayer
@@ -91,6 +93,33 @@ def test_a_model_whose_logits_rounding_moves_far_is_served(monkeypatch: pytest.M
     model.prepare(128, 260, lambda *_: None)
     assert max(differences) > rounding.TOLERANCE[torch.bfloat16], "else the model shows nothing"
     assert model.notes == []
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "llama"])
+def test_experts_are_compared_at_several_prompts(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first of them rounding may have sent a token to another expert; elsewhere what differs is wrong."""
+    check, first_tokens = self_check.check, set()
+
+    def differs_at_first(model: PreTrainedModel, attention: Any, context: Any, probe: self_check.Probe) -> float:
+        first_tokens.add(probe.token_ids[0][0])
+        return 1.0 if len(first_tokens) == 1 else check(model, attention, context, probe)
+
+    monkeypatch.setattr(self_check, "check", differs_at_first)
+    model = CausalModel(tiny_model(architecture), ReferenceBackend())
+    if architecture == "llama":
+        with pytest.raises(ModelRefusedError, match="differ from its own by 1 "):
+            model.prepare(128, 260, lambda *_: None)
+    else:
+        model.prepare(128, 260, lambda *_: None)
+        assert len(first_tokens) == 2
+
+
+def test_experts_that_differ_at_all_prompts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: list[self_check.Probe] = []
+    monkeypatch.setattr(self_check, "check", lambda *arguments: probes.append(arguments[3]) or 1.0)
+    with pytest.raises(ModelRefusedError, match="differ from its own by 1 "):
+        CausalModel(tiny_model("mixtral"), ReferenceBackend()).prepare(128, 260, lambda *_: None)
+    assert len({tuple(probe.token_ids[0]) for probe in probes}) == len(probes) == 4
 
 
 def test_layers_that_are_wrong_are_noticed_where_rounding_moves_logits_far() -> None:
