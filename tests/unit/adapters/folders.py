@@ -58,6 +58,37 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
     )
 
 
+NUM_EXPERTS, OF_EXPERT = 4, 24
+"""OF_EXPERT: features between an expert's linears."""
+
+
+def experts_layout(dtype: str = "float32", num_layers: int = 2, *, shared_expert: bool = False) -> BaseLayout:
+    """A base model with routers and experts, and maybe an expert of linears for all tokens."""
+    groups: list[tuple[BaseModule, ...]] = []
+    for layer in (f"model.layers.{number}" for number in range(num_layers)):
+        up = BaseModule(
+            f"{layer}.mlp.experts.gate_up_proj", HIDDEN, 2 * OF_EXPERT, None, NUM_EXPERTS, ("gate_proj", "up_proj")
+        )
+        down = BaseModule(f"{layer}.mlp.experts.down_proj", OF_EXPERT, HIDDEN, None, NUM_EXPERTS, ("down_proj",))
+        groups += [
+            (BaseModule(f"{layer}.self_attn.q_proj", HIDDEN, HIDDEN),),
+            (BaseModule(f"{layer}.mlp.gate.weight", HIDDEN, NUM_EXPERTS, num_matrices=1),),
+            (up,),
+            (down,),
+        ]
+        if shared_expert:
+            groups.append((BaseModule(f"{layer}.mlp.shared_expert.gate_proj", HIDDEN, INTERMEDIATE),))
+    parts = ("", ".self_attn", ".mlp", ".mlp.gate", ".mlp.experts", *([".mlp.shared_expert"] if shared_expert else []))
+    containers = [f"model.layers.{layer}{part}" for layer in range(num_layers) for part in parts]
+    return BaseLayout(
+        fingerprint=layout_fingerprint(tuple(groups), dtype),
+        dtype=dtype,
+        groups=tuple(groups),
+        other_modules=("model", "model.embed_tokens", "model.layers", *containers, "model.norm"),
+        embedding_modules=("model.embed_tokens",),
+    )
+
+
 TOWER_LINEARS = tuple(f"model.vision_tower.layers.{n}.self_attn.{p}" for n in range(3) for p in ("q_proj", "out_proj"))
 
 
@@ -124,6 +155,16 @@ def lora_tensors(
             tensors[lora_key(module.name, "A")] = raw_tensor(a, dtype)
             tensors[lora_key(module.name, "B")] = raw_tensor(b, dtype)
     return tensors
+
+
+def lora_pair(
+    owner: str, in_features: int, out_features: int, rank: int = 4, *, dtype: str = "float32", seed: int = 0
+) -> dict[str, RawTensor]:
+    """Random A and B by the name of a module, whether or not the layout has it."""
+    random = np.random.default_rng([seed, *owner.encode()])
+    a = random.standard_normal((rank, in_features), np.float32)
+    b = random.standard_normal((out_features, rank), np.float32)
+    return {lora_key(owner, "A"): raw_tensor(a, dtype), lora_key(owner, "B"): raw_tensor(b, dtype)}
 
 
 def config_of(**fields: Any) -> dict[str, Any]:

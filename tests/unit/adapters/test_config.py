@@ -173,6 +173,12 @@ def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
         ("target_modules", {"q_proj": 1}, "invalid_field"),
         ("target_modules", "a" * 513, "too_large"),
         ("target_modules", ["a" * 513], "too_large"),
+        ("target_parameters", "experts.down_proj", "invalid_field"),
+        ("target_parameters", {"experts.down_proj": 1}, "invalid_field"),
+        ("target_parameters", [1], "invalid_field"),
+        ("target_parameters", 1, "invalid_field"),
+        ("target_parameters", True, "invalid_field"),
+        ("target_parameters", ["a" * 513], "too_large"),
         ("exclude_modules", 1, "invalid_field"),
         ("layers_to_transform", "0", "invalid_field"),
         ("layers_to_transform", [0.5], "invalid_field"),
@@ -203,6 +209,27 @@ def test_refuses_values_out_of_range(field: str, value: object, code: str) -> No
 def test_refuses_layer_selection_beside_a_pattern_as_peft_does(field: str) -> None:
     value = [0] if field == "layers_to_transform" else "layers"
     assert refusal(target_modules=".*q_proj", **{field: value}).code == "invalid_field"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, ()), ([], ()), (["experts.down_proj", "a.b", "a.b"], ("a.b", "experts.down_proj"))],
+)
+def test_target_parameters_are_a_set_of_names(value: object, expected: tuple[str, ...]) -> None:
+    assert parse(target_parameters=value).target_parameters == expected
+
+
+@pytest.mark.parametrize("value", [None, []])
+def test_modules_may_be_untargeted_beside_parameters(value: object) -> None:
+    config = parse(target_modules=value, target_parameters=["experts.down_proj"])
+    assert (config.target_modules, config.target_parameters) == ((), ("experts.down_proj",))
+    assert refusal(target_modules=value, target_parameters=[]).key == "target_modules"
+
+
+def test_refuses_biases_of_parameters_as_peft_does() -> None:
+    error = refusal(target_parameters=["experts.down_proj"], lora_bias=True)
+    assert (error.code, error.key) == ("invalid_field", "target_parameters")
+    assert parse(target_parameters=[], lora_bias=True).lora_bias
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loraserve_adapters.clean_files import clean_config
 from loraserve_adapters.config import parse_config
 from loraserve_adapters.digest import HashedTensor, adapter_digest, canonical_config
 from loraserve_adapters.safetensors_file import TensorEntry
@@ -62,6 +64,29 @@ def test_the_canonical_config_is_documented_by_example() -> None:
         b'{"alpha_pattern":[],"exclude_modules":["a","b"],"layers_pattern":[],"layers_to_transform":[],'
         b'"lora_alpha":8.0,"lora_rank":4,"rank_pattern":[["q",2]],"target_modules":["q_proj"],"use_rslora":false}'
     )
+
+
+def test_target_parameters_are_in_the_canonical_config_only_where_there_are_some() -> None:
+    """So that contents have the names that they had before there was the field."""
+
+    def canonical(**fields: Any) -> bytes:
+        return canonical_config(parse_config(json.dumps(config_of(**fields)).encode()))
+
+    assert canonical(target_parameters=None) == canonical(target_parameters=[]) == canonical()
+    assert b"target_parameters" not in canonical()
+    two = canonical(target_parameters=["b", "a"])
+    assert b'"target_parameters":["a","b"]' in two
+    assert canonical(target_parameters=["a", "b"]) == two
+    assert len({canonical(), canonical(target_parameters=["a"]), two}) == 3
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], []])
+def test_a_cleaned_config_has_the_same_digest_with_target_parameters(targets: list[str]) -> None:
+    config = config_of(target_modules=targets, target_parameters=["experts.gate_up_proj", "experts.down_proj"])
+    parsed = parse_config(json.dumps(config).encode())
+    cleaned = parse_config(clean_config(parsed))
+    assert cleaned == parsed
+    assert adapter_digest(cleaned, []) == adapter_digest(parsed, [])
 
 
 tensors = st.builds(
