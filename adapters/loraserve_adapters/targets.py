@@ -95,7 +95,8 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
             ]
             if targeted:
                 former.append((module, tuple(targeted)))
-    selector.refuse_unknown_layers()
+    if config.target_modules:
+        selector.refuse_unknown_layers()
     if not found and unreached and not former:
         reason = f"no module that text reaches is targeted, only such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
