@@ -280,6 +280,24 @@ def test_gate_and_up_of_different_scalings_are_refused(tmp_path: Path) -> None:
     read(tmp_path, {**LINEARS, "alpha_pattern": {"down_proj": 4}}, of_experts())
 
 
+@pytest.mark.parametrize("table", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("key", ["experts.1.down_proj", r"experts\.[1-3]\.down_proj", r".*\.3\.[a-z_]+"])
+def test_patterns_that_tell_experts_of_a_layer_apart_are_refused(table: str, key: str, tmp_path: Path) -> None:
+    """They are one weight here, of one rank and scaling."""
+    all_alike = {"rank_pattern": {"layers.0.self_attn.q_proj": 2}, "alpha_pattern": {r"layers\.0.*": 2}}
+    error = refusal(tmp_path, {**LINEARS, **all_alike, table: {key: 2}}, of_experts())
+    assert (error.code, error.key) == ("unsupported_option", table)
+    assert "experts of a layer" in error.message
+
+
+@pytest.mark.parametrize(
+    "key", ["experts.+.down_proj", r"layers\.0\..*down_proj", "layers.0.mlp.experts.[0-3].down_proj"]
+)
+def test_patterns_may_name_all_experts_of_a_layer(key: str, tmp_path: Path) -> None:
+    config = {**LINEARS, "alpha_pattern": {key: 2}}
+    assert [module.target.scaling for module in read(tmp_path, config, of_experts()).modules] == [2.0, 0.5]
+
+
 def test_gate_and_up_of_different_ranks_need_equal_scalings(tmp_path: Path) -> None:
     tensors = of_experts(ranks={"up_proj": 2})
     config = {**LINEARS, "rank_pattern": {"up_proj": 2}}
