@@ -19,11 +19,12 @@ import psutil
 import pytest
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.limits import DEFAULT_LIMITS
+from loraserve_adapters.pack import plan_payload
 from loraserve_adapters.packed_file import layout_fingerprint, read_packed
 from loraserve_adapters.source import read_adapter
 
 from loraserve.control.ingest.job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
-from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError, packed_folder
+from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError, _resources, packed_folder
 from loraserve.control.uploads.states import report_of
 from loraserve.store.upload_session import UploadState
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
@@ -101,6 +102,15 @@ def job_for(folder: Path, layout: BaseLayout, size: int, **resources: int) -> In
         limits=DEFAULT_LIMITS,
         resources=ResourceLimits(**limits),
     )
+
+
+def test_the_packed_form_of_the_largest_growth_may_be_written() -> None:
+    """16-bit tensors for a float32 base, of linears of experts: in B, gate and up have zeros beside each other."""
+    up = BaseModule("mlp.experts.gate_up_proj", 64, 2 * 65_536, None, 8, ("gate_proj", "up_proj"))
+    source_bytes = 2 * 8 * (2 * 16 * 64 + 2 * 65_536 * 16)
+    packed_bytes = plan_payload([(up,)], [32], "float32").size_bytes
+    assert packed_bytes > 3.9 * source_bytes
+    assert packed_bytes < _resources(source_bytes).file_size_bytes - 64 * MIB
 
 
 def peak_of(folder: Path, features: int, rank: int) -> int:

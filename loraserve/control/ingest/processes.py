@@ -185,8 +185,9 @@ def _resources(weights_size: int) -> ResourceLimits:
     return ResourceLimits(
         cpu_s=BASE_CPU_S + weights_size // BYTES_PER_CPU_S,
         address_space_bytes=ADDRESS_SPACE_BYTES,
-        # 16-bit tensors for a float32 base take twice their size, and alignment a little.
-        file_size_bytes=2 * weights_size + (64 << 20),
+        # 16-bit tensors for a float32 base take twice their size, and once more B of gate and up of experts, each of
+        # which has zeros where the other's outputs are; alignment takes a little.
+        file_size_bytes=4 * weights_size + (64 << 20),
     )
 
 
