@@ -21,6 +21,11 @@ class BaseModule:
     """The linears of each expert that this weight has one after the other: gate_proj and up_proj, up_proj or down_proj.
     Empty where their outputs take turns, or it is no weight of experts."""
 
+    @property
+    def is_router(self) -> bool:
+        """A bare weight of one matrix, which was a linear of its own before transformers 5."""
+        return self.num_matrices == 1 and self.name.endswith(".weight")
+
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:

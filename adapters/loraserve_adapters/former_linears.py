@@ -37,7 +37,7 @@ def former_linears(module: BaseModule) -> Iterator[list[FormerLinear]]:
     container = module.name.rpartition(".")[0]
     block, _, last = container.rpartition(".")
     of_mixtral = f"{block.rpartition('.')[0]}.{_MIXTRAL_BLOCK}.{last}"
-    if module.num_matrices == 1:
+    if module.is_router:
         names = [[container], [of_mixtral]]
     else:
         linears = module.expert_linears

@@ -60,9 +60,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
     alphas = _PatternTable("alpha_pattern", config.alpha_pattern)
     unreached_linears = frozenset(layout.unreached_linears)
     unreached: list[str] = []
-    routers = {
-        module.name.rpartition(".")[0] for group in layout.groups for module in group if module.num_matrices == 1
-    }
+    routers = {module.name.rpartition(".")[0] for group in layout.groups for module in group if module.is_router}
     for name in layout.other_modules:
         if name in routers:
             continue
