@@ -49,9 +49,9 @@ class _Watched(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
-            if func is linear and isinstance(args[1], _Watched):
+            if func is linear and len(args) > 1 and isinstance(args[1], _Watched):
                 return args[1].on_linear(args[0], args[2] if len(args) > 2 else (kwargs or {}).get("bias"))
-            for value in () if func in _READS else args:
+            for value in () if func in _READS else (*args, *(kwargs or {}).values()):
                 if isinstance(value, _Watched):
                     value.on_other_use()
             return func(*args, **(kwargs or {}))

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from transformers.integrations.moe import ExpertsInterface
 
 from loraserve.models.context import ForwardContext
-from loraserve.models.errors import ModelRefusedError
+from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.mapped_weights import MappedWeights
+from loraserve.models.rounding import TOLERANCE
 
 EXPERTS_NAME = "loraserve"
 _ATTRIBUTE = "loraserve_experts"
@@ -53,6 +54,8 @@ def is_experts(module: nn.Module) -> bool:
 class Projection(Protocol):
     """One linear of each expert."""
 
+    dtype: torch.dtype
+
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         """x: [P, in_features] and expert: int64 [P], ordered by expert; ends: int32 [num_experts], behind the last row
         of each → [P, out_features]."""
@@ -64,11 +67,12 @@ class GroupedProjection:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [num_experts, out_features, in_features], bias: [num_experts, out_features]."""
+        self.dtype = weight.dtype
         self._weight = weight
         self._bias = bias
 
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
-        y = grouped_mm(x.to(self._weight.dtype), self._weight.transpose(1, 2), offs=ends)
+        y = grouped_mm(x, self._weight.transpose(1, 2), offs=ends)
         return y if self._bias is None else y + self._bias[expert]
 
 
@@ -81,6 +85,7 @@ class PackedProjection:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, backend: Backend) -> None:
         """As `GroupedProjection`; the weight is copied."""
+        self.dtype = weight.dtype
         biases = [None] * len(weight) if bias is None else [*bias]
         self._linears = [backend.linear(w, b, keep_weight=False) for w, b in zip(weight, biases, strict=True)]
 
@@ -94,61 +99,91 @@ class PackedProjection:
         return torch.cat(outputs)
 
 
-class ExpertsLayer:
-    """The experts of one layer, computed in order of the experts, with each pair's adapter."""
+class ExpertsAdapters:
+    """What adapters add to the projections up and down of one layer's experts."""
 
-    def __init__(
-        self, spec: ExpertsSpec, groups: Sequence[LoraGroup], context: ForwardContext, mapped: MappedWeights
-    ) -> None:
-        """groups: of the projections up and down."""
-        # `nn.Module` is typed to have tensors and modules as attributes, and nothing else.
-        module: Any = spec.module
-        self._num_experts = len(spec.weights[0][1])
-        self._up_group, self._down_group = groups
-        self._up, self._down = (_projection(module, name, context.backend, mapped) for name in spec.parameters)
-        self._activate: Callable[[Tensor], Tensor] = module._apply_gate if module.has_gate else module.act_fn
-        self._norm: Callable[[Tensor], Tensor] | None = (
-            module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
-        )
+    def __init__(self, groups: Sequence[LoraGroup], context: ForwardContext) -> None:
+        """groups: of the two."""
+        self.up, self.down = groups
         self._context = context
 
-    def __call__(self, x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
-        """x: [T, hidden_size]; expert: int64 [T, top_k]; weight: [T, top_k], of each expert's output."""
-        num_tokens, top_k = expert.shape
-        expert, order = expert.flatten().sort(stable=True)
-        token = order // top_k
-        experts = torch.arange(self._num_experts, device=x.device)
-        ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
-        pairs = self._pairs(num_tokens, token, expert)
-        rows = x[token]
-        y = self._up(rows, expert, ends)
-        self._add_adapters(y, rows, self._up_group, pairs)
-        rows = self._activate(y)
-        y = self._down(rows, expert, ends)
-        self._add_adapters(y, rows, self._down_group, pairs)
-        if self._norm is not None:
-            y = self._norm(y)
-        y = y * weight.flatten()[order, None]
-        in_order = torch.empty_like(y).index_copy_(0, order, y)
-        return in_order.view(num_tokens, top_k, -1).sum(1).to(x.dtype)
-
-    def _pairs(self, num_tokens: int, token: Tensor, expert: Tensor) -> ExpertPairs | None:
+    def pairs(self, num_tokens: int, token: Tensor, expert: Tensor) -> ExpertPairs | None:
         """None where no row has an adapter."""
         if self._context.adapter_table is None or num_tokens == 0:
             return None
         segments = self._context.current_batch().segments
         return pair_up(segments, num_tokens, token, expert) if segments.has_adapter else None
 
-    def _add_adapters(self, y: Tensor, x: Tensor, group: LoraGroup, pairs: ExpertPairs | None) -> None:
+    def add(self, y: Tensor, x: Tensor, group: LoraGroup, pairs: ExpertPairs) -> None:
+        """To the base model's y, in place."""
         context = self._context
-        if pairs is not None and context.adapter_table is not None:
-            context.await_adapters(group)
-            lora_add_experts(context.backend, y, x, group, context.adapter_table, pairs)
+        assert context.adapter_table is not None, "pairs without adapters"
+        context.await_adapters(group)
+        lora_add_experts(context.backend, y, x, group, context.adapter_table, pairs)
+
+
+class ExpertsLayer:
+    """The experts of one layer, computed in order of the experts, with each pair's adapter."""
+
+    def __init__(
+        self, spec: ExpertsSpec, projections: Sequence[Projection], adapters: ExpertsAdapters | None = None
+    ) -> None:
+        """projections: up and down."""
+        # `nn.Module` is typed to have tensors and modules as attributes, and nothing else.
+        module: Any = spec.module
+        self._num_experts: int = module.num_experts
+        self._up, self._down = projections
+        self._adapters = adapters
+        self._activate: Callable[[Tensor], Tensor] = module._apply_gate if module.has_gate else module.act_fn
+        self._norm: Callable[[Tensor], Tensor] | None = (
+            module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
+        )
+
+    def __call__(self, x: Tensor, expert: Tensor, weight: Tensor) -> Tensor:
+        """x: [T, hidden_size]; expert: integers [T, top_k]; weight: [T, top_k], of each expert's output."""
+        num_tokens, top_k = expert.shape
+        expert, order = expert.flatten().long().sort(stable=True)
+        token = order // top_k
+        experts = torch.arange(self._num_experts, device=x.device)
+        ends = torch.searchsorted(expert, experts, right=True, out_int32=True)
+        adapters = self._adapters
+        pairs = None if adapters is None else adapters.pairs(num_tokens, token, expert)
+        rows = x[token].to(self._up.dtype)
+        y = self._up(rows, expert, ends)
+        if adapters is not None and pairs is not None:
+            adapters.add(y, rows, adapters.up, pairs)
+        rows = self._activate(y).to(self._down.dtype)
+        y = self._down(rows, expert, ends)
+        if adapters is not None and pairs is not None:
+            adapters.add(y, rows, adapters.down, pairs)
+        if self._norm is not None:
+            y = self._norm(y)
+        y = y * weight.flatten()[order, None]
+        in_order = torch.empty_like(y).index_copy_(0, order, y)
+        return in_order.view(num_tokens, top_k, -1).sum(1).to(x.dtype)
+
+
+def can_compute(spec: ExpertsSpec, arguments: Sequence[Tensor], expected: Tensor) -> bool:
+    """Whether they are computed here as the model does it; those that are not stay the model's, without adapters."""
+    try:
+        grouped = [GroupedProjection(weight, _bias(spec.module, name)) for name, weight in spec.weights]
+        found = ExpertsLayer(spec, grouped)(*arguments)
+    except DEVICE_ERRORS:
+        raise
+    except (TypeError, ValueError, RuntimeError, AttributeError, IndexError):
+        return False
+    difference = (found.float() - expected.float()).abs().max()
+    return bool(difference <= TOLERANCE[expected.dtype] * expected.float().abs().max())
+
+
+def _bias(module: Any, weight_name: str) -> Tensor | None:
+    """weight_name: with or without the module's."""
+    return getattr(module, f"{weight_name.rpartition('.')[2]}_bias").detach() if module.has_bias else None
 
 
 def _projection(module: Any, name: str, backend: Backend, mapped: MappedWeights) -> Projection:
     """Takes the module's weight where it is copied."""
-    weight, bias = _weight(module, name), getattr(module, f"{name}_bias").detach() if module.has_bias else None
+    weight, bias = _weight(module, name), _bias(module, name)
     if not backend.packs(weight.dtype):
         return GroupedProjection(weight, bias)
     packed = PackedProjection(weight, bias, backend)
@@ -175,7 +210,9 @@ def attach_experts(
             f"{type(model).__name__} cannot be served: the experts at {spec.name} are not called through transformers' "
             "experts interface"
         )
-    vars(spec.module)[_ATTRIBUTE] = ExpertsLayer(spec, groups, context, mapped)
+    adapters = ExpertsAdapters(groups, context)
+    projections = [_projection(module, name, context.backend, mapped) for name in spec.parameters]
+    vars(spec.module)[_ATTRIBUTE] = ExpertsLayer(spec, projections, adapters)
 
 
 def experts_forward(module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from loraserve.models.bare_weights import BareWeightSpec, recorded_bare_weights
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
-from loraserve.models.experts import ExpertsSpec, is_experts
+from loraserve.models.experts import ExpertsSpec, can_compute, is_experts
 from loraserve.models.forward_names import uses
 
 _RECORDER_NAME = "loraserve_recorder"
@@ -180,11 +180,24 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
         if all(seen is not module for _, seen, _ in calls):
             calls.append((name, module, x))
 
-    def hook(name: str):
+    def linear_hook(name: str):
         return lambda module, args: note(name, module, args[0])
 
+    def experts_hook(name: str):
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            spec = ExpertsSpec(name, module)
+            if can_compute(spec, args, output):
+                note(name, module, args[0])
+            else:
+                left_alone.append(name)
+
+        return hook
+
+    left_alone: list[str] = []
     handles = [
-        module.register_forward_pre_hook(hook(name))
+        module.register_forward_hook(experts_hook(name))
+        if is_experts(module)
+        else module.register_forward_pre_hook(linear_hook(name))
         for name, module in model.named_modules()
         if is_experts(module) or _is_replaceable_linear(module, name, model)
     ]
@@ -201,7 +214,9 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
             continue
         if not isinstance(module, nn.Linear):
             spec = ExpertsSpec(name, module) if is_experts(module) else BareWeightSpec(name, module)
-            if num_rows == _NUM_TOKENS and spec.name not in excluded:
+            # All experts are ours, or none.
+            is_excluded = bool(left_alone) if isinstance(spec, ExpertsSpec) else spec.name in excluded
+            if num_rows == _NUM_TOKENS and not is_excluded:
                 structure.adaptable.append(spec)
             continue
         parent = name.rpartition(".")[0]

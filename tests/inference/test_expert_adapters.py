@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.reference_backend import ReferenceBackend
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
 
+from loraserve.models.causal_model import CausalModel
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all
 from tests.support.tiny_adapters import randomize, reference_answers, without_adapter
 from tests.support.tiny_models import COMMON, EXPERTS, random_model, save_model
@@ -142,6 +144,18 @@ def test_those_that_peft_wrote_the_other_way_round_equal_peft(tmp_path: Path) ->
     adapters = {"saved": tmp_path / "saved"}
     _, wrong = run_all(Oracle(tmp_path, tmp_path / "model", adapters, prompts, references))
     assert not wrong
+
+
+def test_experts_that_compute_something_else_stay_the_models_own() -> None:
+    model = random_model(MODELS["mixtral"]())
+    experts = model.get_submodule("model.layers.1.mlp.experts")
+    original = experts.forward
+    experts.forward = lambda *arguments: 2 * original(*arguments)
+    causal_model = CausalModel(model, ReferenceBackend())
+    names = [module.name for group in causal_model.layout.groups for module in group]
+    assert "model.layers.1.mlp.gate.weight" in names
+    assert not [name for name in names if "experts" in name]
+    causal_model.prepare(128, 260, lambda *_: None)
 
 
 def _other_owner(key: str) -> str:
