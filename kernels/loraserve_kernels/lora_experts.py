@@ -6,6 +6,7 @@ that `Backend.lora_add` needs to know nothing of experts.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import gcd
 
 import torch
@@ -58,10 +59,15 @@ def lora_add_experts(
     group: of one member, whose matrices are as many as there are experts.
     """
     own_table = _table_of(group, table, pairs)
-    if pairs.segments.tiles is None and not own_table.lora_rank.any():
+    if y.is_cpu and pairs.segments.tiles is None and not own_table.lora_rank.any():
         return
-    own_group = LoraGroup(0, 0, group.in_features, group.out_features)
-    backend.lora_add(y, x, own_group, own_table, pairs.segments)
+    backend.lora_add(y, x, _own_group(group.in_features, group.out_features), own_table, pairs.segments)
+
+
+@cache
+def _own_group(in_features: int, out_features: tuple[int, ...]) -> LoraGroup:
+    """Of the table made for a call. One for each shape: backends keep what they know of a group."""
+    return LoraGroup(0, 0, in_features, out_features)
 
 
 def _table_of(group: LoraGroup, table: AdapterTable, pairs: ExpertPairs) -> AdapterTable:

@@ -26,8 +26,8 @@ class Segments:
     tiles: Tensor | None = None
     """int32 [num_tiles, 6], two lists of (adapter_slot, first_row, end_row) of the adapters' rows, base rows left out:
     at most `lora_tiles.tile_rows` of one adapter each, and at most `lora_tiles.expand_tile_rows`; unused entries come
-    last and are (-1, entries in use, 0). None = not made: only the GPU's kernels read it, and they then make it
-    themselves, at the price of a wait for the GPU."""
+    last and are (-1, entries in use, 0). Of pairs of tokens and experts each is one, base rows too, with rank 0. None =
+    not made: only the GPU's kernels read it, and they then make it themselves, at the price of a wait for the GPU."""
 
 
 @dataclass(slots=True)

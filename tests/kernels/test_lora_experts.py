@@ -4,6 +4,8 @@ import random
 import pytest
 import torch
 from loraserve_kernels.backend import Backend
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.lora_add import LoraInputs, make_lora_inputs, matrix
 from loraserve_kernels.lora_experts import lora_add_experts, pair_up
 from loraserve_kernels.lora_tiles import tiles_of
@@ -65,6 +67,16 @@ def test_adds_what_each_tokens_adapter_has_for_the_pairs_expert(
     pairs = pair_up(segments, num_tokens, token, expert)
     lora_add_experts(backend, y, inputs.x[token], inputs.group, inputs.table, pairs)
     assert_close(y, expected)
+
+
+def test_nothing_is_kept_of_a_call(cpu_library: CpuLibrary) -> None:
+    """Backends keep what they know of a group, and a table is made for each call."""
+    backend, inputs, num_tokens = CpuBackend(cpu_library), make_inputs(torch.float32, "cpu"), sum(ROWS)
+    token, expert = pairs_of(num_tokens, "cpu")
+    for _ in range(3):
+        pairs = pair_up(inputs.segments, num_tokens, token, expert)
+        lora_add_experts(backend, torch.zeros(len(token), 40), inputs.x[token], inputs.group, inputs.table, pairs)
+    assert len(backend._bound_groups) == 1
 
 
 def test_launches_follow_from_shapes_alone(triton_device: str, replayed, assert_close) -> None:

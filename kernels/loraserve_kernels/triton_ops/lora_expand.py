@@ -28,6 +28,9 @@ from loraserve_kernels.triton_ops.lora_shared import (
 DECODE_PROGRAMS = 1056
 """Eight for each of the 132 multiprocessors of an H100 or H200; see `lora_expand_rows.PROGRAMS`."""
 
+MAX_GRID_Y = 65_535
+"""Of CUDA. Programs go on with the tile so many further on; pairs of tokens and experts have a tile each."""
+
 
 @triton.jit
 def _expand_tile(
@@ -186,7 +189,7 @@ def lora_expand(y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable
     # are under way on a multiprocessor. 64 x 128 took 171 for 8 warps, so one; 64 x 64 would take 142 if it might.
     block_n = 256 if is_decode else 64
     column_blocks = sum(ceil_div(columns, block_n) for columns in group.out_features)
-    tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1)) if is_decode else num_tiles
+    tile_programs = min(num_tiles, max(DECODE_PROGRAMS // column_blocks, 1) if is_decode else MAX_GRID_Y)
     launch(
         _lora_expand_kernel,
         (column_blocks, tile_programs),
