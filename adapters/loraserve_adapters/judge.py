@@ -101,12 +101,9 @@ def match_tensors(
             bias = found[2] if config.lora_bias else None
             part = SourcePart(found[0], found[1], bias, target.lora_rank, target.module.out_features)
             modules.append(SourceModule(target, (part,)))
-    for module, linears in selection.former:
-        if all(source.target.module is not module for source in modules[-1:]):
-            source = take_former_linears(module, linears, rest, missing)
-            if source is not None:
-                checks.attempt("config.values", lambda linears=linears: check_former_linears(linears, config, limits))
-                modules.append(source)
+    taken = take_former_linears(selection.former, config, rest, missing)
+    modules += taken
+    checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
     # What is there under a wrong name tells more than what is therefore missing.
     base_weights = _base_weights(rest, layout, checks)
     for name in missing:

@@ -1,15 +1,16 @@
 """Which tensors of an adapter's file belong to bare weights."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from loraserve_adapters.base_layout import BaseModule
-from loraserve_adapters.config import CONFIG_NAME, AdapterConfig
+from loraserve_adapters.config import ALL_LINEAR, CONFIG_NAME, AdapterConfig
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.limits import Limits
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
-from loraserve_adapters.targets import FormerLinearTarget, Target
+from loraserve_adapters.targets import FormerLinearTarget, Target, refuse_what_tells_experts_apart
 
 
 def with_owners_by_shape(targets: Sequence[Target], tensors: Mapping[str, TensorEntry]) -> Iterator[Target]:
@@ -33,11 +34,43 @@ def _fits(target: Target, owner: Target, tensors: Mapping[str, TensorEntry]) -> 
     return a is not None and b is not None and (a.shape[1:], b.shape[:1]) == (features[:1], features[1:])
 
 
+FormerLinears = Sequence[tuple[BaseModule, Sequence[FormerLinearTarget]]]
+"""As `Selection.former`."""
+
+
 def take_former_linears(
+    former: FormerLinears, config: AdapterConfig, rest: dict[str, TensorEntry], missing: list[str]
+) -> list[SourceModule]:
+    """Takes the tensors of experts' linears, and of routers, out of `rest`, and adds to `missing` what is not there.
+
+    Where one layer has tensors for such a linear, all have that are targeted; where none has, the config may mean
+    linears of today. A router's name is nothing else's.
+    """
+    taken: dict[str, SourceModule] = {}
+    for module, linears in former:
+        if module.name not in taken:
+            source = _take(module, linears, rest, missing)
+            if source is not None:
+                taken[module.name] = source
+    without: set[str] = set()
+    kinds = {_kind(source.target.owner) for source in taken.values()}
+    for module, linears in former:
+        is_meant = module.is_router and config.target_modules != ALL_LINEAR
+        if module.name not in {*taken, *without} and (is_meant or _kind(linears[0].linear.name) in kinds):
+            without.add(module.name)
+            missing.append(f"{KEY_PREFIX}{linears[0].linear.of_expert(0)}.lora_A.weight")
+    return [*taken.values()]
+
+
+def _kind(name: str) -> str:
+    """The same of all layers."""
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def _take(
     module: BaseModule, linears: Sequence[FormerLinearTarget], rest: dict[str, TensorEntry], missing: list[str]
 ) -> SourceModule | None:
-    """Takes the tensors of these linears of all experts, or of a router, out of `rest`, and adds to `missing` what is
-    not there; None where there are none at all."""
+    """None where there are none of them at all."""
     assert module.num_matrices is not None
     parts: list[SourcePart] = []
     absent: list[str] = []
@@ -57,8 +90,19 @@ def take_former_linears(
     return SourceModule(Target(module, first_rank, linears[0].scaling, linears[0].linear.name), tuple(parts))
 
 
-def check_former_linears(linears: Sequence[FormerLinearTarget], config: AdapterConfig, limits: Limits) -> None:
-    """What holds for linears only since they are one weight."""
+def check_former_linears(
+    taken: Sequence[SourceModule], former: FormerLinears, config: AdapterConfig, limits: Limits
+) -> None:
+    """What holds for those that have tensors only since they are one weight."""
+    owners = {source.target.owner for source in taken}
+    used = [(module, linears) for module, linears in former if linears[0].linear.name in owners]
+    for _, linears in used:
+        _check_one_weight(linears, config, limits)
+    experts = [(target.linear, module.num_matrices or 1) for module, linears in used for target in linears]
+    refuse_what_tells_experts_apart(experts, config, limits)
+
+
+def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConfig, limits: Limits) -> None:
     names = " and ".join(target.linear.name.rpartition(".")[2] for target in linears)
     rank = sum(target.lora_rank for target in linears)
     if rank > limits.max_lora_rank:

@@ -77,17 +77,6 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
         alpha = alphas.first_match(subject, config.lora_alpha)
         return rank, alpha / (rank**0.5 if config.use_rslora else rank)
 
-    def same_of_all_experts(linear: FormerLinear, num_experts: int) -> tuple[int, float]:
-        experts = range(num_experts)
-        tells_apart = {
-            "rank_pattern": ranks.tells_apart(linear, experts, config.lora_rank, budget),
-            "alpha_pattern": alphas.tells_apart(linear, experts, config.lora_alpha, budget),
-        }
-        for field in (field for field, is_so in tells_apart.items() if is_so):
-            reason = f"tells the experts of a layer apart, which are one weight here: {linear.name.format('*')}"
-            raise _refused("unsupported_option", field, reason)
-        return rank_and_scaling(Subject(linear.of_expert(0), budget))
-
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
         if config.target_modules == ALL_LINEAR and is_output_embedding(module):
@@ -97,9 +86,9 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
             continue
         for linears in former_linears(module):
             targeted = [
-                FormerLinearTarget(linear, *same_of_all_experts(linear, module.num_matrices or 1))
-                for linear in linears
-                if selector.targets(Subject(linear.of_expert(0), budget))
+                FormerLinearTarget(linear, *rank_and_scaling(subject))
+                for linear, subject in ((linear, Subject(linear.of_expert(0), budget)) for linear in linears)
+                if selector.targets(subject)
             ]
             if targeted:
                 former.append((module, tuple(targeted)))
@@ -113,6 +102,22 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
         hint = close_names(names[0], layout) if names else ""
         raise _refused("unknown_module", "target_modules", f"no module of the base model is targeted{hint}")
     return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached))
+
+
+def refuse_what_tells_experts_apart(
+    targets: Iterable[tuple[FormerLinear, int]], config: AdapterConfig, limits: Limits
+) -> None:
+    """Patterns that give one expert of a layer another rank or alpha than the others, which are one weight.
+
+    targets: (linears that have tensors, number of experts).
+    """
+    budget = StepBudget(limits.max_pattern_steps)
+    tables = (_PatternTable("rank_pattern", config.rank_pattern), _PatternTable("alpha_pattern", config.alpha_pattern))
+    for linear, num_experts in targets:
+        for table in tables:
+            if table.tells_apart(linear, range(num_experts), budget):
+                reason = f"tells the experts of a layer apart, which are one weight here: {linear.name.format('*')}"
+                raise _refused("unsupported_option", table.field, reason)
 
 
 def _with_owners(targets: Sequence[Target]) -> Iterator[Target]:
@@ -230,18 +235,19 @@ class _PatternTable(Generic[T]):
     """`rank_pattern` or `alpha_pattern`: the first key with `re.match(rf"(.*\\.)?({key})$", name)` gives the value."""
 
     def __init__(self, field: str, items: Sequence[tuple[str, T]]) -> None:
+        self.field = field
         self._has_last_parts_only = all(re.fullmatch(r"\w+", pattern) for pattern, _ in items)
         self._items = [(_suffix_matcher(pattern, field), value) for pattern, value in items]
 
     def first_match(self, subject: Subject, default: T) -> T:
         return next((value for matches, value in self._items if matches(subject)), default)
 
-    def tells_apart(self, linear: FormerLinear, experts: range, default: T, budget: StepBudget) -> bool:
+    def tells_apart(self, linear: FormerLinear, experts: range, budget: StepBudget) -> bool:
         """Whether the linear's values differ between experts, whose names have the same last part."""
         if self._has_last_parts_only:
             return False
         subjects = (Subject(linear.of_expert(expert), budget) for expert in experts)
-        return len({self.first_match(subject, default) for subject in subjects}) > 1
+        return len({next((v for matches, v in self._items if matches(s)), None) for s in subjects}) > 1
 
 
 def _suffix_matcher(pattern: str, field: str) -> Callable[[Subject], bool]:

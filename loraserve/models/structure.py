@@ -215,7 +215,10 @@ def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterat
         if not isinstance(module, nn.Linear):
             spec = ExpertsSpec(name, module) if is_experts(module) else BareWeightSpec(name, module)
             # All experts are ours, or none.
-            is_excluded = bool(left_alone) if isinstance(spec, ExpertsSpec) else spec.name in excluded
+            if isinstance(spec, ExpertsSpec):
+                is_excluded = bool(left_alone)
+            else:
+                is_excluded = spec.name in excluded or spec.weight.dtype != model.dtype
             if num_rows == _NUM_TOKENS and not is_excluded:
                 structure.adaptable.append(spec)
             continue

@@ -436,3 +436,24 @@ def test_packs_a_router_as_a_linear(tmp_path: Path) -> None:
         (a,), (b,) = a_and_b(packed, ONE_LAYER, ROUTER)
         assert np.array_equal(a, values_of(tensors[lora_key(f"{BLOCK}.gate", "A")]))
         assert np.array_equal(b.T, values_of(tensors[lora_key(f"{BLOCK}.gate", "B")]))
+
+
+def test_what_one_layer_has_tensors_for_all_targeted_layers_have(tmp_path: Path) -> None:
+    tensors = of_experts()
+    error = refusal(tmp_path, LINEARS, tensors, LAYOUT)
+    assert (error.code, error.key) == ("missing_tensor", lora_key("model.layers.1.mlp.experts.0.gate_proj", "A"))
+    only_layer_0 = read(tmp_path, {**LINEARS, "layers_to_transform": [0]}, tensors, LAYOUT)
+    assert [module.target.module.name for module in only_layer_0.modules] == [UP, DOWN]
+
+
+def test_a_router_that_is_targeted_by_its_former_name_has_tensors(tmp_path: Path) -> None:
+    config = config_of(target_modules=["gate", "down_proj"])
+    error = refusal(tmp_path, config, of_experts("down_proj"))
+    assert (error.code, error.key) == ("missing_tensor", lora_key(f"{BLOCK}.gate", "A"))
+
+
+def test_patterns_that_would_tell_experts_apart_are_taken_where_none_has_tensors(tmp_path: Path) -> None:
+    """Such as one for layers 10 to 19."""
+    config = config_of(target_modules=["gate_proj"], rank_pattern={r".*\.1\..*": 4})
+    tensors = lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"])
+    assert len(read(tmp_path, config, tensors, WITH_SHARED_EXPERT).modules) == 2
