@@ -36,6 +36,7 @@ FILES = {
     "tests/kernels/test_paged_prefill.py": 1,
     "tests/kernels/test_lora_add.py": 1,
     "tests/kernels/test_lora_expand.py": 1,
+    "tests/kernels/test_lora_experts.py": 1,
     "tests/kernels/test_lora_shrink.py": 1,
     "tests/kernels/test_rotary_kv_write.py": 1,
     "tests/kernels/test_rms_norm.py": 1,

@@ -187,7 +187,8 @@ def test_a_snapshot_is_copied_in_where_what_its_links_lead_to_lies_below_a_root(
     bench = UploadBench(tmp_path / "data")
     snapshot = as_snapshot(tmp_path / "hub")
     (tmp_path / "linked-root").symlink_to(tmp_path / "hub")
-    session = asyncio.run(bench.service.from_path(ALICE, "request", "sql", snapshot, roots=[tmp_path / "linked-root"]))
+    roots = [(tmp_path / "linked-root").resolve()]  # as the command line does
+    session = asyncio.run(bench.service.from_path(ALICE, "request", "sql", snapshot, roots=roots))
     assert session.state is UploadState.READY
     assert len(bench.contents()) == 1
 
