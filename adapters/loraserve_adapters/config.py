@@ -339,7 +339,7 @@ def _targets_of(limits: Limits, *, may_be_empty: bool) -> Callable[[str, Any], t
 
 def _parameters_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:
     def parse(name: str, value: Any) -> tuple[str, ...]:
-        names = _names(name, value or [], limits)
+        names = _names(name, [] if value is None else value, limits)
         if isinstance(names, str):
             raise _invalid(name, value, "a list of names")
         return names
