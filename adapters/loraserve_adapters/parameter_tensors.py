@@ -106,8 +106,9 @@ def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConf
     names = " and ".join(target.linear.name.rpartition(".")[2] for target in linears)
     rank = sum(target.lora_rank for target in linears)
     if rank > limits.max_lora_rank:
-        reason = f"{names} of an expert, which are one weight here, have ranks of {rank} together"
-        raise _refused("rank_too_large", "r", reason, str(rank), f"at most {limits.max_lora_rank}")
+        limit = f"at most {limits.max_lora_rank}"
+        reason = f"{names} of an expert, which are one weight here, have ranks of {rank} together, {limit} is accepted"
+        raise _refused("rank_too_large", "r", reason, str(rank), limit)
     scalings = [target.scaling for target in linears]
     if len(set(scalings)) > 1:
         reason = f"{names} of an expert, which are one weight here, have the scalings {scalings}"
