@@ -173,7 +173,7 @@ def _attention_spec(
 
 @contextmanager
 def _recorded_calls(model: PreTrainedModel, structure: ModelStructure) -> Iterator[None]:
-    """Of linears and experts."""
+    """Of linears, bare weights and experts."""
     calls: list[tuple[str, nn.Module, Tensor]] = []  # holding the inputs keeps their identities unique
 
     def note(name: str, module: nn.Module, x: Tensor) -> None:
