@@ -20,6 +20,8 @@ class BaseModule:
     expert_linears: tuple[str, ...] = ()
     """The linears of each expert that this weight has one after the other: gate_proj and up_proj, up_proj or down_proj.
     Empty where their outputs take turns, or it is no weight of experts."""
+    bias_sha256: str | None = None
+    """As `weight_sha256`; where that is given and the linear has a bias."""
 
     @property
     def is_router(self) -> bool:

@@ -5,12 +5,12 @@ from typing import Protocol
 
 import numpy as np
 
-from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.checks import Checks
 from loraserve_adapters.digest import HashedTensor
 from loraserve_adapters.dtypes import FROM_SAFETENSORS, all_finite, convert, raw_bytes
 from loraserve_adapters.errors import AdapterError, shown_name
-from loraserve_adapters.judge import JudgedAdapter
+from loraserve_adapters.judge import BaseCopy, JudgedAdapter
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, SafetensorsFile, TensorEntry
 
 
@@ -39,11 +39,11 @@ def read_content(
             tensor, is_zero = _read_tensor(weights, entry, layout.dtype, checks, sink)
             hashed.append(tensor)
             has_effect = has_effect or (entry.name not in all_a and not is_zero)
-    for entry, base in adapter.base_weights:
-        hashed.append(_read_base_weight(weights, entry, base, layout.dtype, checks))
+    for copy in adapter.base_copies:
+        hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):
         checks.passed("weights.values", f"all values are finite, also as the base model's {layout.dtype}")
-    if adapter.base_weights and not checks.failed("weights.base_copy"):
+    if adapter.base_copies and not checks.failed("weights.base_copy"):
         checks.passed("weights.base_copy", "the base weights saved beside the adapter equal the served ones")
     if not has_effect and not checks.has_failed:
         reason = f"{WEIGHTS_NAME}: every lora_B is zero: the adapter answers as the base model"
@@ -77,16 +77,15 @@ def _read_tensor(
     return HashedTensor(entry, digest.digest()), is_zero
 
 
-def _read_base_weight(
-    weights: SafetensorsFile, entry: TensorEntry, base: BaseModule, dtype: str, checks: Checks
-) -> HashedTensor:
-    """Accepts the copy of a base weight only if, in the base's dtype, it is bit for bit the served one."""
+def _read_base_copy(weights: SafetensorsFile, copy: BaseCopy, dtype: str, checks: Checks) -> HashedTensor:
+    """Accepted only if, in the base's dtype, it is bit for bit the served tensor."""
+    entry = copy.entry
     source, converted = hashlib.sha256(), hashlib.sha256()
     for _, block in weights.row_blocks(entry):
         source.update(raw_bytes(block))
         converted.update(raw_bytes(convert(block, FROM_SAFETENSORS[entry.dtype], dtype)))
-    if converted.hexdigest() != base.weight_sha256:
-        reason = f"{WEIGHTS_NAME}: {shown_name(entry.name)}: differs from the served base model's weight"
+    if converted.hexdigest() != copy.sha256:
+        reason = f"{WEIGHTS_NAME}: {shown_name(entry.name)}: differs from the served base model's"
         found = f"sha256 {converted.hexdigest()[:16]} as {dtype}"
         error = AdapterError(
             "base_weight_differs",
@@ -94,7 +93,7 @@ def _read_base_weight(
             file=WEIGHTS_NAME,
             key=entry.name,
             found=found,
-            expected=f"sha256 {(base.weight_sha256 or '')[:16]}",
+            expected=f"sha256 {copy.sha256[:16]}",
         )
         checks.fail("weights.base_copy", error)
     return HashedTensor(entry, source.digest())

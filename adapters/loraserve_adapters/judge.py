@@ -20,14 +20,24 @@ _MAX_HINTS = 5
 
 
 @dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A tensor of the base model beside the adapter's: accepted only if it turns out to be equal to the served one."""
+
+    entry: TensorEntry
+    shape: tuple[int, ...]
+    """Of the served one."""
+    sha256: str
+    """Of the served one's bytes, in `BaseLayout.dtype`."""
+
+
+@dataclass(frozen=True, slots=True)
 class JudgedAdapter:
     """Every tensor of the header has its place, and every targeted module its tensors."""
 
     config: AdapterConfig
     modules: tuple[SourceModule, ...]
     """In the layout's order."""
-    base_weights: tuple[tuple[TensorEntry, BaseModule], ...]
-    """Copies of base weights: accepted only if they turn out to be equal to the served ones."""
+    base_copies: tuple[BaseCopy, ...]
 
 
 def judge_config(
@@ -83,7 +93,7 @@ def match_tensors(
     limits: Limits = DEFAULT_LIMITS,
 ) -> JudgedAdapter | None:
     """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
-    rest may only be copies of base weights that we can check."""
+    rest may only be copies of the base's tensors that we can check."""
     checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
     kinds = ("lora_A.weight", "lora_B.weight", *(("lora_B.bias",) if config.lora_bias else ()))
     unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in kinds} & tensors.keys()
@@ -105,7 +115,7 @@ def match_tensors(
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
     # What is there under a wrong name tells more than what is therefore missing.
-    base_weights = _base_weights(rest, layout, checks)
+    base_copies = _base_copies(rest, layout, checks)
     for name in missing:
         reason = "missing, though adapter_config.json targets its module"
         checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
@@ -117,8 +127,8 @@ def match_tensors(
     for module in modules:
         for part in module.parts:
             _check_part(part, module.target, checks)
-    for entry, base in base_weights:
-        _check_base_weight(entry, base, checks)
+    for copy in base_copies:
+        _check_base_copy(copy, checks)
     if not checks.failed("weights.shapes"):
         checks.passed("weights.shapes", "all shapes fit the base model and the ranks of adapter_config.json")
     if not checks.failed("weights.dtypes"):
@@ -126,7 +136,7 @@ def match_tensors(
         checks.passed("weights.dtypes", f"all tensors are {' or '.join(dtypes)}", found=", ".join(dtypes))
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
     modules.sort(key=lambda module: position[module.target.module.name])
-    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_weights))
+    return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_copies))
 
 
 def _shown_targets(selection: Selection) -> str:
@@ -158,31 +168,41 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
     checks.warn("config.base_model", error)
 
 
-def _base_weights(
-    rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks
-) -> list[tuple[TensorEntry, BaseModule]]:
+def _base_copies(rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks) -> list[BaseCopy]:
     members = [module for group in layout.groups for module in group]
-    checkable = {module.name: module for module in members if module.weight_sha256}
+    served = _served_tensors(members)
     holders = {module.name.rpartition(".")[0] for module in members if module.num_matrices is not None}
     known = {module.name for module in members}.union(layout.unreached_linears, holders)
     known |= {f"{holder}.base_layer" for holder in holders}
-    base_weights: list[tuple[TensorEntry, BaseModule]] = []
+    copies: list[BaseCopy] = []
     num_hints = 0
     for name, entry in rest.items():
-        module = checkable.get(_base_weight_owner(name) or "")
-        if module is not None:
-            base_weights.append((entry, module))
+        tensor = served.get(_name_in_base(name) or "")
+        if tensor is not None:
+            copies.append(BaseCopy(entry, *tensor))
             continue
         checks.fail("weights.tensors", _unexpected(entry, known, layout, with_hint=num_hints < _MAX_HINTS))
         num_hints += 1
-    return base_weights
+    return copies
 
 
-def _base_weight_owner(tensor_name: str) -> str | None:
+def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """(shape, sha256) of those that may be copied, by their names in the base model."""
+    tensors: dict[str, tuple[tuple[int, ...], str]] = {}
+    for module in members:
+        if module.weight_sha256:
+            tensors[f"{module.name}.weight"] = ((module.out_features, module.in_features), module.weight_sha256)
+        if module.bias_sha256:
+            tensors[f"{module.name}.bias"] = ((module.out_features,), module.bias_sha256)
+    return tensors
+
+
+def _name_in_base(tensor_name: str) -> str | None:
     """PEFT saves a targeted `lm_head` as `….base_layer.weight`, an untargeted, resized one as `….weight`."""
-    if not tensor_name.startswith(KEY_PREFIX) or not tensor_name.endswith(".weight"):
+    if not tensor_name.startswith(KEY_PREFIX):
         return None
-    return tensor_name.removeprefix(KEY_PREFIX).removesuffix(".weight").removesuffix(".base_layer")
+    owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
+    return f"{owner.removesuffix('.base_layer')}.{kind}"
 
 
 def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with_hint: bool) -> AdapterError:
@@ -198,7 +218,7 @@ def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with
     if kind == "lora_B.bias" and module in known:
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if not kind:
-        if _base_weight_owner(name) in layout.embedding_modules:
+        if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "embeddings cannot be replaced; save with save_embedding_layers=False if they are unchanged"
             return _refused("unexpected_tensor", name, reason)
         return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
@@ -285,14 +305,13 @@ def _check_shape(entry: TensorEntry, expected: tuple[int, ...], rank_axis: int, 
     raise _refused(code, entry.name, reason, found=found, expected=str(list(expected)))
 
 
-def _check_base_weight(entry: TensorEntry, base: BaseModule, checks: Checks) -> None:
-    shape = (base.out_features, base.in_features)
-    if entry.shape != shape:
-        found = shown(list(entry.shape))
-        reason = f"found {found}, the served base model has {list(shape)}"
-        error = _refused("base_weight_differs", entry.name, reason, found=found, expected=str(list(shape)))
+def _check_base_copy(copy: BaseCopy, checks: Checks) -> None:
+    if copy.entry.shape != copy.shape:
+        found = shown(list(copy.entry.shape))
+        reason = f"found {found}, the served base model has {list(copy.shape)}"
+        error = _refused("base_weight_differs", copy.entry.name, reason, found=found, expected=str(list(copy.shape)))
         checks.fail("weights.shapes", error)
-    checks.attempt("weights.dtypes", lambda: _check_dtype(entry))
+    checks.attempt("weights.dtypes", lambda: _check_dtype(copy.entry))
 
 
 def _refused(

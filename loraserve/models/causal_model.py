@@ -195,11 +195,12 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
                 name,
                 linear.in_features,
                 linear.out_features,
-                weight_sha256=_weight_sha256(linear.weight) if linear is head else None,
+                weight_sha256=_sha256_of(linear.weight) if linear is head else None,
+                bias_sha256=_sha256_of(linear.bias) if linear is head and linear.bias is not None else None,
             )
             for name, linear in spec.members
         )
 
 
-def _weight_sha256(weight: Tensor) -> str:
-    return sha256(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
+def _sha256_of(tensor: Tensor) -> str:
+    return sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()

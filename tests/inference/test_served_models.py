@@ -73,7 +73,7 @@ def oracle_of_two(model: PreTrainedModel, targets: list[str], folder: Path) -> O
     for seed, name in enumerate(["one", "other"]):
         peft_model = get_peft_model(model, LoraConfig(r=3, target_modules=targets))
         randomize(peft_model, seed)
-        peft_model.save_pretrained(str(folder / name), save_embedding_layers=False)
+        peft_model.save_pretrained(str(folder / name))
         model = without_adapter(peft_model)
         adapters[name] = folder / name
     rng = random.Random(0)

@@ -12,8 +12,16 @@ import torch
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.packed_file import layout_fingerprint
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
+)
 
 from tests.unit.adapters.folders import HIDDEN, INTERMEDIATE, VOCABULARY
 
@@ -54,9 +62,15 @@ def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
 
 
 def _describe(name: str, linear: nn.Linear, is_head: bool, dtype: str) -> BaseModule:
-    weight = linear.weight.detach().to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy()
-    sha256 = hashlib.sha256(weight.tobytes()).hexdigest() if is_head else None
-    return BaseModule(name, linear.in_features, linear.out_features, sha256)
+    weight, bias = (
+        _sha256(tensor, dtype) if is_head and tensor is not None else None for tensor in (linear.weight, linear.bias)
+    )
+    return BaseModule(name, linear.in_features, linear.out_features, weight, bias_sha256=bias)
+
+
+def _sha256(tensor: Tensor, dtype: str) -> str:
+    values = tensor.detach().to(getattr(torch, dtype)).contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def make_llama(tied: bool = False) -> LlamaForCausalLM:
@@ -71,6 +85,22 @@ def make_llama(tied: bool = False) -> LlamaForCausalLM:
         tie_word_embeddings=tied,
     )
     return LlamaForCausalLM(config)
+
+
+def make_phi() -> PhiForCausalLM:
+    """Its `lm_head` has a bias."""
+    torch.manual_seed(0)
+    config = PhiConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=INTERMEDIATE,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=0,
+    )
+    model = PhiForCausalLM(config)
+    nn.init.normal_(model.lm_head.bias)
+    return model
 
 
 def make_phi3() -> Phi3ForCausalLM:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from tests.unit.adapters.conftest import SaveAdapter, edit_config, layout_of, make_llama, make_phi3
+from tests.unit.adapters.conftest import SaveAdapter, edit_config, layout_of, make_llama, make_phi, make_phi3
 from tests.unit.adapters.folders import config_of
 
 PREFIX = "base_model.model."
@@ -116,6 +116,20 @@ def test_refuses_an_lm_head_adapter_of_another_base(save_adapter: SaveAdapter) -
         model.lm_head.weight[0, 0] += 1
     with pytest.raises(AdapterError, match=r"lm_head\.base_layer\.weight") as refused:
         read_adapter(save_adapter(model, r=4, target_modules=["lm_head"]), layout)
+    assert refused.value.code == "base_weight_differs"
+
+
+def test_a_bias_of_the_lm_head_is_accepted_beside_its_adapter_where_it_is_the_served_one(
+    save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    folder = save_adapter(make_phi(), r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"])
+    assert f"{PREFIX}lm_head.base_layer.bias" in load_file(str(folder / "adapter_model.safetensors"))
+    model = make_phi()
+    assert_holds_what_peft_saved(folder, layout_of(model), tmp_path / "cache", scaling=1.0)
+    with torch.no_grad():
+        model.lm_head.bias[0] += 1
+    with pytest.raises(AdapterError, match=r"lm_head\.base_layer\.bias") as refused:
+        read_adapter(folder, layout_of(model))
     assert refused.value.code == "base_weight_differs"
 
 
