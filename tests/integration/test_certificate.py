@@ -1,6 +1,7 @@
 """The parity certificate against a real engine, a real PEFT and a planted difference."""
 
 import asyncio
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +12,12 @@ from typing import cast
 import msgspec
 import numpy as np
 import pytest
+import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
+from safetensors.torch import save_file
 
 from loraserve.control import control_plane
+from loraserve.control.contents import certificate_child
 from loraserve.control.contents.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
 from loraserve.control.declared import Declared
 from loraserve.control.ingest.processes import Ingest
@@ -33,8 +37,8 @@ DIE = (sys.executable, "-c", "raise SystemExit(1)")
 class Published:
     """A tiny model, and one adapter of it that went through an upload."""
 
-    def __init__(self, folder: Path, adapter: str) -> None:
-        model = save_tiny_model("llama", folder / "model")
+    def __init__(self, folder: Path, adapter: str, architecture: str = "llama") -> None:
+        model = save_tiny_model(architecture, folder / "model")
         paths = save_adapters(model, folder / "adapters")
         self.engine = EngineConfig(
             model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32", device="cpu"
@@ -129,12 +133,41 @@ def run_child(published: Published, script: str, **changes: object) -> Certifica
     return msgspec.json.decode(asyncio.run(run()).strip(), type=Certificate)
 
 
+OTHER_EXPERTS = """
+from loraserve.control.contents import certificate_child
+compare, prompts = certificate_child._compare, []
+def compare_changed(job, model, sample):
+    prompts.append(sample.prompt)
+    if len(prompts) == 1:
+        sample.rows = [row.roll(1) for row in sample.rows]
+    return compare(job, model, sample)
+certificate_child._compare = compare_changed
+"""
+"""As if rounding had sent a token of the first prompt to other experts."""
+
+
+def test_of_experts_one_prompt_that_agrees_is_enough(published: Published, tmp_path: Path) -> None:
+    of_experts = Published(tmp_path, "rank1", "mixtral")
+    assert run_child(of_experts, OTHER_EXPERTS).status is CertificateStatus.AGREES
+    assert run_child(published, OTHER_EXPERTS).status is CertificateStatus.DIFFERS
+
+
 def test_is_skipped_where_peft_is_not_installed(published: Published) -> None:
     without = (
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'peft' else f(n, *a)"
     )
     certificate = run_child(published, without)
     assert (certificate.status, certificate.reason) == (CertificateStatus.SKIPPED, "peft is not installed")
+
+
+def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp_path: Path) -> None:
+    """Of an expert's gate and up, now one weight, it adds the ranks, and takes the root of the sum."""
+    (tmp_path / CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 4, "use_rslora": True}))
+    save_file({"base_model.model.mlp.experts.0.gate_proj.lora_A.weight": torch.zeros(4, 8)}, tmp_path / WEIGHTS)
+    engine = EngineConfig(model="m")
+    job = CertificateJob(digest="d", blob=str(tmp_path), packed_path="", base_fingerprint="", engine=engine)
+    with pytest.raises(certificate_child.Skipped, match="rsLoRA"):
+        certificate_child._peft_model(job, torch.float32)
 
 
 def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
