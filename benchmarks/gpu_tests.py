@@ -35,6 +35,7 @@ FILES = {
     "tests/kernels/test_paged_decode.py": 2,
     "tests/kernels/test_paged_prefill.py": 1,
     "tests/kernels/test_lora_add.py": 1,
+    "tests/kernels/test_lora_embed.py": 1,
     "tests/kernels/test_lora_expand.py": 1,
     "tests/kernels/test_lora_experts.py": 1,
     "tests/kernels/test_lora_shrink.py": 1,

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BaseModule:
-    """One linear of the base model, or one weight that a module has without a linear: of all experts of a layer, or of
-    a router. By the name it has in transformers before any fusion."""
+    """One linear of the base model, the embedding of its tokens, or one weight that a module has without a linear: of
+    all experts of a layer, or of a router. By the name it has in transformers before any fusion."""
 
     name: str
     """As in `model.named_modules()`, e.g. "model.layers.0.self_attn.q_proj", or of a bare weight as in
     `model.named_parameters()`, e.g. "model.layers.0.mlp.experts.down_proj"."""
     in_features: int
+    """Of the embedding the number of tokens."""
     out_features: int
     weight_sha256: str | None = None
-    """Of the weight's bytes in `BaseLayout.dtype`; given for `lm_head`, whose base weight PEFT saves with its LoRA."""
+    """Of the weight's bytes in `BaseLayout.dtype`; given for the embedding and `lm_head`, whose base weights PEFT saves
+    with their LoRA."""
     num_matrices: int | None = None
     """Of that shape, in a bare weight: one for each expert, one of a router. None = a linear."""
     expert_linears: tuple[str, ...] = ()
@@ -22,6 +24,11 @@ class BaseModule:
     Empty where their outputs take turns, or it is no weight of experts."""
     bias_sha256: str | None = None
     """As `weight_sha256`; where that is given and the linear has a bias."""
+    is_embedding: bool = False
+
+    @property
+    def is_linear(self) -> bool:
+        return self.num_matrices is None and not self.is_embedding
 
     @property
     def is_router(self) -> bool:
@@ -31,8 +38,8 @@ class BaseModule:
 
 @dataclass(frozen=True, slots=True)
 class BaseLayout:
-    """The base model's linears in groups that share an input, such as q|k|v, and bare weights, each its own group.
-    Sent by the engine when it is ready."""
+    """The base model's linears in groups that share an input, such as q|k|v, and embedding and bare weights, each its
+    own group. Sent by the engine when it is ready."""
 
     fingerprint: str
     """sha256 over groups, dtype and the packed format's version: a packed adapter fits iff it matches."""
@@ -40,9 +47,9 @@ class BaseLayout:
     """"float32", "bfloat16" or "float16": of the packed matrices."""
     groups: tuple[tuple[BaseModule, ...], ...]
     other_modules: tuple[str, ...]
-    """Names of all modules that are not in a group (embeddings, norms, layers, …), for target patterns."""
+    """Names of all modules that are not in a group (norms, layers, …), for target patterns."""
     embedding_modules: tuple[str, ...] = ()
-    """Names among `other_modules` that are embeddings: LoRA on them is refused by name."""
+    """Names among `other_modules` that are embeddings of another kind: LoRA on them is refused by name."""
     unreached_linears: tuple[str, ...] = ()
     """Names among `other_modules` that are linears which text never reaches, as those of a tower for images: LoRA on
     them changes no answer, and is left out."""

@@ -33,12 +33,13 @@ def read_content(
     """Holds about 20 MB, however large the adapter. Records what is not finite, here or in the base's dtype."""
     hashed: list[HashedTensor] = []
     has_effect = False
-    for module in adapter.modules:
-        all_a = {part.lora_a.name for part in module.parts}
-        for entry in module.entries:
-            tensor, is_zero = _read_tensor(weights, entry, layout.dtype, checks, sink)
+    for part in (part for module in adapter.modules for part in module.parts):
+        is_zero: dict[str, bool] = {}
+        for entry in part.entries:
+            tensor, is_zero[entry.name] = _read_tensor(weights, entry, layout.dtype, checks, sink)
             hashed.append(tensor)
-            has_effect = has_effect or (entry.name not in all_a and not is_zero)
+        is_biased = part.bias is not None and not is_zero[part.bias.name]
+        has_effect = has_effect or is_biased or not (is_zero[part.lora_a.name] or is_zero[part.lora_b.name])
     for copy in adapter.base_copies:
         hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):
@@ -46,7 +47,7 @@ def read_content(
     if adapter.base_copies and not checks.failed("weights.base_copy"):
         checks.passed("weights.base_copy", "the base weights saved beside the adapter equal the served ones")
     if not has_effect and not checks.has_failed:
-        reason = f"{WEIGHTS_NAME}: every lora_B is zero: the adapter answers as the base model"
+        reason = f"{WEIGHTS_NAME}: every lora_A or its lora_B is zero: the adapter answers as the base model"
         checks.warn("weights.effect", AdapterError("no_effect", reason, file=WEIGHTS_NAME))
     return hashed
 

@@ -15,6 +15,8 @@ from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse
 from loraserve_adapters.source_module import KEY_PREFIX, SourceModule, SourcePart
 from loraserve_adapters.targets import Selection, Target, close_names, resolve_targets, unused_entries
 
+_OF_LINEARS = ("lora_A.weight", "lora_B.weight")
+_OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
 
@@ -95,8 +97,8 @@ def match_tensors(
     """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
     rest may only be copies of the base's tensors that we can check."""
     checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
-    kinds = ("lora_A.weight", "lora_B.weight", *(("lora_B.bias",) if config.lora_bias else ()))
-    unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in kinds} & tensors.keys()
+    of_linears = (*_OF_LINEARS, *(("lora_B.bias",) if config.lora_bias else ()))
+    unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in of_linears} & tensors.keys()
     if unused:
         checks.warn("weights.unused", _unused(min(unused), len(unused)))
     rest = {name: entry for name, entry in tensors.items() if name not in unused}
@@ -104,6 +106,7 @@ def match_tensors(
     modules: list[SourceModule] = []
     missing: list[str] = []
     for target in with_owners_by_shape(selection.targets, tensors):
+        kinds = _OF_EMBEDDINGS if target.module.is_embedding else of_linears
         names = [f"{KEY_PREFIX}{target.owner}.{kind}" for kind in kinds]
         found = [rest.pop(name, None) for name in names]
         missing += [name for name, entry in zip(names, found, strict=True) if entry is None]
@@ -143,8 +146,10 @@ def _shown_targets(selection: Selection) -> str:
     if not selection.targets:
         return "linear layers are targeted that are parts of parameters since transformers 5"
     num_parameters = sum(target.module.num_matrices is not None for target in selection.targets)
-    shown = f"{len(selection.targets) - num_parameters} linear layers of the base model are targeted"
-    return f"{shown}, and {num_parameters} parameters" if num_parameters else shown
+    num_linears = sum(target.module.is_linear for target in selection.targets)
+    rest = ["the embedding"] if num_parameters + num_linears < len(selection.targets) else []
+    rest += [f"{num_parameters} parameters"] if num_parameters else []
+    return " and ".join([f"{num_linears} linear layers of the base model are targeted", *rest])
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
@@ -191,7 +196,8 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
     tensors: dict[str, tuple[tuple[int, ...], str]] = {}
     for module in members:
         if module.weight_sha256:
-            tensors[f"{module.name}.weight"] = ((module.out_features, module.in_features), module.weight_sha256)
+            shape = module.out_features, module.in_features
+            tensors[f"{module.name}.weight"] = (shape[::-1] if module.is_embedding else shape, module.weight_sha256)
         if module.bias_sha256:
             tensors[f"{module.name}.bias"] = ((module.out_features,), module.bias_sha256)
     return tensors
@@ -213,16 +219,16 @@ def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with
     kind = f"lora_{kind}" if kind else ""
     if "magnitude_vector" in kind:
         return _refused("unexpected_tensor", name, "belongs to DoRA, which is not supported")
-    if kind.startswith("lora_embedding_"):
-        return _refused("unsupported_module", name, f"LoRA on embeddings is not supported yet: {shown(module)}")
+    if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
+        return _refused("unsupported_module", name, f"LoRA on such embeddings is not supported: {shown(module)}")
     if kind == "lora_B.bias" and module in known:
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if not kind:
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
-            reason = "embeddings cannot be replaced; save with save_embedding_layers=False if they are unchanged"
+            reason = "such embeddings cannot be replaced; save with save_embedding_layers=False if they are unchanged"
             return _refused("unexpected_tensor", name, reason)
         return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
-    if kind not in ("lora_A.weight", "lora_B.weight"):
+    if kind not in (*_OF_LINEARS, *_OF_EMBEDDINGS):
         hint = "save_pretrained of PEFT writes lora_A.weight and lora_B.weight without an adapter name"
         return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known:

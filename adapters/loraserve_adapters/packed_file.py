@@ -38,6 +38,7 @@ def layout_fingerprint(groups: Sequence[Sequence[BaseModule]], dtype: str) -> st
         [
             [member.name, member.in_features, member.out_features, member.weight_sha256]
             + ([] if member.bias_sha256 is None else [member.bias_sha256])
+            + (["embedding"] if member.is_embedding else [])
             + ([] if member.num_matrices is None else [member.num_matrices, member.expert_linears])
             for member in group
         ]

@@ -52,7 +52,8 @@ class Selection:
 def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = DEFAULT_LIMITS) -> Selection:
     """The modules that get LoRA.
 
-    Refuses a target that is no linear, an entry of `target_modules` that matches nothing, and a result without modules.
+    Refuses a target that can have no adapter, an entry of `target_modules` that matches nothing, and a result without
+    modules.
     """
     budget = StepBudget(limits.max_pattern_steps)
     selector = _Selector(config)
@@ -79,9 +80,11 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
 
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
-        if config.target_modules == ALL_LINEAR and is_output_embedding(module):
+        if config.target_modules == ALL_LINEAR and _is_embedding(module):
             continue
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
+            if module.is_embedding and config.lora_bias:
+                raise _refused("invalid_field", "lora_bias", f"is not for embeddings, as in PEFT: {module.name}")
             found.append(Target(module, *rank_and_scaling(subject), module.name))
             continue
         for linears in former_linears(module):
@@ -137,12 +140,12 @@ def unused_entries(config: AdapterConfig, layout: BaseLayout) -> list[tuple[str,
     """(field, entry) of `target_modules` and `target_parameters` that name nothing of the base, as PEFT tolerates
     them."""
     members = [module for group in layout.groups for module in group]
-    linears = [module.name for module in members if module.num_matrices is None]
+    modules = [module.name for module in members if module.num_matrices is None]
     parameters = [module.name for module in members if module.num_matrices is not None]
-    modules = () if isinstance(config.target_modules, str) else config.target_modules
+    targets = () if isinstance(config.target_modules, str) else config.target_modules
     before = [linear.of_expert(0) for module in members for linears in former_linears(module) for linear in linears]
     return [
-        *_unused("target_modules", modules, [*layout.other_modules, *linears, *before]),
+        *_unused("target_modules", targets, [*layout.other_modules, *modules, *before]),
         *_unused("target_parameters", config.target_parameters, parameters),
     ]
 
@@ -152,8 +155,8 @@ def _unused(field: str, entries: Iterable[str], names: Iterable[str]) -> list[tu
     return [(field, entry) for entry in entries if entry not in used]
 
 
-def is_output_embedding(module: BaseModule) -> bool:
-    """The layout gives a weight digest for `lm_head` only."""
+def _is_embedding(module: BaseModule) -> bool:
+    """Of input or output: the layout gives a weight digest for those only."""
     return module.weight_sha256 is not None
 
 
@@ -290,7 +293,7 @@ def _dotted_suffixes(name: str) -> Iterable[str]:
 
 def _not_a_linear(name: str, layout: BaseLayout) -> AdapterError:
     if name in layout.embedding_modules:
-        return _refused("unsupported_module", "target_modules", f"LoRA on embeddings is not supported yet: {name}")
+        return _refused("unsupported_module", "target_modules", f"LoRA on such embeddings is not supported: {name}")
     return _refused("unsupported_module", "target_modules", f"{name} is not a linear layer that can have an adapter")
 
 

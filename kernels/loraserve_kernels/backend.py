@@ -61,6 +61,16 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
+    def lora_embed(
+        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+    ) -> None:
+        """Add factor * scaling * A[:, token] B of each row's adapter to y, in place.
+
+        token_ids: int64 [T], below the group's in_features; y: [T, out_features] of its only member. Otherwise as
+        `lora_add`, without biases.
+        """
+        ...
+
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """Store k, v: [T, num_kv_heads, head_dim] at slot_mapping: int64 [T].
 

@@ -120,6 +120,12 @@ class CpuBackend:
         if table.num_biased:
             lora_bias_add(y, group, table, segments)
 
+    def lora_embed(
+        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+    ) -> None:
+        """See `Backend.lora_embed`. Rare, so plain torch."""
+        self._reference.lora_embed(y, token_ids, factor, group, table, segments)
+
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""
         check_kv_write(k, v, k_cache, v_cache, slot_mapping)

@@ -13,6 +13,7 @@ from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
 from loraserve_kernels.lora_bias import lora_bias_add
+from loraserve_kernels.lora_embed import check_lora_embed, lora_embed_reference
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
 from loraserve_kernels.rms_norm import (
@@ -59,6 +60,14 @@ class ReferenceBackend(ReferenceSampling):
             lora_add_reference(y, x, group, table, segments)
             if table.num_biased:
                 lora_bias_add(y, group, table, segments)
+
+    def lora_embed(
+        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+    ) -> None:
+        """See `Backend.lora_embed`."""
+        check_lora_embed(y, token_ids, group, table)
+        if segments.has_adapter:
+            lora_embed_reference(y, token_ids, factor, group, table, segments)
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`."""

@@ -15,6 +15,7 @@ from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
 from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
+from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of
 from loraserve_kernels.prepacked_linear import RowMajorLinear
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
@@ -24,6 +25,7 @@ from loraserve_kernels.silu_mul import check_silu_mul
 from loraserve_kernels.step_batch import Segments, StepBatch
 from loraserve_kernels.triton_ops.kv_write import kv_write
 from loraserve_kernels.triton_ops.logit_edits import count_tokens
+from loraserve_kernels.triton_ops.lora_embed import lora_embed
 from loraserve_kernels.triton_ops.lora_expand import lora_expand
 from loraserve_kernels.triton_ops.lora_shrink import lora_shrink
 from loraserve_kernels.triton_ops.paged_attention import paged_attention
@@ -83,6 +85,18 @@ class TritonBackend(ReferenceSampling):
         tiles = tiles_of(segments, x.shape[0])
         check_tiles(tiles, x)
         lora_expand(y, lora_shrink(x, group, table, tiles), group, table, tiles)
+
+    def lora_embed(
+        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+    ) -> None:
+        """See `Backend.lora_embed`."""
+        check_lora_embed(y, token_ids, group, table)
+        if not segments.has_adapter or y.shape[0] == 0:
+            return
+        self._check_adapter_table(group, table)
+        tiles = tiles_of(segments, y.shape[0])
+        check_tiles(tiles, y)
+        lora_embed(y, token_ids, factor, group, table, tiles)
 
     def _check_adapter_table(self, group: LoraGroup, table: AdapterTable) -> None:
         """Once for the same tensors: four times a layer it would take 2.8 us, this takes 0.3."""

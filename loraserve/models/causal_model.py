@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import torch
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
-from loraserve.models.embedding import PackedEmbedding
+from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
@@ -52,6 +52,8 @@ class CausalModel:
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
+        self._embedding_factor = structure.embedding[0].factor if structure.embedding else None
+        """None = it can have no adapters."""
         self._adaptable = deque(structure.adaptable)
         """Until `prepare` has put something else in its place, which frees the memory of its weights."""
         self.layout = _describe_layout(model, structure)
@@ -92,6 +94,7 @@ class CausalModel:
         self_check.require_equal(model, attention, context, probes)
         total = len(self._adaptable)
         groups = iter(self.lora_groups)
+        embedding_group = None if self._embedding_factor is None else next(groups)
         mapped = MappedWeights()
         for index in range(total):
             spec = self._adaptable.popleft()
@@ -107,7 +110,11 @@ class CausalModel:
         self._require_equal(probes)
         self._keep_if_equal("fused attention", fuse_attention(model, attention), probes)
         self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probes)
-        self._choose_forward(probes[0], vocab_size)
+        adapters = None
+        if embedding_group is not None and self._embedding_factor is not None:
+            adapters = EmbeddingAdapters(embedding_group, self._embedding_factor, context)
+            adapters.attach(model.get_input_embeddings())
+        self._choose_forward(probes[0], vocab_size, adapters)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""
@@ -128,8 +135,10 @@ class CausalModel:
                 self._model.set_submodule(name, module)
             self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
 
-    def _choose_forward(self, probe: self_check.Probe, vocab_size: int) -> None:
-        direct = direct_forward(self._model, vocab_size)
+    def _choose_forward(
+        self, probe: self_check.Probe, vocab_size: int, embedding_adapters: EmbeddingAdapters | None
+    ) -> None:
+        direct = direct_forward(self._model, vocab_size, embedding_adapters)
         if direct is None:
             if self.device.type != "cpu" and not self.notes:
                 self.notes.append("fused layers: not used, as this model's are of another kind; steps take longer")
@@ -178,8 +187,13 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
 
 
 def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Iterator[tuple[BaseModule, ...]]:
-    """One for linears that share an input or a bare weight, two for the experts of a layer."""
+    """One for the embedding, linears that share an input or a bare weight, two for the experts of a layer."""
     head = model.get_output_embeddings()
+    sha256_of_embedding = None
+    for spec in structure.embedding:
+        num_embeddings, hidden_size = spec.weight.shape
+        sha256_of_embedding = _sha256_of(spec.weight)
+        yield (BaseModule(spec.name, num_embeddings, hidden_size, sha256_of_embedding, is_embedding=True),)
     for spec in structure.adaptable:
         if isinstance(spec, ExpertsSpec):
             for (name, weight), linears in zip(spec.weights, spec.linears, strict=True):
@@ -190,16 +204,14 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
             out_features, in_features = spec.weight.shape
             yield (BaseModule(spec.name, in_features, out_features, num_matrices=1),)
             continue
-        yield tuple(
-            BaseModule(
-                name,
-                linear.in_features,
-                linear.out_features,
-                weight_sha256=_sha256_of(linear.weight) if linear is head else None,
-                bias_sha256=_sha256_of(linear.bias) if linear is head and linear.bias is not None else None,
-            )
-            for name, linear in spec.members
-        )
+        members = [BaseModule(name, linear.in_features, linear.out_features) for name, linear in spec.members]
+        for index, (_, linear) in enumerate(spec.members):
+            if linear is head:
+                is_known = sha256_of_embedding is not None and is_tied(linear, model)
+                weight_sha256 = sha256_of_embedding if is_known else _sha256_of(linear.weight)
+                bias_sha256 = None if linear.bias is None else _sha256_of(linear.bias)
+                members[index] = replace(members[index], weight_sha256=weight_sha256, bias_sha256=bias_sha256)
+        yield tuple(members)
 
 
 def _sha256_of(tensor: Tensor) -> str:

@@ -1,10 +1,81 @@
-"""Embeddings of tokens read from the packed weight of an `lm_head` they are tied to, so that it is in memory once."""
+"""Embeddings of tokens: with adapters, and read from the packed weight of an `lm_head` they are tied to, so that it is
+in memory once.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
+from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.linear import PacksRows
+from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from loraserve.models.context import ForwardContext
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingSpec:
+    name: str
+    weight: Tensor
+    """[num_embeddings, hidden_size]"""
+    factor: float
+    """That rows of it are multiplied with (Gemma 3)."""
+
+
+@contextmanager
+def recorded_embedding(model: PreTrainedModel, found: list[EmbeddingSpec]) -> Iterator[None]:
+    """Adds the model's embedding, unless it does more with the ids that it is called with than look up rows."""
+    embedding = model.get_input_embeddings()
+    names = [name for name, module in model.named_modules() if module is embedding]
+
+    def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        if not isinstance(module, nn.Embedding) or module.max_norm is not None or found or not names:
+            return
+        weight, factor = module.weight.detach(), getattr(module, "embed_scale", 1.0)
+        factor = float(torch.as_tensor(factor, dtype=weight.dtype))
+        if args and torch.equal(output, weight[args[0]] * factor):
+            found.append(EmbeddingSpec(names[0], weight, factor))
+
+    handle = embedding.register_forward_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class EmbeddingAdapters:
+    """What adapters add to the embeddings of tokens."""
+
+    def __init__(self, group: LoraGroup, factor: float, context: ForwardContext) -> None:
+        """factor: see `EmbeddingSpec`."""
+        self._group = group
+        self._factor = factor
+        self._context = context
+
+    def attach(self, embedding: nn.Module) -> None:
+        embedding.register_forward_hook(self._add)
+
+    def are_in(self, batch: StepBatch) -> bool:
+        """Whether an adapter of the batch has a part in this. Reads tensors on the host."""
+        table, segments = self._context.adapter_table, batch.segments
+        if table is None or not segments.has_adapter:
+            return False
+        lora_rank = table.lora_rank[segments.adapter_slot, self._group.member_start]
+        return bool((lora_rank * (segments.adapter_slot >= 0)).any())
+
+    def _add(self, _embedding: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
+        context = self._context
+        if context.adapter_table is None or args[0].numel() == 0:
+            return
+        segments = context.current_batch().segments
+        if segments.has_adapter:
+            context.await_adapters(self._group)
+            rows, token_ids = y.view(-1, y.shape[-1]), args[0].view(-1)
+            context.backend.lora_embed(rows, token_ids, self._factor, self._group, context.adapter_table, segments)
 
 
 class PackedEmbedding(nn.Module):

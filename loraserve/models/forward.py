@@ -13,7 +13,7 @@ from loraserve_kernels.step_batch import StepBatch
 from torch import nn
 from transformers import PreTrainedModel
 
-from loraserve.models.embedding import PackedEmbedding
+from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding
 from loraserve.models.fused_layer import FusedDecoderLayer, FusedLayers
 from loraserve.models.linears import GroupMember
 from loraserve.models.module_swaps import FusedRmsNorm
@@ -57,8 +57,10 @@ class DirectForward:
         norm: FusedRmsNorm,
         head: GroupMember,
         vocab_size: int,
+        embedding_adapters: EmbeddingAdapters | None,
     ) -> None:
         self._embedding = embedding
+        self._embedding_adapters = embedding_adapters
         self._rotary = rotary
         self._layers = FusedLayers(layers)
         self._norm = norm
@@ -68,7 +70,8 @@ class DirectForward:
 
     def __call__(self, batch: StepBatch) -> ModelOutput:
         context = self._context
-        if self._op is not None and context.arrivals is None:
+        adapters = self._embedding_adapters
+        if self._op is not None and context.arrivals is None and (adapters is None or not adapters.are_in(batch)):
             found = self._op(context.k_caches, context.v_caches, batch, context.adapter_table)
             if found is not None:
                 return found
@@ -111,10 +114,12 @@ def _one_op(
     return layers[0].attention.context.backend.decoder_model(parts)
 
 
-def direct_forward(model: PreTrainedModel, vocab_size: int) -> DirectForward | None:
+def direct_forward(
+    model: PreTrainedModel, vocab_size: int, embedding_adapters: EmbeddingAdapters | None = None
+) -> DirectForward | None:
     """None when the model has other modules than those, or others between them.
 
-    vocab_size: columns of the logits that a token can be chosen from.
+    vocab_size: columns of the logits that a token can be chosen from. embedding_adapters: which are attached.
 
     What a model computes besides its modules, such as a factor on its logits, is not seen here: the caller compares.
     """
@@ -131,4 +136,5 @@ def direct_forward(model: PreTrainedModel, vocab_size: int) -> DirectForward | N
     fused = [layer for layer in layers if isinstance(layer, FusedDecoderLayer)]
     if len(fused) != len(layers):
         return None
-    return DirectForward(children["embed_tokens"], children["rotary_emb"], fused, norm, head, vocab_size)
+    embedding, rotary = children["embed_tokens"], children["rotary_emb"]
+    return DirectForward(embedding, rotary, fused, norm, head, vocab_size, embedding_adapters)

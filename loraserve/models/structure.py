@@ -1,4 +1,5 @@
-"""What a model is made of, seen in one recorded forward pass: its attention layers, linears, routers and experts.
+"""What a model is made of, seen in one recorded forward pass: its embedding, attention layers, linears, routers and
+experts.
 
 Names and classes differ between model families; what calls our attention function, which linears receive the very same
 input tensor and what transformers' experts interface stands for does not.
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from loraserve.models.bare_weights import BareWeightSpec, recorded_bare_weights
+from loraserve.models.embedding import EmbeddingSpec, recorded_embedding
 from loraserve.models.errors import DEVICE_ERRORS, ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, can_compute, is_experts
 from loraserve.models.forward_names import uses
@@ -53,8 +55,10 @@ class LinearsSpec:
 class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
+    embedding: list[EmbeddingSpec] = field(default_factory=list)
+    """Of tokens; none where the model has one of another kind."""
     adaptable: list[LinearsSpec | BareWeightSpec | ExpertsSpec] = field(default_factory=list)
-    """What can have adapters, in call order.
+    """What else can have adapters, in call order.
 
     Without linears whose parent may read their weight (HunYuan's routers ask for its dtype), and without what sees
     other rows than tokens: there would be no telling which adapter a row is for.
@@ -69,6 +73,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
     try:
         with (
             _recorded_attention(model, structure),
+            recorded_embedding(model, structure.embedding),
             _recorded_calls(model, structure),
             _called_modules(model) as called,
             torch.inference_mode(),

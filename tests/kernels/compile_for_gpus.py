@@ -114,7 +114,7 @@ def add_lora(num_rows: int, dtype: torch.dtype) -> Callable[[], object]:
 
 
 def small_ops() -> None:
-    """The other ops of a Llama-3-8B's decoder layer."""
+    """The other ops of a Llama-3-8B's decoder layer, and its embedding's adapters."""
     backend = TritonBackend()
     x, weight = torch.zeros(2, 4096, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
     backend.rms_norm(x, weight, 1e-5)
@@ -124,6 +124,10 @@ def small_ops() -> None:
     backend.silu_mul(*torch.zeros(2, 28672, dtype=torch.bfloat16).split(14336, dim=1))
     write_kv(None)
     write_kv(KV_FLOAT8)
+    for num_rows in (16, 1024):
+        lora = make_lora_inputs([num_rows - 1, 1], [0, 1], [(16,)] * 2, 300, (4096,), torch.bfloat16)
+        y, token_ids = lora.y.contiguous(), torch.zeros(num_rows, dtype=torch.int64)
+        backend.lora_embed(y, token_ids, 1.0, lora.group, lora.table, lora.segments)
 
 
 def write_kv(kv_dtype: torch.dtype | None) -> None:

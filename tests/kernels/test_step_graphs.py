@@ -15,7 +15,7 @@ from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
 from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_adapters import save_adapters
+from tests.support.tiny_adapters import adapter_configs, embedding_configs, save_adapters
 from tests.support.tiny_models import save_tiny_model
 
 pytestmark = [
@@ -34,13 +34,18 @@ SETTINGS = {
     "backend": "triton",
     "device": "cuda" if torch.cuda.is_available() else "cpu",
 }
-ADAPTERS = ("rank1", "patterns64", "head8")
+ADAPTERS = ("rank1", "patterns64", "embedding2")
+
+
+def save_all(folder: Path, architecture: str) -> None:
+    model = save_tiny_model(architecture, folder / "model")
+    save_adapters(model, folder / "adapters", adapter_configs(model) | embedding_configs())
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llama")
-    save_adapters(save_tiny_model("llama", folder / "model"), folder / "adapters")
+    save_all(folder, "llama")
     return folder
 
 
@@ -94,7 +99,7 @@ def requests(digests: dict[str | None, str | None], names: list[str | None], tur
 def run_turns(engine: Engine, digests: dict[str | None, str | None]) -> Answers:
     """The base model alone, then adapters that come one by one, more of them and of larger ranks than at first."""
     answers = run(engine, requests(digests, [None], "base"))
-    for request in requests(digests, ["rank1", "patterns64", None, "head8"], "mixed"):
+    for request in requests(digests, ["rank1", "patterns64", None, "embedding2"], "mixed"):
         engine.add_request(request)
         collect(answers, engine.step())
     while engine.has_work():
@@ -128,7 +133,7 @@ def test_replayed_steps_of_experts_give_the_tokens_of_a_plain_engine(
     tmp_path: Path, accelerator: HostAccelerator | None
 ) -> None:
     """Which expert a token goes to is not known to the host; rank1 and patterns64 are for experts too."""
-    save_adapters(save_tiny_model("mixtral", tmp_path / "model"), tmp_path / "adapters")
+    save_all(tmp_path, "mixtral")
     plain = start(tmp_path, backend="auto", device="cpu")
     graphs = start(tmp_path)
     assert_equal_answers(run_turns(*graphs), run_turns(*plain))
@@ -155,7 +160,7 @@ def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(plain: 
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
         return [
             greedy(f"{name}", list(range(1, 3 + i)), NUM_TOKENS + i, digests[name])
-            for i, name in enumerate([None, "rank1", "head8"])
+            for i, name in enumerate([None, "rank1", "embedding2"])
         ]
 
     assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), run(plain.engine, asked(plain.digests)))
@@ -173,7 +178,7 @@ def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
         return [
             greedy(f"edited {name}", [20 + i, 3, 8][: i + 1], NUM_TOKENS + 1, digests[name], **params)
-            for i, (name, params) in enumerate(zip([None, "rank1", "head8"], edits, strict=True))
+            for i, (name, params) in enumerate(zip([None, "rank1", "embedding2"], edits, strict=True))
         ]
 
     expected = run(plain.engine, asked(plain.digests))

@@ -7,13 +7,19 @@ from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
 from loraserve.models.fused_attention import FusedAttention
 from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
-from tests.support.tiny_adapters import Reference, reference_answers, save_adapters
+from tests.support.tiny_adapters import (
+    Reference,
+    adapter_configs,
+    embedding_configs,
+    reference_answers,
+    save_adapters,
+)
 from tests.support.tiny_models import save_tiny_model, tiny_model
 
 NUM_TOKENS = 4
 VOCAB_SIZE = 259
-ADAPTERS = ("patterns64", "head8")
-"""All linears with ranks 3 to 64, and one with an adapted `lm_head`, which sees the sampled rows only."""
+ADAPTERS = ("patterns64", "embedding2")
+"""All linears with ranks 3 to 64, and one with an adapted embedding and `lm_head`, which sees the sampled rows only."""
 
 
 def wrong_token(reference: Reference, answer: Answer) -> str | None:
@@ -29,7 +35,7 @@ def wrong_token(reference: Reference, answer: Answer) -> str | None:
 
 def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
-    saved = save_adapters(model, tmp_path / "adapters")
+    saved = save_adapters(model, tmp_path / "adapters", adapter_configs(model) | embedding_configs())
     adapters = {name: saved[name] for name in ADAPTERS}
     rng = random.Random(0)
     prompts: dict[str | None, list[int]] = {

@@ -1,7 +1,7 @@
 """PEFT adapters of every shape we claim, saved by PEFT itself, and PEFT's own answers."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,10 +63,24 @@ def adapter_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
     }
 
 
-def save_adapters(model: PreTrainedModel, folder: Path, seed: int = 1) -> dict[str, Path]:
-    """Save every adapter of `adapter_configs` under folder/<name>; B is random too, unlike PEFT's initial zeros."""
+def embedding_configs() -> dict[str, LoraConfig]:
+    """Of the embedding alone, and beside linears."""
+    modules = ["embed_tokens", "q_proj", "down_proj", "lm_head"]
+    return {
+        "embedding5": LoraConfig(r=5, lora_alpha=10, target_modules=["embed_tokens"]),
+        "embedding2": LoraConfig(
+            r=33, lora_alpha=16, use_rslora=True, target_modules=modules, rank_pattern={"embed_tokens": 2}
+        ),
+    }
+
+
+def save_adapters(
+    model: PreTrainedModel, folder: Path, configs: Mapping[str, LoraConfig] | None = None, seed: int = 1
+) -> dict[str, Path]:
+    """Save every adapter of the configs, or of `adapter_configs`, under folder/<name>; what PEFT starts with zeros is
+    random, too."""
     paths = {}
-    for i, (name, config) in enumerate(adapter_configs(model).items()):
+    for i, (name, config) in enumerate((configs or adapter_configs(model)).items()):
         peft_model = get_peft_model(model, config, adapter_name="default")
         peft_model.create_or_update_model_card = lambda *_: None  # its template takes as long as all the rest
         randomize(peft_model, seed + i)

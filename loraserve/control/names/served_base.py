@@ -23,10 +23,10 @@ def served_base(name: str, layout: BaseLayout) -> BaseRecord:
 def linears_fingerprint(layout: BaseLayout) -> str:
     """Hex sha256 over names and shapes of all linears: what an adapter must match, whatever the dtype and grouping.
 
-    Not over experts and routers: what was recorded of a base before they had adapters goes on being true of it. Of a
-    base with the same linears and other experts that is found out when an adapter is loaded.
+    Not over embedding, experts and routers: what was recorded of a base before they had adapters goes on being true of
+    it. Of a base with the same linears and others of those that is found out when an adapter is loaded.
     """
-    modules = (module for group in layout.groups for module in group if module.num_matrices is None)
+    modules = (module for group in layout.groups for module in group if module.is_linear)
     shapes = sorted((module.name, module.in_features, module.out_features) for module in modules)
     return hashlib.sha256(msgspec.json.encode(shapes)).hexdigest()
 

@@ -39,10 +39,13 @@ def _quiet_peft() -> Iterator[None]:
 
 
 def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
-    """As the engine describes the model: linears grouped by their input."""
+    """As the engine describes the model: the embedding, then linears grouped by their input."""
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     head = model.get_output_embeddings()
-    groups: list[tuple[BaseModule, ...]] = []
+    embedding = model.get_input_embeddings()
+    assert isinstance(embedding, nn.Embedding)
+    sha256 = _sha256(embedding.weight, dtype)
+    groups = [(BaseModule("model.embed_tokens", *embedding.weight.shape, sha256, is_embedding=True),)]
     done: set[str] = set()
     for name in linears:
         if name in done:
@@ -56,8 +59,9 @@ def layout_of(model: PreTrainedModel, dtype: str = "float32") -> BaseLayout:
         fingerprint=layout_fingerprint(groups, dtype),
         dtype=dtype,
         groups=tuple(groups),
-        other_modules=tuple(name for name, _ in model.named_modules() if name and name not in linears),
-        embedding_modules=("model.embed_tokens",),
+        other_modules=tuple(
+            name for name, module in model.named_modules() if name and name not in linears and module is not embedding
+        ),
     )
 
 

@@ -58,6 +58,20 @@ def tiny_layout(dtype: str = "float32", num_layers: int = 2) -> BaseLayout:
     )
 
 
+def with_embedding(layout: BaseLayout) -> BaseLayout:
+    """The same, with an embedding that can have adapters, and that `lm_head` is tied to."""
+    name, ((head,), *_) = layout.embedding_modules[0], layout.groups[::-1]
+    embedding = BaseModule(name, head.out_features, head.in_features, head.weight_sha256, is_embedding=True)
+    groups = ((embedding,), *layout.groups)
+    return replace(
+        layout,
+        fingerprint=layout_fingerprint(groups, layout.dtype),
+        groups=groups,
+        other_modules=tuple(module for module in layout.other_modules if module != name),
+        embedding_modules=(),
+    )
+
+
 NUM_EXPERTS, OF_EXPERT = 4, 24
 """OF_EXPERT: features between an expert's linears."""
 

@@ -133,22 +133,47 @@ def test_a_bias_of_the_lm_head_is_accepted_beside_its_adapter_where_it_is_the_se
     assert refused.value.code == "base_weight_differs"
 
 
-def test_refuses_saved_embeddings(save_adapter: SaveAdapter) -> None:
-    model = make_llama()
-    layout = layout_of(model)
-    folder = save_adapter(model, r=4, target_modules=["q_proj"], save={"save_embedding_layers": True})
-    with pytest.raises(AdapterError, match="save_embedding_layers=False") as refused:
-        read_adapter(folder, layout)
-    assert refused.value.code == "unexpected_tensor"
+@pytest.mark.parametrize("tied", [False, True])
+def test_accepts_saved_embeddings_that_are_the_served_ones(tied: bool, save_adapter: SaveAdapter) -> None:
+    folder = save_adapter(make_llama(tied), r=4, target_modules=["q_proj"], save={"save_embedding_layers": True})
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    assert saved.keys() & {f"{PREFIX}model.embed_tokens.weight", f"{PREFIX}lm_head.weight"}
+    model = make_llama(tied)
+    read_adapter(folder, layout_of(model))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[0, 0] += 1
+    with pytest.raises(AdapterError, match="differs from the served") as refused:
+        read_adapter(folder, layout_of(model))
+    assert refused.value.code == "base_weight_differs"
 
 
-def test_refuses_lora_on_embeddings_by_name(save_adapter: SaveAdapter) -> None:
-    model = make_llama()
-    layout = layout_of(model)
-    folder = save_adapter(model, r=4, target_modules=["embed_tokens", "q_proj"])
-    with pytest.raises(AdapterError, match=r"on embeddings is not supported yet: model\.embed_tokens") as refused:
-        read_adapter(folder, layout)
-    assert refused.value.code == "unsupported_module"
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
+def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
+    tied: bool, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_llama(tied)
+    layout = layout_of(model, layout_dtype)
+    targets = ["embed_tokens", "q_proj", "lm_head"]
+    folder = save_adapter(
+        model,
+        r=5,
+        lora_alpha=10,
+        target_modules=targets,
+        rank_pattern={"embed_tokens": 3},
+        alpha_pattern={"embed_tokens": 9},
+    )
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    assert f"{PREFIX}model.embed_tokens.base_layer.weight" in saved
+    modules = unpacked(load_and_pack(folder, layout, tmp_path / "cache"), layout)
+    built = built_by_peft(model)
+    assert {name: scaling for name, (_, _, scaling) in modules.items()} == {
+        name: scaling for name, (_, scaling) in built.items()
+    }
+    a, b, _ = modules["model.embed_tokens"]
+    dtype = getattr(torch, layout_dtype)
+    assert torch.equal(a, saved[f"{PREFIX}model.embed_tokens.lora_embedding_A"].to(dtype))
+    assert torch.equal(b, saved[f"{PREFIX}model.embed_tokens.lora_embedding_B"].to(dtype))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.unit.adapters.folders import (
     tiny_layout,
     tower_tensors,
     values_of,
+    with_embedding,
     write_folder,
 )
 
@@ -298,3 +299,66 @@ def test_other_files_of_the_folder_are_not_touched(tmp_path: Path) -> None:
     (folder / "README.md").write_text("a card")
     (folder / "adapter_model.bin").write_bytes(b"a pickle")
     read_adapter(folder, LAYOUT)
+
+
+EMBEDDING = "base_model.model.model.embed_tokens"
+
+
+def of_embedding(rank: int = 4) -> dict[str, RawTensor]:
+    """As PEFT starts: A is zero."""
+    return {
+        f"{EMBEDDING}.lora_embedding_A": raw_tensor(np.zeros((rank, VOCABULARY), np.float32)),
+        f"{EMBEDDING}.lora_embedding_B": raw_tensor(np.ones((HIDDEN, rank), np.float32)),
+    }
+
+
+def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_path: Path) -> None:
+    tensors = of_embedding() | {f"{EMBEDDING}.base_layer.weight": raw_tensor(head_weight())}
+    folder = write_folder(tmp_path, config_of(target_modules=["embed_tokens"]), tensors)
+    checks = Checks()
+    source = check_adapter(folder, with_embedding(LAYOUT), checks)
+    assert source is not None
+    assert [module.target.module.name for module in source.modules] == ["model.embed_tokens"]
+    assert [check.code for check in checks.listed() if check.status is CheckStatus.WARN] == ["no_effect"]
+
+
+@pytest.mark.parametrize(
+    ("change", "targets", "code", "text"),
+    [
+        (
+            renamed(f"{EMBEDDING}.lora_embedding_A", f"{EMBEDDING}.lora_A.weight"),
+            "embed_tokens",
+            "missing_tensor",
+            "_A",
+        ),
+        (renamed(f"{EMBEDDING}.lora_embedding_B", f"{Q0}.lora_embedding_B"), "embed_tokens", "missing_tensor", "_B"),
+        (
+            replaced(f"{EMBEDDING}.lora_embedding_A", raw_tensor(np.ones((VOCABULARY, 4), np.float32))),
+            "embed_tokens",
+            "shape_mismatch",
+            f"[4, {VOCABULARY}]",
+        ),
+        (
+            replaced(f"{EMBEDDING}.base_layer.weight", raw_tensor(head_weight().T)),
+            "embed_tokens",
+            "base_weight_differs",
+            f"[{VOCABULARY}, {HIDDEN}]",
+        ),
+        (
+            lambda tensors: tensors.update(lora_tensors(LAYOUT, ["q_proj"])),
+            "q_proj",
+            "unexpected_tensor",
+            "not targeted",
+        ),
+    ],
+)
+def test_refuses_what_is_wrong_with_an_embedding(
+    change: Callable[[dict[str, RawTensor]], None], targets: str, code: str, text: str, tmp_path: Path
+) -> None:
+    tensors = of_embedding()
+    change(tensors)
+    folder = write_folder(tmp_path, config_of(target_modules=[targets]), tensors)
+    checks = Checks()
+    check_adapter(folder, with_embedding(LAYOUT), checks)
+    failures = [check for check in checks.listed() if check.status is CheckStatus.FAIL]
+    assert any(check.code == code and text in check.message for check in failures), failures

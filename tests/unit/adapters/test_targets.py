@@ -7,7 +7,7 @@ from loraserve_adapters.config import parse_config
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.targets import Selection, Target, resolve_targets
 
-from tests.unit.adapters.folders import TOWER_LINEARS, config_of, multimodal_layout, tiny_layout
+from tests.unit.adapters.folders import TOWER_LINEARS, config_of, multimodal_layout, tiny_layout, with_embedding
 
 
 def resolve(num_layers: int = 2, **fields: Any) -> tuple[Target, ...]:
@@ -35,10 +35,22 @@ def test_returns_targets_in_the_order_of_the_layout() -> None:
     ]
 
 
-def test_all_linear_leaves_the_output_embedding_out() -> None:
-    names = [target.module.name for target in resolve(target_modules="all-linear")]
+def test_all_linear_leaves_the_embeddings_out() -> None:
+    names = [
+        target.module.name for target in select(with_embedding(tiny_layout()), target_modules="all-linear").targets
+    ]
     assert len(names) == 14
-    assert "lm_head" not in names
+    assert not {"lm_head", "model.embed_tokens"} & {*names}
+
+
+def test_the_embedding_is_targeted_by_name_or_pattern_and_cannot_have_a_bias() -> None:
+    layout = with_embedding(tiny_layout())
+    for modules in (["embed_tokens", "q_proj"], r"model\.embed_tokens|.*q_proj"):
+        names = [target.module.name for target in select(layout, target_modules=modules).targets]
+        assert names == ["model.embed_tokens", *(f"model.layers.{layer}.self_attn.q_proj" for layer in range(2))]
+    with pytest.raises(AdapterError, match="lora_bias: is not for embeddings") as refused:
+        select(layout, target_modules=["embed_tokens"], lora_bias=True)
+    assert refused.value.code == "invalid_field"
 
 
 def test_the_first_pattern_that_matches_wins() -> None:
@@ -63,7 +75,7 @@ def test_a_plain_pattern_matches_as_a_regular_expression(pattern: str, expected:
         ([""], "unknown_module", "no module"),
         ("", "unknown_module", "no module"),
         ("q_proj", "unknown_module", "no module"),
-        (["embed_tokens"], "unsupported_module", "LoRA on embeddings is not supported yet: model.embed_tokens"),
+        (["embed_tokens"], "unsupported_module", "LoRA on such embeddings is not supported: model.embed_tokens"),
         (["mlp"], "unsupported_module", "model.layers.0.mlp is not a linear layer"),
         (".*", "unsupported_module", "model is not a linear layer"),
         (r"(q_proj)\1", "unsupported_pattern", "target_modules"),

@@ -1,0 +1,80 @@
+"""Adapters of embeddings against PEFT: of tables that are read as they lie, that `lm_head` is tied to, and scaled."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from loraserve.models.causal_model import CausalModel
+from loraserve.models.forward import DirectForward
+from tests.support.engines import run
+from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, run_one_by_one, wrong_answers
+from tests.support.tiny_adapters import adapter_configs, embedding_configs, reference_answers, save_adapters
+from tests.support.tiny_models import save_tiny_model
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "mixtral")
+"""qwen3's `lm_head` is its embedding, gemma2's too, which it scales itself; gemma3's embedding scales."""
+
+
+def make_oracle(architecture: str, folder: Path) -> Oracle:
+    model = save_tiny_model(architecture, folder / "model")
+    configs = embedding_configs() | {"rank1": adapter_configs(model)["rank1"]}
+    adapters = save_adapters(model, folder / "adapters", configs)
+    rng = random.Random(0)
+    prompts: dict[str | None, list[int]] = {
+        name: [rng.randrange(256) for _ in range(length)]
+        for name, length in zip([None, *adapters], (7, 40, 18, 25), strict=True)
+    }
+    references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
+    return Oracle(folder, folder / "model", adapters, prompts, references)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_they_equal_peft_beside_others_and_in_turn(architecture: str, tmp_path: Path) -> None:
+    oracle = make_oracle(architecture, tmp_path)
+    for settings in ({}, {"backend": "reference"}, {"max_num_batched_tokens": 16}):
+        _, wrong = run_all(oracle, **settings)
+        assert not wrong, settings
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes())
+    assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+    assert engine.stats().num_adapter_evictions > 0
+
+
+def test_in_bfloat16_they_are_as_near_to_peft_as_it_is_to_itself(tmp_path: Path) -> None:
+    for architecture in ("qwen3", "gemma3"):
+        oracle = make_oracle(architecture, tmp_path / architecture).on("cpu", "bfloat16")
+        _, wrong = run_all(oracle)
+        assert not wrong
+
+
+def test_steps_without_them_stay_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = make_oracle("llama", tmp_path)
+    engine, digests = oracle.engine()
+    forward = engine._runner._model._forward
+    assert isinstance(forward, DirectForward)
+    if forward._op is None:
+        pytest.skip("there is no C compiler")
+    in_steps = DirectForward._in_steps
+    names: list[str] = []
+    monkeypatch.setattr(DirectForward, "_in_steps", lambda *args: names.append(name) or in_steps(*args))
+    answers = {}
+    for request in oracle.requests(digests):
+        name = request.request_id
+        answers |= run(engine, [request])
+    assert {*names} == {"embedding5", "embedding2"}
+    assert not wrong_answers(oracle, answers)
+
+
+def test_a_model_that_does_more_with_its_table_than_look_up_rows_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from loraserve_kernels.reference_backend import ReferenceBackend
+
+    from tests.support.tiny_models import tiny_model
+
+    model = tiny_model("llama")
+    embedding = model.get_input_embeddings()
+    original = embedding.forward
+    monkeypatch.setattr(embedding, "forward", lambda ids: original(ids) + 1)
+    causal_model = CausalModel(model, ReferenceBackend())
+    causal_model.prepare(128, VOCAB_SIZE, lambda *_: None)
+    assert causal_model.layout.embedding_modules == ("model.embed_tokens",)
+    assert "model.embed_tokens" not in [module.name for group in causal_model.layout.groups for module in group]

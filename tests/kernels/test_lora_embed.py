@@ -1,0 +1,73 @@
+import pytest
+import torch
+from loraserve_kernels.lora_add import LoraInputs, make_lora_inputs, matrix
+
+BASE = -1
+FACTOR = 1.75
+
+
+def expected_output(lora: LoraInputs, token_ids: torch.Tensor, factor: float = FACTOR) -> torch.Tensor:
+    """float64: y after the op."""
+    table, group = lora.table, lora.group
+    expected, member = lora.y.double(), group.member_start
+    starts = lora.segments.start.tolist()
+    for slot, first, end in zip(lora.segments.adapter_slot.tolist(), starts[:-1], starts[1:], strict=True):
+        rank = int(table.lora_rank[slot, member]) if slot != BASE else 0
+        if rank:
+            a = matrix(table, int(table.offset_a[slot, group.group_index]), rank, group.in_features).double()
+            b = matrix(table, int(table.offset_b[slot, member]), rank, lora.y.shape[1]).double()
+            one_hot = torch.nn.functional.one_hot(token_ids[first:end], group.in_features).double()
+            expected[first:end] += factor * float(table.scaling[slot, member]) * (one_hot @ a.T @ b)
+    return expected
+
+
+def make_token_ids(lora: LoraInputs) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(lora.group.in_features, lora.y.shape[:1], generator=generator).to(lora.y.device)
+
+
+@pytest.mark.parametrize(
+    ("rows", "slots", "ranks", "num_embeddings", "hidden_size"),
+    [
+        pytest.param([1], [0], [1], 1, 1, id="smallest"),
+        pytest.param([2, 3], [0, 1], [512, 3], 70, 257, id="rank-512"),
+        pytest.param([2, 1, 37, 4], [BASE, 0, 1, 2], [33, 16, 8], 301, 130, id="mixed-ranks"),
+        pytest.param([4, 0, 3, 0], [BASE, 0, 1, 2], [4, 5, 6], 9, 48, id="empty-segments"),
+        pytest.param([3, 3], [0, 1], [9, 0], 24, 40, id="absent"),
+        pytest.param([100, 1, 40], [0, BASE, 1], [20, 7], 99, 150, id="more-rows"),
+        pytest.param([515, 1, 5], [0, BASE, 1], [20, 7], 99, 33, id="prefill"),
+        pytest.param([0], [0], [3], 9, 16, id="no-rows"),
+    ],
+)
+def test_adds_each_rows_own_product(
+    backend, device, dtype, assert_close, rows, slots, ranks, num_embeddings, hidden_size
+):
+    slot_ranks = [(rank,) for rank in ranks]
+    lora = make_lora_inputs(rows, slots, slot_ranks, num_embeddings, (hidden_size,), dtype, device)
+    token_ids, untouched = make_token_ids(lora), lora.y.clone()
+    expected = expected_output(lora, token_ids)
+    backend.lora_embed(lora.y, token_ids, FACTOR, lora.group, lora.table, lora.segments)
+    assert_close(lora.y, expected)
+    first = 0
+    for slot, count in zip(slots, rows, strict=True):
+        if slot == BASE or not ranks[slot]:
+            assert torch.equal(lora.y[first : first + count], untouched[first : first + count])
+        first += count
+
+
+def test_the_tolerance_catches_another_token_and_a_missing_factor(backend, device, assert_close):
+    lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), torch.float16, device)
+    token_ids = make_token_ids(lora)
+    wrong_tokens, no_factor = expected_output(lora, token_ids.roll(1)), expected_output(lora, token_ids, 1.0)
+    backend.lora_embed(lora.y, token_ids, FACTOR, lora.group, lora.table, lora.segments)
+    for wrong in (wrong_tokens, no_factor):
+        with pytest.raises(AssertionError):
+            assert_close(lora.y, wrong)
+
+
+def test_refuses_ids_that_are_not_the_rows(backend, device):
+    lora = make_lora_inputs([3], [0], [(2,)], 8, (16,), device=device)
+    token_ids = make_token_ids(lora)
+    for wrong, message in ((token_ids[:-1], "token_ids is"), (token_ids.int(), "token_ids")):
+        with pytest.raises(ValueError, match=message):
+            backend.lora_embed(lora.y, wrong, FACTOR, lora.group, lora.table, lora.segments)
