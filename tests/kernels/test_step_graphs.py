@@ -178,7 +178,7 @@ def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started
     def asked(digests: dict[str | None, str | None]) -> list[EngineRequest]:
         return [
             greedy(f"edited {name}", [20 + i, 3, 8][: i + 1], NUM_TOKENS + 1, digests[name], **params)
-            for i, (name, params) in enumerate(zip([None, "rank1", "embedding2"], edits, strict=True))
+            for i, (name, params) in enumerate(zip([None, "rank1", "patterns64"], edits, strict=True))
         ]
 
     expected = run(plain.engine, asked(plain.digests))
