@@ -145,11 +145,13 @@ def match_tensors(
 def _shown_targets(selection: Selection) -> str:
     if not selection.targets:
         return "linear layers are targeted that are parts of parameters since transformers 5"
-    num_parameters = sum(target.module.num_matrices is not None for target in selection.targets)
-    num_linears = sum(target.module.is_linear for target in selection.targets)
-    rest = ["the embedding"] if num_parameters + num_linears < len(selection.targets) else []
-    rest += [f"{num_parameters} parameters"] if num_parameters else []
-    return " and ".join([f"{num_linears} linear layers of the base model are targeted", *rest])
+    modules = [target.module for target in selection.targets]
+    num_linears = sum(module.is_linear for module in modules)
+    num_parameters = sum(module.num_matrices is not None for module in modules)
+    kinds = ["the embedding"] if any(module.is_embedding for module in modules) else []
+    kinds += [f"{num_linears} linear layers"] if num_linears else []
+    kinds += [f"{num_parameters} parameters"] if num_parameters else []
+    return f"of the base model are targeted: {', '.join(kinds)}"
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
