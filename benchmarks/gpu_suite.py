@@ -76,6 +76,7 @@ KERNEL_BUDGETS_S = {
     "lora_shrink": 20,
     "lora_expand": 20,
     "lora_linear": 20,
+    "lora_embed": 5,
     "paged_prefill": 25,
     "rms_norm": 10,
     "silu_mul": 5,

@@ -1,4 +1,4 @@
-"""LoRA workloads of an 8-billion-parameter Llama's linears, made on the GPU, for the LoRA kernels' benchmarks."""
+"""LoRA workloads of an 8-billion-parameter Llama, made on the GPU, for the LoRA kernels' benchmarks."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,13 @@ ALIGNMENT = 128
 """Elements between multiples of which matrices start, as in the engine's arena."""
 
 DTYPE = torch.bfloat16
-GROUPS = {
+LINEARS = {
     "qkv": LoraGroup(0, 0, 4096, (4096, 1024, 1024)),
     "o": LoraGroup(0, 0, 4096, (4096,)),
     "gate_up": LoraGroup(0, 0, 4096, (14336, 14336)),
     "down": LoraGroup(0, 0, 14336, (4096,)),
 }
+GROUPS = {**LINEARS, "embedding": LoraGroup(0, 0, 128256, (4096,))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ HEADLINES = (
 def workloads() -> list[Workload]:
     """The most telling first, for when time is short; then every linear with few and with many adapters."""
     found = [*HEADLINES]
-    for linear in GROUPS:
+    for linear in LINEARS:
         found.append(Workload(linear, 2048, 4, (16,)))
         for num_rows in (1, 4, 16, 64, 256, 512):
             found += [Workload(linear, num_rows, num, (16,)) for num in (1, min(8, num_rows), min(num_rows, 128))]
