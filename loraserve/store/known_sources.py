@@ -37,8 +37,9 @@ class KnownSources:
 
     def digest(self, folder: Path) -> str | None:
         """Of its content, if its files are the very ones that were read."""
-        known = self._before.get(_name(folder))
-        if known is None or known.states != _states(folder):
+        name = _name(folder)
+        known = self._found.get(name) or self._before.get(name)
+        if known is None or known.states != states_of(folder):
             return None
         self._add(folder, known)
         return known.digest
@@ -46,7 +47,7 @@ class KnownSources:
     def begin(self, folder: Path) -> States | None:
         """Call before it is read. None where a change could go unseen, so that it is not to be remembered."""
         now_ns = time.time_ns()
-        states = _states(folder)
+        states = states_of(folder)
         return states if states is not None and all(state.was_settled(now_ns) for state in states) else None
 
     def remember(self, folder: Path, states: States, digest: str) -> None:
@@ -73,6 +74,7 @@ def _name(folder: Path) -> str:
     return str(folder.absolute())
 
 
-def _states(folder: Path) -> States | None:
+def states_of(folder: Path) -> States | None:
+    """None where it lacks one of the files."""
     config, weights = file_state(folder / CONFIG_NAME), file_state(folder / WEIGHTS_NAME)
     return None if config is None or weights is None else (config, weights)

@@ -133,6 +133,13 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Load every sub-folder with an adapter_config.json, named by the folder.",
 )
+@_option(
+    "--adapter-dir-scan-s",
+    panel="Adapters",
+    type=click.FloatRange(0),
+    default=10.0,
+    help="Seconds between looks for folders that came to --adapter-dir or changed; 0 = only at the start.",
+)
 @_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
 @_option(
     "--adapter-host-memory-bytes",

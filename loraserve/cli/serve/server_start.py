@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 HTTP_MODULES = (
     "loraserve.api.app",
+    "loraserve.cli.serve.configured_adapters",
     "loraserve.cli.serve.control_start",
     "loraserve.cli.serve.http_server",
     "loraserve.serving.runtime",
@@ -87,7 +88,7 @@ async def _build(
 ) -> StartedServer:
     from loraserve.api.app import create_app
     from loraserve.api.app_context import AppContext
-    from loraserve.cli.serve.control_start import notes_on_chat_templates, publish_configured
+    from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters, notes_on_chat_templates
     from loraserve.cli.serve.http_server import HttpServer
     from loraserve.control.control_plane import build_control
     from loraserve.control.names.labels import CatalogNames
@@ -106,14 +107,12 @@ async def _build(
         http = HttpServer(create_app(context, on_inference_end))
         calm_garbage_collector()
         await control.start()
+        configured = ConfiguredAdapters(control, engine.model.layout, limits)
+        if settings.watched_adapter_dir is not None:
+            watch = await asyncio.to_thread(AdapterDirWatch, settings.watched_adapter_dir, configured)
+            control.background.every("looking at --adapter-dir", settings.adapter_dir_scan_s, watch.look)
         adapters = settings.adapters
-        await publish_configured(
-            control,
-            adapters,
-            engine.model.layout,
-            limits,
-            lambda num_done: display.show("loading adapters", num_done, len(adapters)),
-        )
+        await configured.publish(adapters, lambda num_done: display.show("loading adapters", num_done, len(adapters)))
         notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)
     except BaseException:
         await control.close()

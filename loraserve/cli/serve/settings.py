@@ -54,6 +54,7 @@ class ServeSettings:
     enable_lora: bool | None
     lora_modules: tuple[LoraModule, ...]
     adapter_dir: Path | None
+    adapter_dir_scan_s: float
     adapter_memory_bytes: int | None
     adapter_host_memory_bytes: int | None
     max_loras: int | None
@@ -118,6 +119,11 @@ class ServeSettings:
         if self.is_demo:
             found += adapter_folders(DEMO / "adapters")
         return found
+
+    @property
+    def watched_adapter_dir(self) -> Path | None:
+        """Of which folders are published that come or change while the server runs."""
+        return None if self.enable_lora is False or self.adapter_dir_scan_s == 0 else self.adapter_dir
 
     @property
     def is_on_loopback(self) -> bool:

@@ -1,0 +1,162 @@
+"""The adapters of the command line: each is what its name means for all tenants, once it is published."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.chat_template import other_chat_template
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.limits import Limits
+from loraserve_adapters.source import read_adapter
+
+from loraserve.cli.serve.banner import shown_names
+from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.settings import adapter_folders
+from loraserve.cli.serve.start_error import StartError
+from loraserve.control.control_plane import ControlPlane
+from loraserve.control.documents.adapter_edits import live_version
+from loraserve.control.tenancy.principal import server_principal
+from loraserve.control.uploads.source import FollowLinks
+from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
+from loraserve.store.known_sources import KnownSources, States, states_of
+from loraserve.store.records import SHARED_TENANT
+
+CONFIG_ACTOR = "config"
+"""Who published what the command line names."""
+PUBLISHED_AT_ONCE = 8
+"""Enough to keep the processes that check them busy, far fewer than the uploads a tenant may have open."""
+
+_PASSING = SERVER_FAULTS | {ErrorCode.INSUFFICIENT_QUOTA}
+
+_logger = logging.getLogger(__name__)
+
+
+class ConfiguredAdapters:
+    def __init__(self, control: ControlPlane, layout: BaseLayout, limits: Limits) -> None:
+        self._control = control
+        self._layout = layout
+        self._limits = limits
+        self._known = KnownSources(control.declared.settings.data_dir, f"{layout.fingerprint} {limits}")
+
+    async def publish(self, adapters: Sequence[LoraModule], on_progress: Callable[[int], None]) -> None:
+        """What is there already is only read, and not even that if its files are those of an earlier start.
+
+        on_progress: called with the number that are done. Raises `StartError`.
+        """
+        num_done = 0
+        pending = iter(adapters)
+
+        async def publish_next() -> None:
+            nonlocal num_done
+            for adapter in pending:
+                await self.publish_one(adapter)
+                num_done += 1
+                on_progress(num_done)
+
+        results = await asyncio.gather(*(publish_next() for _ in range(PUBLISHED_AT_ONCE)), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        await self.save()
+
+    async def publish_one(self, adapter: LoraModule) -> None:
+        """Raises `StartError`."""
+        try:
+            digest = await asyncio.to_thread(self._digest, adapter.path)
+            if self._is_live(adapter.name, digest):
+                return
+            await self._control.uploads.from_path(
+                server_principal(SHARED_TENANT, CONFIG_ACTOR),
+                "",
+                adapter.name,
+                adapter.path,
+                roots=None,
+                follow_links=FollowLinks.ALWAYS,
+            )
+        except (AdapterError, ServingError) as error:
+            raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.message}") from error
+        except OSError as error:
+            raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.strerror}") from error
+
+    async def save(self) -> None:
+        """What a restart need not read again."""
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(self._known.save)
+
+    def _digest(self, folder: Path) -> str:
+        """Of its content. Raises `AdapterError`."""
+        if (digest := self._known.digest(folder)) is not None:
+            return digest
+        states = self._known.begin(folder)
+        digest = read_adapter(folder, self._layout, self._limits).digest
+        if states is not None:
+            self._known.remember(folder, states, digest)
+        return digest
+
+    def _is_live(self, name: str, digest: str) -> bool:
+        document = self._control.catalog.adapter(SHARED_TENANT, name)
+        if document is None or document.doc.deleted_at is not None:
+            return False
+        live = live_version(document.doc)
+        return live is not None and live.digest == digest and self._control.adapters.fits(live)
+
+
+class AdapterDirWatch:
+    """Publishes folders that come to `--adapter-dir`, or change there, while the server runs.
+
+    Each once: what somebody deletes or rolls back afterwards stays so until its folder changes.
+    """
+
+    def __init__(self, folder: Path, configured: ConfiguredAdapters) -> None:
+        """What is there now is the start's to publish. Reads the folder."""
+        self._folder = folder
+        self._configured = configured
+        self._before = self._done = _states_below(folder)
+        self._complaints: dict[LoraModule, str] = {}
+
+    async def look(self) -> None:
+        """Takes those whose files are as they were at the last look: none is read while it is being written.
+
+        What is refused is said once and left until it changes; what may pass, as a full disk does, is tried again.
+        """
+        before, found = self._before, await asyncio.to_thread(_states_below, self._folder)
+        self._before = found
+        self._done = {adapter: states for adapter, states in self._done.items() if adapter in found}
+        for adapter, states in found.items():
+            if before.get(adapter) == states and self._done.get(adapter) != states:
+                if await self._publish(adapter):
+                    self._done[adapter] = states
+                await self._configured.save()
+
+    async def _publish(self, adapter: LoraModule) -> bool:
+        """Whether there is nothing left to do."""
+        try:
+            await self._configured.publish_one(adapter)
+        except StartError as error:
+            if self._complaints.get(adapter) != str(error):
+                self._complaints[adapter] = str(error)
+                _logger.warning("%s", error)
+            return not _may_pass(error.__cause__)
+        self._complaints.pop(adapter, None)
+        _logger.info("adapter %r is that of %s", adapter.name, adapter.path)
+        return True
+
+
+def _may_pass(cause: BaseException | None) -> bool:
+    return isinstance(cause, OSError) or (isinstance(cause, ServingError) and cause.code in _PASSING)
+
+
+def _states_below(folder: Path) -> dict[LoraModule, States]:
+    """Without those that lack a file."""
+    states = {adapter: states_of(adapter.path) for adapter in adapter_folders(folder)}
+    return {adapter: found for adapter, found in states.items() if found is not None}
+
+
+def notes_on_chat_templates(adapters: Sequence[LoraModule], served: str | None) -> list[str]:
+    """At most one: which of them were saved with a chat template that is not used."""
+    names = [adapter.name for adapter in adapters if other_chat_template(adapter.path, served) is not None]
+    reason = "chats are rendered with the base model's chat template, not with the other one beside the adapter"
+    return [f"{reason}: {shown_names(names)}"] if names else []

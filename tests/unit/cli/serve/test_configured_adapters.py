@@ -1,0 +1,141 @@
+import asyncio
+import logging
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.limits import DEFAULT_LIMITS
+
+from loraserve.cli.serve import configured_adapters
+from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters
+from loraserve.cli.serve.option_types import LoraModule
+from loraserve.cli.serve.start_error import StartError
+from loraserve.control.control_plane import ControlPlane
+from loraserve.serving.errors import ErrorCode, ServingError
+from tests.support.management import fake_adapter
+from tests.unit.adapters.folders import tiny_layout
+
+
+def configured_with(data_dir: Path) -> ConfiguredAdapters:
+    control = SimpleNamespace(declared=SimpleNamespace(settings=SimpleNamespace(data_dir=data_dir)))
+    return ConfiguredAdapters(cast(ControlPlane, control), tiny_layout(), DEFAULT_LIMITS)
+
+
+def test_an_adapter_is_read_at_the_first_start_and_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[Path] = []
+    read_adapter, now_ns = configured_adapters.read_adapter, time.time_ns
+    monkeypatch.setattr(configured_adapters, "read_adapter", lambda *args: reads.append(args[0]) or read_adapter(*args))
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 60_000_000_000)
+    folder = fake_adapter(tmp_path / "adapter", 1)
+
+    def digest() -> str:
+        """Of one start, which asks twice."""
+        configured = configured_with(tmp_path)
+        found = configured._digest(folder)
+        assert configured._digest(folder) == found
+        asyncio.run(configured.save())
+        return found
+
+    first = digest()
+    assert (digest(), len(reads)) == (first, 1)
+    fake_adapter(folder, 2)
+    second = digest()
+    assert (second != first, len(reads)) == (True, 2)
+    (folder / "adapter_config.json").write_text("{")
+    for _ in range(2):
+        with pytest.raises(AdapterError):
+            digest()
+    assert len(reads) == 4
+
+
+class Published:
+    """Remembers what is published, in place of `ConfiguredAdapters`."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.cause: Exception | None = None
+
+    async def publish_one(self, adapter: LoraModule) -> None:
+        self.names.append(adapter.name)
+        if self.cause is not None:
+            raise StartError(f"{adapter.name}: {self.cause}") from self.cause
+
+    async def save(self) -> None:
+        pass
+
+
+class Watched:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.published = Published()
+        self.watch = AdapterDirWatch(folder, cast(ConfiguredAdapters, self.published))
+
+    def looks(self, count: int = 1) -> list[str]:
+        """What is published by so many of them."""
+        self.published.names.clear()
+        for _ in range(count):
+            asyncio.run(self.watch.look())
+        return [*self.published.names]
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    fake_adapter(tmp_path / "old", 1)
+    return Watched(tmp_path)
+
+
+def test_folders_that_come_or_change_are_published_once_they_are_still(watched: Watched) -> None:
+    assert watched.looks(3) == []
+    fake_adapter(watched.folder / "new", 2)
+    (watched.folder / "not_an_adapter").mkdir()
+    assert watched.looks() == []
+    (watched.folder / "new" / "adapter_model.safetensors").write_bytes(b"more of it has come")
+    assert watched.looks() == []
+    assert watched.looks() == ["new"]
+    assert watched.looks(3) == []
+    fake_adapter(watched.folder / "old", 3)
+    assert watched.looks(3) == ["old"]
+    shutil.rmtree(watched.folder / "new")
+    assert watched.looks(2) == []
+    fake_adapter(watched.folder / "new", 2)
+    assert watched.looks(3) == ["new"]
+
+
+def test_a_folder_is_nothing_until_both_files_are_there(watched: Watched) -> None:
+    fake_adapter(watched.folder / "new", 2)
+    weights = watched.folder / "new" / "adapter_model.safetensors"
+    weights.rename(watched.folder / "aside")
+    assert watched.looks(3) == []
+    (watched.folder / "aside").rename(weights)
+    assert watched.looks(2) == ["new"]
+
+
+@pytest.mark.parametrize(
+    "cause", [AdapterError("bad_json", "it is bad"), ServingError(ErrorCode.ADAPTER_REJECTED, "it is bad")]
+)
+def test_what_is_wrong_with_an_adapter_is_said_once_until_it_changes(
+    cause: Exception, watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_adapter(watched.folder / "bad", 2)
+    watched.published.cause = cause
+    assert watched.looks(4) == ["bad"]
+    fake_adapter(watched.folder / "bad", 3)
+    assert watched.looks(4) == ["bad"]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == ["bad: it is bad"]
+
+
+def test_what_fails_for_another_reason_is_tried_again_and_said_once(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_adapter(watched.folder / "new", 2)
+    watched.published.cause = ServingError(ErrorCode.SERVICE_UNAVAILABLE, "not now")
+    assert watched.looks(4) == ["new"] * 3
+    watched.published.cause = None
+    assert watched.looks(3) == ["new"]
+    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == ["new: not now"]
