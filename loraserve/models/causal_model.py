@@ -52,12 +52,14 @@ class CausalModel:
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        self._embedding_factor = structure.embedding[0].factor if structure.embedding else None
-        """None = it can have no adapters."""
         self._adaptable = deque(structure.adaptable)
         """Until `prepare` has put something else in its place, which frees the memory of its weights."""
         self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self.layout)
+        self._embedding_adapters = None
+        if structure.embedding is not None:
+            factor = structure.embedding.factor
+            self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], factor, self._context)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
@@ -93,8 +95,7 @@ class CausalModel:
         probes = self_check.make_probes(model, attention, max_model_len, num_probes)
         self_check.require_equal(model, attention, context, probes)
         total = len(self._adaptable)
-        groups = iter(self.lora_groups)
-        embedding_group = None if self._embedding_factor is None else next(groups)
+        groups = iter(self.lora_groups if self._embedding_adapters is None else self.lora_groups[1:])
         mapped = MappedWeights()
         for index in range(total):
             spec = self._adaptable.popleft()
@@ -110,11 +111,9 @@ class CausalModel:
         self._require_equal(probes)
         self._keep_if_equal("fused attention", fuse_attention(model, attention), probes)
         self._keep_if_equal("fused layers", fuse_layers(model, len(attention)), probes)
-        adapters = None
-        if embedding_group is not None and self._embedding_factor is not None:
-            adapters = EmbeddingAdapters(embedding_group, self._embedding_factor, context)
-            adapters.attach(model.get_input_embeddings())
-        self._choose_forward(probes[0], vocab_size, adapters)
+        if self._embedding_adapters is not None:
+            self._embedding_adapters.attach(model.get_input_embeddings())
+        self._choose_forward(probes[0], vocab_size)
 
     def _require_equal(self, probes: list[self_check.Probe]) -> None:
         """Also of a model that reads the table of its embeddings itself, once it has one again."""
@@ -135,10 +134,8 @@ class CausalModel:
                 self._model.set_submodule(name, module)
             self.notes.append(f"{what}: not used, as logits differ from the model's own with it; steps take longer")
 
-    def _choose_forward(
-        self, probe: self_check.Probe, vocab_size: int, embedding_adapters: EmbeddingAdapters | None
-    ) -> None:
-        direct = direct_forward(self._model, vocab_size, embedding_adapters)
+    def _choose_forward(self, probe: self_check.Probe, vocab_size: int) -> None:
+        direct = direct_forward(self._model, vocab_size, self._embedding_adapters)
         if direct is None:
             if self.device.type != "cpu" and not self.notes:
                 self.notes.append("fused layers: not used, as this model's are of another kind; steps take longer")
@@ -189,11 +186,11 @@ def _describe_layout(model: PreTrainedModel, structure: ModelStructure) -> BaseL
 def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Iterator[tuple[BaseModule, ...]]:
     """One for the embedding, linears that share an input or a bare weight, two for the experts of a layer."""
     head = model.get_output_embeddings()
-    sha256_of_embedding = None
-    for spec in structure.embedding:
-        num_embeddings, hidden_size = spec.weight.shape
-        sha256_of_embedding = _sha256_of(spec.weight)
-        yield (BaseModule(spec.name, num_embeddings, hidden_size, sha256_of_embedding, is_embedding=True),)
+    embedding, sha256_of_embedding = structure.embedding, None
+    if embedding is not None:
+        num_embeddings, hidden_size = embedding.weight.shape
+        sha256_of_embedding = _sha256_of(embedding.weight)
+        yield (BaseModule(embedding.name, num_embeddings, hidden_size, sha256_of_embedding, is_embedding=True),)
     for spec in structure.adaptable:
         if isinstance(spec, ExpertsSpec):
             for (name, weight), linears in zip(spec.weights, spec.linears, strict=True):

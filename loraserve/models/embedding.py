@@ -27,24 +27,30 @@ class EmbeddingSpec:
 
 
 @contextmanager
-def recorded_embedding(model: PreTrainedModel, found: list[EmbeddingSpec]) -> Iterator[None]:
-    """Adds the model's embedding, unless it does more with the ids that it is called with than look up rows."""
+def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[list[EmbeddingSpec]]:
+    """The model's embedding, afterwards, if a forward pass of these tokens calls it for nothing but to look up their
+    rows."""
+    found: list[EmbeddingSpec] = []
     embedding = model.get_input_embeddings()
-    names = [name for name, module in model.named_modules() if module is embedding]
+    name = next((name for name, module in model.named_modules() if module is embedding), None)
+    if name is None or not isinstance(embedding, nn.Embedding) or embedding.max_norm is not None:
+        yield found
+        return
+    weight = embedding.weight.detach()
+    factor = float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0), dtype=weight.dtype))
+    are_lookups: list[bool] = []
 
-    def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if not isinstance(module, nn.Embedding) or module.max_norm is not None or found or not names:
-            return
-        weight, factor = module.weight.detach(), getattr(module, "embed_scale", 1.0)
-        factor = float(torch.as_tensor(factor, dtype=weight.dtype))
-        if args and torch.equal(output, weight[args[0]] * factor):
-            found.append(EmbeddingSpec(names[0], weight, factor))
+    def note(_embedding: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        is_of_tokens = bool(args) and torch.equal(args[0].flatten(), token_ids.flatten())
+        are_lookups.append(is_of_tokens and torch.equal(output, weight[args[0]] * factor))
 
     handle = embedding.register_forward_hook(note)
     try:
-        yield
+        yield found
     finally:
         handle.remove()
+    if are_lookups and all(are_lookups):
+        found.append(EmbeddingSpec(name, weight, factor))
 
 
 class EmbeddingAdapters:

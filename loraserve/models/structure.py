@@ -55,8 +55,8 @@ class LinearsSpec:
 class ModelStructure:
     attention: list[AttentionSpec] = field(default_factory=list)
     """In call order."""
-    embedding: list[EmbeddingSpec] = field(default_factory=list)
-    """Of tokens; none where the model has one of another kind."""
+    embedding: EmbeddingSpec | None = None
+    """Of tokens; None where it is of another kind, which cannot have adapters."""
     adaptable: list[LinearsSpec | BareWeightSpec | ExpertsSpec] = field(default_factory=list)
     """What else can have adapters, in call order.
 
@@ -71,16 +71,16 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
     """Run a few tokens through the model and note what is called. Raises `ModelRefusedError`."""
     structure = ModelStructure()
     try:
+        positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
+        token_ids = positions % model.config.get_text_config().vocab_size
+        sampled_rows = torch.tensor(_SAMPLED, device=model.device)
         with (
             _recorded_attention(model, structure),
-            recorded_embedding(model, structure.embedding),
+            recorded_embedding(model, token_ids) as embedding,
             _recorded_calls(model, structure),
             _called_modules(model) as called,
             torch.inference_mode(),
         ):
-            positions = torch.arange(_NUM_TOKENS, device=model.device)[None]
-            token_ids = positions % model.config.get_text_config().vocab_size
-            sampled_rows = torch.tensor(_SAMPLED, device=model.device)
             model(input_ids=token_ids, position_ids=positions, use_cache=False, logits_to_keep=sampled_rows)
     except (ModelRefusedError, *DEVICE_ERRORS):
         raise
@@ -93,6 +93,7 @@ def record_structure(model: PreTrainedModel) -> ModelStructure:
             f"{type(model).__name__} cannot be served: none of its layers calls transformers' attention interface"
         )
     _require_known_masks(model, structure.attention)
+    structure.embedding = next(iter(embedding), None)
     structure.unreached_linears = _unreached_linears(model, called)
     return structure
 

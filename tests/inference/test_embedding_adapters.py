@@ -1,16 +1,21 @@
 """Adapters of embeddings against PEFT: of tables that are read as they lie, that `lm_head` is tied to, and scaled."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from loraserve_kernels.reference_backend import ReferenceBackend
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.forward import DirectForward
 from tests.support.engines import run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, run_one_by_one, wrong_answers
 from tests.support.tiny_adapters import adapter_configs, embedding_configs, reference_answers, save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_models import save_tiny_model, tiny_model
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "mixtral")
 """qwen3's `lm_head` is its embedding, gemma2's too, which it scales itself; gemma3's embedding scales."""
@@ -65,16 +70,37 @@ def test_steps_without_them_stay_one_call(tmp_path: Path, monkeypatch: pytest.Mo
     assert not wrong_answers(oracle, answers)
 
 
-def test_a_model_that_does_more_with_its_table_than_look_up_rows_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from loraserve_kernels.reference_backend import ReferenceBackend
+def adapted_modules(model: PreTrainedModel) -> list[str]:
+    layout = CausalModel(model, ReferenceBackend()).layout
+    return [module.name for group in layout.groups for module in group]
 
-    from tests.support.tiny_models import tiny_model
 
+def test_a_table_that_does_more_than_look_up_rows_can_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     embedding = model.get_input_embeddings()
     original = embedding.forward
     monkeypatch.setattr(embedding, "forward", lambda ids: original(ids) + 1)
     causal_model = CausalModel(model, ReferenceBackend())
-    causal_model.prepare(128, VOCAB_SIZE, lambda *_: None)
     assert causal_model.layout.embedding_modules == ("model.embed_tokens",)
-    assert "model.embed_tokens" not in [module.name for group in causal_model.layout.groups for module in group]
+    assert "model.embed_tokens" not in adapted_modules(model)
+    causal_model.prepare(128, VOCAB_SIZE, lambda *_: None)
+
+
+@pytest.mark.parametrize("others", [lambda ids: ids[:, 1:], lambda ids: ids + 1])
+def test_a_table_that_is_read_for_other_rows_than_tokens_can_have_none(others: Callable[[Tensor], Tensor]) -> None:
+    """There would be no telling which adapter a row is for."""
+    model = tiny_model("llama")
+    assert "model.embed_tokens" in adapted_modules(model)
+    embedding = model.get_input_embeddings()
+
+    def read_more(*_: object) -> None:
+        embedding(others(torch.arange(8)[None]))
+
+    model.get_submodule("model.norm").register_forward_pre_hook(read_more)
+    assert "model.embed_tokens" not in adapted_modules(model)
+
+
+def test_a_model_without_a_table_that_is_known_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    monkeypatch.setattr(model, "get_input_embeddings", lambda: None)
+    assert adapted_modules(model)[0] == "model.layers.0.self_attn.q_proj"
