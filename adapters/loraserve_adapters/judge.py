@@ -148,10 +148,10 @@ def _shown_targets(selection: Selection) -> str:
     modules = [target.module for target in selection.targets]
     num_linears = sum(module.is_linear for module in modules)
     num_parameters = sum(module.num_matrices is not None for module in modules)
-    kinds = ["the embedding"] if any(module.is_embedding for module in modules) else []
-    kinds += [f"{num_linears} linear layers"] if num_linears else []
-    kinds += [f"{num_parameters} parameters"] if num_parameters else []
-    return f"of the base model are targeted: {', '.join(kinds)}"
+    found = [f"{num_linears} linear layers"] if num_linears else []
+    found += ["the embedding"] if any(module.is_embedding for module in modules) else []
+    found += [f"{num_parameters} parameters"] if num_parameters else []
+    return f"targeted of the base model: {', '.join(found)}"
 
 
 def _compare_base_names(author_name: str | None, base_names: Iterable[str], checks: Checks) -> None:
@@ -179,8 +179,8 @@ def _base_copies(rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Ch
     members = [module for group in layout.groups for module in group]
     served = _served_tensors(members)
     holders = {module.name.rpartition(".")[0] for module in members if module.num_matrices is not None}
-    known = {module.name for module in members}.union(layout.unreached_linears, holders)
-    known |= {f"{holder}.base_layer" for holder in holders}
+    known = dict.fromkeys([*layout.unreached_linears, *holders, *(f"{h}.base_layer" for h in holders)], _OF_LINEARS)
+    known |= {module.name: _OF_EMBEDDINGS if module.is_embedding else _OF_LINEARS for module in members}
     copies: list[BaseCopy] = []
     num_hints = 0
     for name, entry in rest.items():
@@ -213,7 +213,10 @@ def _name_in_base(tensor_name: str) -> str | None:
     return f"{owner.removesuffix('.base_layer')}.{kind}"
 
 
-def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with_hint: bool) -> AdapterError:
+def _unexpected(
+    entry: TensorEntry, known: Mapping[str, tuple[str, str]], layout: BaseLayout, *, with_hint: bool
+) -> AdapterError:
+    """known: what PEFT calls A and B of modules that can have them."""
     name = entry.name
     if not name.startswith(KEY_PREFIX):
         return _refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
@@ -222,24 +225,27 @@ def _unexpected(entry: TensorEntry, known: set[str], layout: BaseLayout, *, with
     if "magnitude_vector" in kind:
         return _refused("unexpected_tensor", name, "belongs to DoRA, which is not supported")
     if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
-        return _refused("unsupported_module", name, f"LoRA on such embeddings is not supported: {shown(module)}")
+        return _refused("unsupported_module", name, f"LoRA on this embedding is not supported: {shown(module)}")
     if kind == "lora_B.bias" and module in known:
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
     if not kind:
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
-            reason = "such embeddings cannot be replaced; save with save_embedding_layers=False if they are unchanged"
+            reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
             return _refused("unexpected_tensor", name, reason)
         return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
     if kind not in (*_OF_LINEARS, *_OF_EMBEDDINGS):
         hint = "save_pretrained of PEFT writes lora_A.weight and lora_B.weight without an adapter name"
         return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
+    if module in known and kind not in known[module]:
+        return _refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
     if module in known:
         return _refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
     own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
     if own_name is not None:
         return _other_class(name, module, own_name)
     hint = close_names(module, layout) if with_hint else ""
-    return _refused("unknown_module", name, f"the base model has no such linear{hint}")
+    what = "embedding" if kind in _OF_EMBEDDINGS else "linear"
+    return _refused("unknown_module", name, f"the base model has no such {what}{hint}")
 
 
 def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:

@@ -80,7 +80,7 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
 
     for module in (module for group in layout.groups for module in group):
         subject = Subject(module.name, budget)
-        if config.target_modules == ALL_LINEAR and _is_embedding(module):
+        if config.target_modules == ALL_LINEAR and _is_of_vocabulary(module):
             continue
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
             if module.is_embedding and config.lora_bias:
@@ -155,8 +155,8 @@ def _unused(field: str, entries: Iterable[str], names: Iterable[str]) -> list[tu
     return [(field, entry) for entry in entries if entry not in used]
 
 
-def _is_embedding(module: BaseModule) -> bool:
-    """Of input or output: the layout gives a weight digest for those only."""
+def _is_of_vocabulary(module: BaseModule) -> bool:
+    """The embedding or `lm_head`: the layout gives a weight digest for those only."""
     return module.weight_sha256 is not None
 
 
@@ -293,7 +293,7 @@ def _dotted_suffixes(name: str) -> Iterable[str]:
 
 def _not_a_linear(name: str, layout: BaseLayout) -> AdapterError:
     if name in layout.embedding_modules:
-        return _refused("unsupported_module", "target_modules", f"LoRA on such embeddings is not supported: {name}")
+        return _refused("unsupported_module", "target_modules", f"LoRA on this embedding is not supported: {name}")
     return _refused("unsupported_module", "target_modules", f"{name} is not a linear layer that can have an adapter")
 
 

@@ -118,7 +118,7 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
             replaced("base_model.model.model.embed_tokens.lora_embedding_A", raw_tensor(ZEROS)),
             "unsupported_module",
             None,
-            "embeddings",
+            "LoRA on this embedding",
         ),
     ],
 )
@@ -319,6 +319,7 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
     source = check_adapter(folder, with_embedding(LAYOUT), checks)
     assert source is not None
     assert [module.target.module.name for module in source.modules] == ["model.embed_tokens"]
+    assert "targeted of the base model: the embedding" in [check.message for check in checks.listed()]
     assert [check.code for check in checks.listed() if check.status is CheckStatus.WARN] == ["no_effect"]
 
 
@@ -331,7 +332,25 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
             "missing_tensor",
             "_A",
         ),
+        (
+            renamed(f"{EMBEDDING}.lora_embedding_A", f"{EMBEDDING}.lora_A.weight"),
+            "embed_tokens",
+            "unexpected_tensor",
+            "found lora_A.weight, expected lora_embedding_A or lora_embedding_B",
+        ),
         (renamed(f"{EMBEDDING}.lora_embedding_B", f"{Q0}.lora_embedding_B"), "embed_tokens", "missing_tensor", "_B"),
+        (
+            renamed(f"{EMBEDDING}.lora_embedding_B", f"base_model.model.{Q0}.lora_embedding_B"),
+            "embed_tokens",
+            "unexpected_tensor",
+            "found lora_embedding_B, expected lora_A.weight or lora_B.weight",
+        ),
+        (
+            renamed(f"{EMBEDDING}.lora_embedding_A", "base_model.model.model.embeddings.lora_embedding_A"),
+            "embed_tokens",
+            "unknown_module",
+            "the base model has no such embedding; did you mean model.embed_tokens?",
+        ),
         (
             replaced(f"{EMBEDDING}.lora_embedding_A", raw_tensor(np.ones((VOCABULARY, 4), np.float32))),
             "embed_tokens",

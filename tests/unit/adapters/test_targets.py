@@ -75,7 +75,7 @@ def test_a_plain_pattern_matches_as_a_regular_expression(pattern: str, expected:
         ([""], "unknown_module", "no module"),
         ("", "unknown_module", "no module"),
         ("q_proj", "unknown_module", "no module"),
-        (["embed_tokens"], "unsupported_module", "LoRA on such embeddings is not supported: model.embed_tokens"),
+        (["embed_tokens"], "unsupported_module", "LoRA on this embedding is not supported: model.embed_tokens"),
         (["mlp"], "unsupported_module", "model.layers.0.mlp is not a linear layer"),
         (".*", "unsupported_module", "model is not a linear layer"),
         (r"(q_proj)\1", "unsupported_pattern", "target_modules"),
