@@ -17,8 +17,9 @@ from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, run_all, r
 from tests.support.tiny_adapters import adapter_configs, embedding_configs, reference_answers, save_adapters
 from tests.support.tiny_models import save_tiny_model, tiny_model
 
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "mixtral")
-"""qwen3's `lm_head` is its embedding, gemma2's too, which it scales itself; gemma3's embedding scales."""
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gemma3", "granite", "mixtral")
+"""The `lm_head` of qwen3 and of the two Gemmas is their embedding, which scales in the Gemmas; Granite scales what it
+gives."""
 
 
 def make_oracle(architecture: str, folder: Path) -> Oracle:
