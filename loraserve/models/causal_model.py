@@ -30,6 +30,8 @@ from loraserve.models.module_swaps import swap_modules
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
 
+_HASHED_ROWS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
@@ -212,4 +214,8 @@ def _describe_groups(model: PreTrainedModel, structure: ModelStructure) -> Itera
 
 
 def _sha256_of(tensor: Tensor) -> str:
-    return sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
+    """A piece after the other: of one on a GPU there is no copy on the host."""
+    digest = sha256()
+    for piece in tensor.detach().split(_HASHED_ROWS):
+        digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
