@@ -258,6 +258,7 @@ def _certifier(declared: Declared, engine: EngineClient, ingest: Ingest, certifi
     return Certifier(
         declared.blobs,
         packed_path=ingest.packed_path,
+        pack=ingest.pack,
         base_fingerprint=lambda: engine.model.layout.fingerprint,
         # Where it runs, not what was asked for: `auto` may have been a GPU, and its adapters are not measured on a CPU.
         engine=replace(certified_engine, device=engine.model.device),

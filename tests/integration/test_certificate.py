@@ -16,6 +16,8 @@ import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
 from safetensors.torch import save_file
 
+from loraserve.api.routes import certificates
+from loraserve.api.schemas.certificates import CertificateState
 from loraserve.control import control_plane
 from loraserve.control.contents import certificate_child
 from loraserve.control.contents.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
@@ -56,6 +58,7 @@ class Published:
         return Certifier(
             self.bench.blobs,
             packed_path=lambda _: self.packed,
+            pack=self.bench.ingest.pack,
             base_fingerprint=lambda: self.bench.layout.fingerprint,
             engine=self.engine,
             timeout_s=timeout_s,
@@ -186,7 +189,8 @@ def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Publis
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 def test_a_servers_own_device_is_what_auto_was(device: str) -> None:
     serving = cast(EngineClient, SimpleNamespace(model=SimpleNamespace(device=device)))
-    declared, ingest = cast(Declared, SimpleNamespace(blobs=None)), cast(Ingest, SimpleNamespace(packed_path=None))
+    declared = cast(Declared, SimpleNamespace(blobs=None))
+    ingest = cast(Ingest, SimpleNamespace(packed_path=None, pack=None))
     certifier = control_plane._certifier(declared, serving, ingest, EngineConfig(model="m", device="auto"))
     assert certifier._engine.device == device
 
@@ -205,11 +209,44 @@ def test_what_is_queued_is_measured_in_the_background(published: Published) -> N
         certifier = published.certifier(DIE)
         task = asyncio.create_task(certifier.run())
         certifier.queue("0" * 64)
-        certifier.queue(published.digest)
+        for _ in range(3):
+            certifier.queue(published.digest)
+        assert certifier._waiting.qsize() == 2
         async with asyncio.timeout(30):
-            while certifier.of(published.digest) is None:
+            while certifier._queued:
                 await asyncio.sleep(0.01)
+        assert certifier.of(published.digest) is not None
         task.cancel()
 
     published.forget_certificates()
     asyncio.run(run())
+
+
+def test_one_that_is_missing_is_queued_by_who_asks_for_it(
+    published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server was stopped while it waited."""
+
+    async def read(*_: object) -> tuple[None, object]:
+        return None, SimpleNamespace(digest=published.digest)
+
+    published.forget_certificates()
+    monkeypatch.setattr(certificates, "principal_of", lambda _: None)
+    certifier = published.certifier(DIE)
+    context = SimpleNamespace(control=SimpleNamespace(versions=SimpleNamespace(read=read), certifier=certifier))
+
+    async def ask() -> CertificateState:
+        return (await certificates.get_certificate.fn(None, context, "name", 1)).state
+
+    for _ in range(2):
+        assert asyncio.run(ask()) is CertificateState.PENDING
+    assert certifier._waiting.qsize() == 1
+
+
+def test_a_packed_file_that_is_not_there_is_made_for_it(published: Published) -> None:
+    """As after a change of the base, until somebody asks for the adapter."""
+    published.forget_certificates()
+    content = published.packed.read_bytes()
+    published.packed.unlink()
+    assert published.certify(DIE).reason == "the measurement failed; the server's log says why"
+    assert published.packed.read_bytes() == content

@@ -657,7 +657,8 @@ export interface paths {
         };
         /**
          * GetCertificate
-         * @description How far the served model's answers with this version are from PEFT's own: measured once it is ready.
+         * @description How far the served model's answers with this version are from PEFT's own: measured once it is ready, or asked for
+         *     where the server was stopped before, or has another base model since.
          *
          *     Needs a key with the role `viewer` or `operator` or `admin`.
          */

@@ -30,13 +30,15 @@ STATES = {
 async def get_certificate(
     request: Request, context: NamedDependency[AppContext], name: FromPath[str], version: FromPath[int]
 ) -> CertificateView:
-    """How far the served model's answers with this version are from PEFT's own: measured once it is ready."""
+    """How far the served model's answers with this version are from PEFT's own: measured once it is ready, or asked for
+    where the server was stopped before, or has another base model since."""
     _, record = await context.control.versions.read(principal_of(request), name, version)
     certifier = context.control.certifier
     if certifier is None:
         return _without(CertificateState.SKIPPED, "this server makes no certificates (--no-certificates)")
     certificate = await asyncio.to_thread(certifier.of, record.digest)
     if certificate is None:
+        certifier.queue(record.digest)
         return _without(CertificateState.PENDING, "it is measured in the background")
     return _view(certificate)
 

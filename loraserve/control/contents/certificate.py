@@ -9,12 +9,13 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
+from loraserve.control.ingest.processes import IngestError
 from loraserve.engine.config import EngineConfig
 from loraserve.serving.process.our_modules import module_command, python_environment
 from loraserve.store.blobs import BlobStore
@@ -72,23 +73,28 @@ class Certifier:
         blobs: BlobStore,
         *,
         packed_path: Callable[[str], Path],
+        pack: Callable[[str, Path], Awaitable[Path]],
         base_fingerprint: Callable[[], str],
         engine: EngineConfig,
         timeout_s: float = TIMEOUT_S,
         command: Sequence[str] = module_command("loraserve.control.contents.certificate_child"),
     ) -> None:
-        """engine: what the serving engine was started with."""
+        """pack: see `Ingest.pack`. engine: what the serving engine was started with."""
         self._blobs = blobs
         self._packed_path = packed_path
+        self._pack = pack
         self._base_fingerprint = base_fingerprint
         self._engine = engine
         self._timeout_s = timeout_s
         self._command = command
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+        self._queued: set[str] = set()
+        """What waits or is being measured."""
 
     def queue(self, digest: str) -> None:
-        """Never raises; one that finds the queue full is left without a certificate."""
-        with contextlib.suppress(asyncio.QueueFull):
+        """Never raises; one that is queued stays where it is, and one that finds the queue full is left out."""
+        if digest not in self._queued and not self._waiting.full():
+            self._queued.add(digest)
             self._waiting.put_nowait(digest)
 
     async def run(self) -> None:
@@ -99,6 +105,8 @@ class Certifier:
                 await self.certify(digest)
             except OSError:
                 _logger.exception("the certificate of %s could not be stored", digest[:12])
+            finally:
+                self._queued.discard(digest)
 
     def of(self, digest: str) -> Certificate | None:
         """For the base model that is served now; None where it was not measured yet. Reads a small file."""
@@ -118,14 +126,21 @@ class Certifier:
         blob = self._blobs.folder(digest)
         if blob is None:
             return None
+        packed_path = self._packed_path(digest)
         job = CertificateJob(
             digest=digest,
             blob=str(blob),
-            packed_path=str(self._packed_path(digest)),
+            packed_path=str(packed_path),
             base_fingerprint=self._base_fingerprint(),
             engine=self._engine,
         )
-        certificate = await self._measure(job)
+        try:
+            # It may be lost, or of an earlier base, and made when somebody next asks for the adapter.
+            if not packed_path.exists():
+                await self._pack(digest, blob)
+            certificate = await self._measure(job)
+        except IngestError as error:
+            certificate = skipped(job, str(error))
         path = self._path(digest)
         if path is not None:
             await asyncio.to_thread(replace_file, path, msgspec.json.encode(certificate))
