@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
+from peft import PeftModel
 from safetensors.torch import save_file
 
 from loraserve.api.routes import certificates
@@ -75,6 +76,16 @@ class Published:
         assert folder is not None
         return folder
 
+    def job(self, **changes: object) -> CertificateJob:
+        job = CertificateJob(
+            digest=self.digest,
+            blob=str(self.blob()),
+            packed_path=str(self.packed),
+            base_fingerprint=self.bench.layout.fingerprint,
+            engine=self.engine,
+        )
+        return msgspec.structs.replace(job, **changes)
+
     def forget_certificates(self) -> None:
         for stored in self.blob().glob("certificate-*"):
             stored.unlink()
@@ -103,24 +114,21 @@ def test_a_packed_form_that_is_wrong_differs(published: Published, tmp_path: Pat
         writer = PackedFileWriter(descriptor, packed, packed.size_bytes)
         writer.write(0, payload.view(np.uint8).data)
         writer.finish(packed.digest)
-    published.forget_certificates()
-    right, published.packed = published.packed, wrong
+    assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS
+
+
+def measure(job: CertificateJob) -> Certificate:
+    """As a child does, without importing torch, transformers and PEFT again, which takes 6 s of a core."""
+    num_threads = torch.get_num_threads()
     try:
-        assert published.certify().status is CertificateStatus.DIFFERS
+        with torch.enable_grad():  # what the child leaves off is as before behind it
+            return certificate_child.measure(job)
     finally:
-        published.packed = right
+        torch.set_num_threads(num_threads)
 
 
-def run_child(published: Published, script: str, **changes: object) -> Certificate:
-    """The child's `measure`, with `script` run before it."""
-    job = CertificateJob(
-        digest=published.digest,
-        blob=str(published.blob()),
-        packed_path=str(published.packed),
-        base_fingerprint=published.bench.layout.fingerprint,
-        engine=published.engine,
-    )
-    job = msgspec.structs.replace(job, **changes)
+def run_child(job: CertificateJob, script: str) -> Certificate:
+    """The child's `main`, with `script` run before it."""
 
     async def run() -> bytes:
         process = await asyncio.create_subprocess_exec(
@@ -136,30 +144,34 @@ def run_child(published: Published, script: str, **changes: object) -> Certifica
     return msgspec.json.decode(asyncio.run(run()).strip(), type=Certificate)
 
 
-OTHER_EXPERTS = """
-from loraserve.control.contents import certificate_child
-compare, prompts = certificate_child._compare, []
-def compare_changed(job, model, sample):
-    prompts.append(sample.prompt)
-    if len(prompts) == 1:
-        sample.rows = [row.roll(1) for row in sample.rows]
-    return compare(job, model, sample)
-certificate_child._compare = compare_changed
-"""
-"""As if rounding had sent a token of the first prompt to other experts."""
+def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) -> Certificate:
+    """As if rounding had sent a token of the first prompt to other experts."""
+    compare, prompts = certificate_child._compare, []
+
+    def compare_changed(job: CertificateJob, model: PeftModel, sample: certificate_child.Sample) -> Certificate:
+        prompts.append(sample.prompt)
+        if len(prompts) == 1:
+            sample.rows = [row.roll(1) for row in sample.rows]
+        return compare(job, model, sample)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(certificate_child, "_compare", compare_changed)
+        return measure(job)
 
 
-def test_of_experts_one_prompt_that_agrees_is_enough(published: Published, tmp_path: Path) -> None:
+def test_of_experts_one_prompt_that_agrees_is_enough(
+    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_experts = Published(tmp_path, "rank1", "mixtral")
-    assert run_child(of_experts, OTHER_EXPERTS).status is CertificateStatus.AGREES
-    assert run_child(published, OTHER_EXPERTS).status is CertificateStatus.DIFFERS
+    assert send_to_other_experts(of_experts.job(), monkeypatch).status is CertificateStatus.AGREES
+    assert send_to_other_experts(published.job(), monkeypatch).status is CertificateStatus.DIFFERS
 
 
 def test_is_skipped_where_peft_is_not_installed(published: Published) -> None:
     without = (
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'peft' else f(n, *a)"
     )
-    certificate = run_child(published, without)
+    certificate = run_child(published.job(), without)
     assert (certificate.status, certificate.reason) == (CertificateStatus.SKIPPED, "peft is not installed")
 
 
@@ -174,15 +186,14 @@ def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp
 
 
 def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:
-    certificate = run_child(published, "", memory_factor=1e9)
-    assert certificate.status is CertificateStatus.SKIPPED
-    assert "times the base's" in (certificate.reason or "")
+    with pytest.raises(certificate_child.Skipped, match="times the base's"):
+        measure(published.job(memory_factor=1e9))
 
 
 def test_is_skipped_where_a_gpu_serves_not_where_one_merely_is(published: Published) -> None:
     with_gpu = "import torch; torch.cuda.is_available = lambda: True; torch.cuda.device_count = lambda: 1"
-    assert run_child(published, with_gpu).status is CertificateStatus.AGREES
-    on_gpu = run_child(published, with_gpu, engine=replace(published.engine, device="cuda:0"))
+    assert run_child(published.job(), with_gpu).status is CertificateStatus.AGREES
+    on_gpu = run_child(published.job(engine=replace(published.engine, device="cuda:0")), with_gpu)
     assert on_gpu.reason == "it is measured on CPUs only"
 
 
