@@ -14,8 +14,8 @@ from loraserve.engine import startup
 from loraserve.engine.request import EngineRequest, TokenLogprob
 from tests.support.engines import add_adapters, greedy, make_engine, run
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_adapters import save_adapters
-from tests.support.tiny_models import save_tiny_model
+from tests.support.tiny_adapters import adapter_configs, save_adapters
+from tests.support.tiny_models import save_model, shallow_model
 
 pytestmark = [
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
@@ -82,7 +82,9 @@ def test_gives_what_the_same_cache_gives_in_plain_torch(
 
     A key between two values of e4m3 may be rounded to either after another order of additions: hence 1e-3.
     """
-    save_adapters(save_tiny_model(family, tmp_path / "model"), tmp_path / "adapters")
+    model = shallow_model(family)
+    save_model(model, tmp_path / "model")
+    save_adapters(model, tmp_path / "adapters", {ADAPTER: adapter_configs(model)[ADAPTER]})
     options = {"kv_cache_dtype": "fp8", "enforce_eager": enforce_eager}
     found = logprobs_of(tmp_path, gpu, backend="triton", **options)
     expected = logprobs_of(tmp_path, gpu, backend="reference", **options)

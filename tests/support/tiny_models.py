@@ -127,6 +127,16 @@ def multimodal_config() -> Gemma3Config:
     )
 
 
+def shallow_model(architecture: str, seed: int = 0) -> PreTrainedModel:
+    """Of its first two layers, which have all that is between layers: for Triton's interpreter, which takes seconds for
+    each."""
+    config = (CONFIGS | EXPERTS)[architecture]()
+    config.num_hidden_layers = 2
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    return random_model(config, seed)
+
+
 def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
     return random_model((CONFIGS | EXPERTS)[architecture](), seed)
 
