@@ -15,7 +15,16 @@ from tests.support.adapter_variants import twin
 from tests.support.console_blocks import console_commands
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.management import offline_admin_key
-from tests.support.server_process import START_S, WAIT_S, ServerProcess, command, environment, serve, stop
+from tests.support.server_process import (
+    START_S,
+    WAIT_S,
+    ServerProcess,
+    command,
+    environment,
+    serve,
+    share_kernels,
+    stop,
+)
 
 ROOT = Path(__file__).parents[2]
 NOT_HERE = ("loraserve serve", "loraserve doctor", "loraserve ui login", "docker", "kubectl", "pip", "make", "export")
@@ -112,7 +121,7 @@ def _metrics_url(server: ServerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's: `path/to/…`, what is written without it, and `loraserve` in its path."""
+    """A reader's home: `path/to/…`, what is written without it, `loraserve` in its path, and compiled kernels."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "path" / "to").mkdir(parents=True)
     (folder / "path" / "to" / "model").symlink_to(ADAPTER_DIR.parent / "model")
@@ -122,6 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = folder / "bin" / "loraserve"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
     program.chmod(0o755)
+    share_kernels(folder / ".cache" / "loraserve")
     return folder
 
 

@@ -115,7 +115,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 @contextmanager
 def serve(data_dir: Path, *args: str, variables: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """Ready to answer. Killed on leaving, unless it has ended by then. variables: of its environment."""
-    _share_kernels(data_dir)
+    share_kernels(data_dir / "kernels")
     options = ("--port", "0", "--num-threads", "1", "--no-certificates", "--data-dir", str(data_dir))
     with _running(_started(command("serve", *options, *args), environment() | (variables or {}))) as server:
         yield server
@@ -147,12 +147,12 @@ def _started(words: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
-def _share_kernels(data_dir: Path) -> None:
-    """Compiled kernels come from where engines of tests have theirs, so that not every data directory gets its own."""
-    kernels = data_dir / "kernels"
-    if not kernels.exists():
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kernels.symlink_to(private_directory(None))
+def share_kernels(folder: Path) -> None:
+    """Compiled kernels come from where engines of tests have theirs, so that not every data directory or home gets its
+    own. folder: where they are looked for."""
+    if not folder.exists():
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.symlink_to(private_directory(None))
 
 
 @contextmanager
