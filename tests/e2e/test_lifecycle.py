@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.support.demo_questions import templated
-from tests.support.server_process import WAIT_S, ServerProcess, run_command, serve, wait_until
+from tests.support.server_process import WAIT_S, ServerProcess, run_command, serve, serve_fake, wait_until
 
 ENDLESS: dict[str, Any] = {"max_tokens": 1000, "ignore_eos": True}
 KEYS = ("first-key", "second-key")
@@ -70,9 +70,12 @@ def test_a_second_sigterm_ends_it_at_once(data_dir: Path) -> None:
         engine.wait(WAIT_S)
 
 
-def test_a_killed_engine_is_told_to_clients_and_ends_the_server_with_the_reason(data_dir: Path) -> None:
-    """The server does not restart its engine: whoever supervises it sees exit code 1, and clients see an error."""
-    with serve(data_dir) as server, streaming(server, **ENDLESS) as events:
+def test_a_killed_engine_is_told_to_clients_and_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    """The server does not restart its engine: whoever supervises it sees exit code 1, and clients see an error.
+
+    What it computed until it was killed makes no difference: this engine has no model.
+    """
+    with serve_fake(tmp_path) as server, streaming(server, model="fake", **ENDLESS) as events:
         server.engine().kill()
         *_, last = events
         assert (last["error"]["code"], last["error"]["type"]) == ("engine_dead", "server_error")

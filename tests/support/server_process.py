@@ -25,6 +25,8 @@ START_S = 120.0
 """The first start may compile kernels."""
 WAIT_S = 60.0
 POLL_S = 0.02
+ENGINES = (".engine_process", "/fake_engine.py")
+"""How the word of its command ends that says which one it is."""
 PYTHON = (sys.executable, "-P")
 SERVE_FAKE = Path(__file__).with_name("serve_fake.py")
 
@@ -65,7 +67,7 @@ class ServerProcess:
     def engine(self) -> psutil.Process:
         """Not the private Redis, nor a process that validates an adapter."""
         children = psutil.Process(self.process.pid).children()
-        (engine,) = (child for child in children if "engine" in " ".join(child.cmdline()))
+        (engine,) = (child for child in children if any(word.endswith(ENGINES) for word in child.cmdline()))
         return engine
 
     def signal(self, number: signal.Signals) -> None:
