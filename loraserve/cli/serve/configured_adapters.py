@@ -114,7 +114,9 @@ class AdapterDirWatch:
         """What is there now is the start's to publish. Reads the folder."""
         self._folder = folder
         self._configured = configured
-        self._before = self._done = _states_below(folder)
+        self._before = _states_below(folder)
+        self._done = dict(self._before)
+        """Also of folders that are gone: they may come back as they were, with the disk that they are on."""
         self._complaints: dict[LoraModule, str] = {}
 
     async def look(self) -> None:
@@ -124,7 +126,6 @@ class AdapterDirWatch:
         """
         before, found = self._before, await asyncio.to_thread(_states_below, self._folder)
         self._before = found
-        self._done = {adapter: states for adapter, states in self._done.items() if adapter in found}
         for adapter, states in found.items():
             if before.get(adapter) == states and self._done.get(adapter) != states:
                 if await self._publish(adapter):

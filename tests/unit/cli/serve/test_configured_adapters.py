@@ -107,6 +107,14 @@ def test_folders_that_come_or_change_are_published_once_they_are_still(watched: 
     assert watched.looks(3) == ["new"]
 
 
+def test_folders_that_come_back_as_they_were_are_none_that_changed(watched: Watched) -> None:
+    """Of a disk that was away for a while: what somebody deleted meanwhile stays deleted."""
+    watched.folder.rename(watched.folder.with_name("away"))
+    assert watched.looks(2) == []
+    watched.folder.with_name("away").rename(watched.folder)
+    assert watched.looks(3) == []
+
+
 def test_a_folder_is_nothing_until_both_files_are_there(watched: Watched) -> None:
     fake_adapter(watched.folder / "new", 2)
     weights = watched.folder / "new" / "adapter_model.safetensors"
