@@ -9,7 +9,7 @@ import rich_click as click
 
 from loraserve.api.schemas.reports import report_item
 from loraserve.cli.admin.output import print_report
-from loraserve.cli.serve.settings import DEMO
+from loraserve.cli.serve.settings import DEMO, default_data_dir
 from loraserve.control.ingest.report import validate_adapter
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.model_description import ModelDescription
@@ -21,7 +21,7 @@ KV_BYTES = 64 << 20
 def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
     """Prints the report; ends with exit code 1 for an adapter that is refused."""
     try:
-        served = asyncio.run(_description_of(model or str(DEMO / "model")))
+        served = asyncio.run(_description_of(model or str(DEMO / "model"), _compiled_kernels(is_demo=model is None)))
     except EngineStartFailedError as error:
         raise click.ClickException(str(error)) from error
     report = validate_adapter(folder, served.layout, served.chat_template)
@@ -33,11 +33,25 @@ def validate_folder(folder: Path, model: str | None, as_json: bool) -> None:
     sys.exit(not report.accepted)
 
 
-async def _description_of(model: str) -> ModelDescription:
+async def _description_of(model: str, kernels: Path | None) -> ModelDescription:
     """By loading the model: only a model that runs says what its linears are."""
-    config = EngineConfig(model=model, kv_cache_memory_bytes=KV_BYTES, adapter_memory_bytes=KV_BYTES)
+    config = EngineConfig(
+        model=model,
+        kv_cache_memory_bytes=KV_BYTES,
+        adapter_memory_bytes=KV_BYTES,
+        kernel_cache_dir=None if kernels is None else str(kernels),
+    )
     engine = await LocalEngine.start(config, lambda phase, done, total: None)
     try:
         return engine.model
     finally:
         await engine.close(0)
+
+
+def _compiled_kernels(*, is_demo: bool) -> Path | None:
+    """Where this user's server keeps its own, if there was one: compiling them takes 20 s of a core."""
+    try:
+        folder = default_data_dir() / ("demo/kernels" if is_demo else "kernels")
+    except click.UsageError:  # no home, so no server's folder in it
+        return None
+    return folder if folder.is_dir() else None
