@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPS = {
+    "_lora_embed_kernel",
     "_lora_shrink_kernel",
     "_lora_expand_kernel",
     "_lora_expand_rows_kernel",
