@@ -62,12 +62,18 @@ class Backend(SamplesOnHost, Protocol):
         ...
 
     def lora_embed(
-        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+        self,
+        y: Tensor,
+        token_ids: Tensor,
+        embed_scale: float,
+        group: LoraGroup,
+        table: AdapterTable,
+        segments: Segments,
     ) -> None:
-        """Add factor * scaling * A[:, token] B of each row's adapter to y, in place.
+        """Add embed_scale * scaling * A[:, token] B of each row's adapter to y, in place.
 
-        token_ids: int64 [T], below the group's in_features; y: [T, out_features] of its only member. Otherwise as
-        `lora_add`, without biases.
+        token_ids: int64 [T], below the group's in_features; y: [T, out_features] of its only member; embed_scale: that
+        the base model multiplies rows of its table with. Otherwise as `lora_add`, without biases.
         """
         ...
 

@@ -121,10 +121,16 @@ class CpuBackend:
             lora_bias_add(y, group, table, segments)
 
     def lora_embed(
-        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+        self,
+        y: Tensor,
+        token_ids: Tensor,
+        embed_scale: float,
+        group: LoraGroup,
+        table: AdapterTable,
+        segments: Segments,
     ) -> None:
         """See `Backend.lora_embed`. Rare, so plain torch."""
-        self._reference.lora_embed(y, token_ids, factor, group, table, segments)
+        self._reference.lora_embed(y, token_ids, embed_scale, group, table, segments)
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`. Nothing is written when a slot is outside the cache."""

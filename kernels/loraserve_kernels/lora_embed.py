@@ -1,4 +1,4 @@
-"""y += factor * scaling * A[:, token] B for the adapter of each row: LoRA on an embedding, A with a column a token."""
+"""y += embed_scale * scaling * A[:, token] B for the adapter of each row: LoRA on an embedding, A with a column a token."""
 
 import torch
 from torch import Tensor
@@ -22,17 +22,17 @@ def check_lora_embed(y: Tensor, token_ids: Tensor, group: LoraGroup, table: Adap
 
 
 def lora_embed_reference(
-    y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+    y: Tensor, token_ids: Tensor, embed_scale: float, group: LoraGroup, table: AdapterTable, segments: Segments
 ) -> None:
     """`Backend.lora_embed` in plain torch, one segment after the other."""
     starts, slots = segments.start.tolist(), segments.adapter_slot.tolist()
     member = group.member_start
     for slot, first, end in zip(slots, starts[:-1], starts[1:], strict=True):
-        rank = int(table.lora_rank[slot, member]) if slot >= 0 else 0
-        if rank == 0 or first == end:
+        lora_rank = int(table.lora_rank[slot, member]) if slot >= 0 else 0
+        if lora_rank == 0 or first == end:
             continue
-        a = matrix(table, int(table.offset_a[slot, group.group_index]), rank, group.in_features)
-        b = matrix(table, int(table.offset_b[slot, member]), rank, y.shape[1])
+        a = matrix(table, int(table.offset_a[slot, group.group_index]), lora_rank, group.in_features)
+        b = matrix(table, int(table.offset_b[slot, member]), lora_rank, y.shape[1])
         hidden = a[:, token_ids[first:end]].T.float()
         rows = y[first:end]
-        rows.copy_(rows.float() + lora_expand_reference(hidden, b, factor * float(table.scaling[slot, member])))
+        rows.copy_(rows.float() + lora_expand_reference(hidden, b, embed_scale * float(table.scaling[slot, member])))

@@ -62,12 +62,18 @@ class ReferenceBackend(ReferenceSampling):
                 lora_bias_add(y, group, table, segments)
 
     def lora_embed(
-        self, y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, segments: Segments
+        self,
+        y: Tensor,
+        token_ids: Tensor,
+        embed_scale: float,
+        group: LoraGroup,
+        table: AdapterTable,
+        segments: Segments,
     ) -> None:
         """See `Backend.lora_embed`."""
         check_lora_embed(y, token_ids, group, table)
         if segments.has_adapter:
-            lora_embed_reference(y, token_ids, factor, group, table, segments)
+            lora_embed_reference(y, token_ids, embed_scale, group, table, segments)
 
     def kv_write(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
         """See `Backend.kv_write`."""

@@ -60,8 +60,8 @@ class CausalModel:
         self.lora_groups = _lora_groups(self.layout)
         self._embedding_adapters = None
         if structure.embedding is not None:
-            factor = structure.embedding.factor
-            self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], factor, self._context)
+            embed_scale = structure.embedding.embed_scale
+            self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):

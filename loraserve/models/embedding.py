@@ -22,7 +22,7 @@ class EmbeddingSpec:
     name: str
     weight: Tensor
     """[num_embeddings, hidden_size]"""
-    factor: float
+    embed_scale: float
     """That rows of it are multiplied with (Gemma 3)."""
 
 
@@ -37,12 +37,12 @@ def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[li
         yield found
         return
     weight = embedding.weight.detach()
-    factor = float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0), dtype=weight.dtype))
+    embed_scale = float(torch.as_tensor(getattr(embedding, "embed_scale", 1.0), dtype=weight.dtype))
     are_lookups: list[bool] = []
 
     def note(_embedding: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         is_of_tokens = bool(args) and torch.equal(args[0].flatten(), token_ids.flatten())
-        are_lookups.append(is_of_tokens and torch.equal(output, weight[args[0]] * factor))
+        are_lookups.append(is_of_tokens and torch.equal(output, weight[args[0]] * embed_scale))
 
     handle = embedding.register_forward_hook(note)
     try:
@@ -50,28 +50,32 @@ def recorded_embedding(model: PreTrainedModel, token_ids: Tensor) -> Iterator[li
     finally:
         handle.remove()
     if are_lookups and all(are_lookups):
-        found.append(EmbeddingSpec(name, weight, factor))
+        found.append(EmbeddingSpec(name, weight, embed_scale))
 
 
 class EmbeddingAdapters:
     """What adapters add to the embeddings of tokens."""
 
-    def __init__(self, group: LoraGroup, factor: float, context: ForwardContext) -> None:
-        """factor: see `EmbeddingSpec`."""
+    def __init__(self, group: LoraGroup, embed_scale: float, context: ForwardContext) -> None:
+        """embed_scale: see `EmbeddingSpec`."""
         self._group = group
-        self._factor = factor
+        self._embed_scale = embed_scale
         self._context = context
 
     def attach(self, embedding: nn.Module) -> None:
         embedding.register_forward_hook(self._add)
 
     def are_in(self, batch: StepBatch) -> bool:
-        """Whether an adapter of the batch has a part in this. For tensors on a CPU: 5 us where no adapter has."""
+        """Whether an adapter of the batch has a part in this. For tensors on a CPU."""
         table, segments = self._context.adapter_table, batch.segments
         if table is None or not segments.has_adapter:
             return False
-        lora_rank, slots = table.lora_rank[:, self._group.member_start].numpy(), segments.adapter_slot.numpy()
-        return bool(lora_rank.any()) and bool(lora_rank[slots[slots >= 0]].any())
+        # By numpy, as each step with adapters asks: 4 µs where none that is loaded has, else 10 (EPYC); by torch 20.
+        lora_rank = table.lora_rank.numpy()[:, self._group.member_start]
+        if not lora_rank.any():
+            return False
+        adapter_slot = segments.adapter_slot.numpy()
+        return bool(lora_rank[adapter_slot[adapter_slot >= 0]].any())
 
     def _add(self, _embedding: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
         context = self._context
@@ -81,7 +85,7 @@ class EmbeddingAdapters:
         if segments.has_adapter:
             context.await_adapters(self._group)
             rows, token_ids = y.view(-1, y.shape[-1]), args[0].view(-1)
-            context.backend.lora_embed(rows, token_ids, self._factor, self._group, context.adapter_table, segments)
+            context.backend.lora_embed(rows, token_ids, self._embed_scale, self._group, context.adapter_table, segments)
 
 
 class PackedEmbedding(nn.Module):

@@ -3,10 +3,10 @@ import torch
 from loraserve_kernels.lora_add import LoraInputs, make_lora_inputs, matrix
 
 BASE = -1
-FACTOR = 1.75
+EMBED_SCALE = 1.75
 
 
-def expected_output(lora: LoraInputs, token_ids: torch.Tensor, factor: float = FACTOR) -> torch.Tensor:
+def expected_output(lora: LoraInputs, token_ids: torch.Tensor, embed_scale: float = EMBED_SCALE) -> torch.Tensor:
     """float64: y after the op."""
     table, group = lora.table, lora.group
     expected, member = lora.y.double(), group.member_start
@@ -17,7 +17,7 @@ def expected_output(lora: LoraInputs, token_ids: torch.Tensor, factor: float = F
             a = matrix(table, int(table.offset_a[slot, group.group_index]), rank, group.in_features).double()
             b = matrix(table, int(table.offset_b[slot, member]), rank, lora.y.shape[1]).double()
             one_hot = torch.nn.functional.one_hot(token_ids[first:end], group.in_features).double()
-            expected[first:end] += factor * float(table.scaling[slot, member]) * (one_hot @ a.T @ b)
+            expected[first:end] += embed_scale * float(table.scaling[slot, member]) * (one_hot @ a.T @ b)
     return expected
 
 
@@ -46,7 +46,7 @@ def test_adds_each_rows_own_product(
     lora = make_lora_inputs(rows, slots, slot_ranks, num_embeddings, (hidden_size,), dtype, device)
     token_ids, untouched = make_token_ids(lora), lora.y.clone()
     expected = expected_output(lora, token_ids)
-    backend.lora_embed(lora.y, token_ids, FACTOR, lora.group, lora.table, lora.segments)
+    backend.lora_embed(lora.y, token_ids, EMBED_SCALE, lora.group, lora.table, lora.segments)
     assert_close(lora.y, expected)
     first = 0
     for slot, count in zip(slots, rows, strict=True):
@@ -55,12 +55,12 @@ def test_adds_each_rows_own_product(
         first += count
 
 
-def test_the_tolerance_catches_another_token_and_a_missing_factor(backend, device, assert_close):
+def test_the_tolerance_catches_another_token_and_a_missing_scale(backend, device, assert_close):
     lora = make_lora_inputs([5, 4], [0, 1], [(8,), (3,)], 40, (64,), torch.float16, device)
     token_ids = make_token_ids(lora)
-    wrong_tokens, no_factor = expected_output(lora, token_ids.roll(1)), expected_output(lora, token_ids, 1.0)
-    backend.lora_embed(lora.y, token_ids, FACTOR, lora.group, lora.table, lora.segments)
-    for wrong in (wrong_tokens, no_factor):
+    wrong_tokens, unscaled = expected_output(lora, token_ids.roll(1)), expected_output(lora, token_ids, 1.0)
+    backend.lora_embed(lora.y, token_ids, EMBED_SCALE, lora.group, lora.table, lora.segments)
+    for wrong in (wrong_tokens, unscaled):
         with pytest.raises(AssertionError):
             assert_close(lora.y, wrong)
 
@@ -70,4 +70,4 @@ def test_refuses_ids_that_are_not_the_rows(backend, device):
     token_ids = make_token_ids(lora)
     for wrong, message in ((token_ids[:-1], "token_ids is"), (token_ids.int(), "token_ids")):
         with pytest.raises(ValueError, match=message):
-            backend.lora_embed(lora.y, wrong, FACTOR, lora.group, lora.table, lora.segments)
+            backend.lora_embed(lora.y, wrong, EMBED_SCALE, lora.group, lora.table, lora.segments)

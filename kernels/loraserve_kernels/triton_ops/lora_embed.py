@@ -1,4 +1,4 @@
-"""y += factor * scaling * A[:, token] B for the adapter of each row."""
+"""y += embed_scale * scaling * A[:, token] B for the adapter of each row."""
 
 # Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -13,7 +13,7 @@ from loraserve_kernels.lora_tiles import expand_tile_rows
 from loraserve_kernels.triton_ops.launch import launch, wait_for_inputs
 from loraserve_kernels.triton_ops.lora_shared import TARGET_PROGRAMS, expand_tile
 
-_BLOCK_SIZE = 2048
+_BLOCK_ELEMENTS = 2048
 """Rows times columns of a program, so that it needs few registers."""
 
 
@@ -28,7 +28,7 @@ def _lora_embed_kernel(
     offset_b_ptr,  # int64 [num_slots, num_members]; the next two likewise
     lora_rank_ptr,
     scaling_ptr,
-    factor,
+    embed_scale,
     y_stride,
     num_tiles,
     num_groups,
@@ -69,19 +69,19 @@ def _lora_embed_kernel(
             y_block_ptr = y_ptr + row[:, None] * y_stride + column[None, :]
             is_y = is_row[:, None] & is_column[None, :]
             y = tl.load(y_block_ptr, mask=is_y)
-            total = y.to(tl.float32) + total * (scaling * factor)
+            total = y.to(tl.float32) + total * (scaling * embed_scale)
             tl.store(y_block_ptr, total.to(y.dtype), mask=is_y)
         tile += tl.num_programs(1)
         adapter_slot = tl.load(expand_tile(tiles_ptr, tile), mask=tile < num_tiles, other=-1).to(tl.int64)
 
 
 def lora_embed(
-    y: Tensor, token_ids: Tensor, factor: float, group: LoraGroup, table: AdapterTable, tiles: Tensor
+    y: Tensor, token_ids: Tensor, embed_scale: float, group: LoraGroup, table: AdapterTable, tiles: Tensor
 ) -> None:
     """Adds to y in place; arguments as checked by `check_lora_embed`. Rows in no tile are neither read nor written."""
     (out_features,) = group.out_features
     block_m = expand_tile_rows(y.shape[0])
-    block_n = min(_BLOCK_SIZE // block_m, 128)
+    block_n = min(_BLOCK_ELEMENTS // block_m, 128)
     column_blocks = ceil_div(out_features, block_n)
     launch(
         _lora_embed_kernel,
@@ -94,7 +94,7 @@ def lora_embed(
         table.offset_b,
         table.lora_rank,
         table.scaling,
-        factor,
+        embed_scale,
         y.stride(0),
         tiles.shape[0],
         table.offset_a.shape[1],
