@@ -1,4 +1,4 @@
-"""y += embed_scale * scaling * A[:, token] B for the adapter of each row: LoRA on an embedding, A with a column a token."""
+"""y += embed_scale * scaling * A[:, token] B for the adapter of each row: LoRA on an embedding."""
 
 import torch
 from torch import Tensor

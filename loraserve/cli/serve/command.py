@@ -137,8 +137,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--adapter-dir-scan-s",
     panel="Adapters",
     type=click.FloatRange(0),
-    default=10.0,
-    help="Seconds between looks for folders that came to --adapter-dir or changed; 0 = only at the start.",
+    help="Seconds between looks for folders that came to --adapter-dir or changed; 0 = only at the start. [10]",
 )
 @_option("--adapter-memory-bytes", panel="Adapters", type=HumanInt(), help="For adapters in use; 512M, 4G, …")
 @_option(
@@ -349,5 +348,7 @@ def _check(settings: ServeSettings) -> None:
         raise click.UsageError("--enable-auto-tool-choice needs --tool-call-parser")
     if settings.uds and settings.host:
         raise click.UsageError("--uds excludes --host")
+    if settings.adapter_dir_scan_s is not None and settings.adapter_dir is None:
+        raise click.UsageError("--adapter-dir-scan-s needs --adapter-dir")
     if settings.metrics_host and settings.metrics_port is None:
         raise click.UsageError("--metrics-host needs --metrics-port")

@@ -30,6 +30,7 @@ PUBLISHED_AT_ONCE = 8
 """Enough to keep the processes that check them busy, far fewer than the uploads a tenant may have open."""
 
 _PASSING = SERVER_FAULTS | {ErrorCode.INSUFFICIENT_QUOTA}
+"""What may be otherwise at the next try."""
 
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +53,10 @@ class ConfiguredAdapters:
         async def publish_next() -> None:
             nonlocal num_done
             for adapter in pending:
-                await self.publish_one(adapter)
+                try:
+                    await self.publish_one(adapter)
+                except (AdapterError, ServingError, OSError) as error:
+                    raise StartError(_said(adapter, error)) from error
                 num_done += 1
                 on_progress(num_done)
 
@@ -63,23 +67,18 @@ class ConfiguredAdapters:
         await self.save()
 
     async def publish_one(self, adapter: LoraModule) -> None:
-        """Raises `StartError`."""
-        try:
-            digest = await asyncio.to_thread(self._digest, adapter.path)
-            if self._is_live(adapter.name, digest):
-                return
-            await self._control.uploads.from_path(
-                server_principal(SHARED_TENANT, CONFIG_ACTOR),
-                "",
-                adapter.name,
-                adapter.path,
-                roots=None,
-                follow_links=FollowLinks.ALWAYS,
-            )
-        except (AdapterError, ServingError) as error:
-            raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.message}") from error
-        except OSError as error:
-            raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {error.strerror}") from error
+        """Raises `AdapterError`, `ServingError`, `OSError`."""
+        digest = await asyncio.to_thread(self._digest, adapter.path)
+        if self._is_live(adapter.name, digest):
+            return
+        await self._control.uploads.from_path(
+            server_principal(SHARED_TENANT, CONFIG_ACTOR),
+            "",
+            adapter.name,
+            adapter.path,
+            roots=None,
+            follow_links=FollowLinks.ALWAYS,
+        )
 
     async def save(self) -> None:
         """What a restart need not read again."""
@@ -118,6 +117,7 @@ class AdapterDirWatch:
         self._done = dict(self._before)
         """Also of folders that are gone: they may come back as they were, with the disk that they are on."""
         self._complaints: dict[LoraModule, str] = {}
+        """About those that are tried again."""
 
     async def look(self) -> None:
         """Takes those whose files are as they were at the last look: none is read while it is being written.
@@ -136,18 +136,20 @@ class AdapterDirWatch:
         """Whether there is nothing left to do."""
         try:
             await self._configured.publish_one(adapter)
-        except StartError as error:
-            if self._complaints.get(adapter) != str(error):
-                self._complaints[adapter] = str(error)
-                _logger.warning("%s", error)
-            return not _may_pass(error.__cause__)
+        except (AdapterError, ServingError, OSError) as error:
+            complaint = _said(adapter, error)
+            if self._complaints.get(adapter) != complaint:
+                _logger.warning("%s", complaint)
+            if isinstance(error, OSError) or (isinstance(error, ServingError) and error.code in _PASSING):
+                self._complaints[adapter] = complaint
+                return False
         self._complaints.pop(adapter, None)
-        _logger.info("adapter %r is that of %s", adapter.name, adapter.path)
         return True
 
 
-def _may_pass(cause: BaseException | None) -> bool:
-    return isinstance(cause, OSError) or (isinstance(cause, ServingError) and cause.code in _PASSING)
+def _said(adapter: LoraModule, error: AdapterError | ServingError | OSError) -> str:
+    reason = error.strerror if isinstance(error, OSError) else error.message
+    return f"adapter {adapter.name!r} from {adapter.path}: {reason}"
 
 
 def _states_below(folder: Path) -> dict[LoraModule, States]:

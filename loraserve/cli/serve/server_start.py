@@ -108,9 +108,9 @@ async def _build(
         calm_garbage_collector()
         await control.start()
         configured = ConfiguredAdapters(control, engine.model.layout, limits)
-        if settings.watched_adapter_dir is not None:
-            watch = await asyncio.to_thread(AdapterDirWatch, settings.watched_adapter_dir, configured)
-            control.background.every("looking at --adapter-dir", settings.adapter_dir_scan_s, watch.look)
+        if settings.adapter_dir is not None and settings.scan_interval_s > 0:
+            watch = await asyncio.to_thread(AdapterDirWatch, settings.adapter_dir, configured)
+            control.background.every("looking at --adapter-dir", settings.scan_interval_s, watch.look)
         adapters = settings.adapters
         await configured.publish(adapters, lambda num_done: display.show("loading adapters", num_done, len(adapters)))
         notes = await asyncio.to_thread(notes_on_chat_templates, adapters, engine.model.chat_template)

@@ -18,6 +18,7 @@ DEMO = Path(__file__).parents[2] / "demo"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 """As a Host header has them. Checking it keeps web pages of other sites away from an open server."""
 DEMO_NAME = "loraserve-demo"
+ADAPTER_DIR_SCAN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class ServeSettings:
     enable_lora: bool | None
     lora_modules: tuple[LoraModule, ...]
     adapter_dir: Path | None
-    adapter_dir_scan_s: float
+    adapter_dir_scan_s: float | None
     adapter_memory_bytes: int | None
     adapter_host_memory_bytes: int | None
     max_loras: int | None
@@ -121,9 +122,9 @@ class ServeSettings:
         return found
 
     @property
-    def watched_adapter_dir(self) -> Path | None:
-        """Of which folders are published that come or change while the server runs."""
-        return None if self.enable_lora is False or self.adapter_dir_scan_s == 0 else self.adapter_dir
+    def scan_interval_s(self) -> float:
+        """Between looks at --adapter-dir while the server runs; 0 = none."""
+        return ADAPTER_DIR_SCAN_S if self.adapter_dir_scan_s is None else self.adapter_dir_scan_s
 
     @property
     def is_on_loopback(self) -> bool:

@@ -13,7 +13,6 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve.cli.serve import configured_adapters
 from loraserve.cli.serve.configured_adapters import AdapterDirWatch, ConfiguredAdapters
 from loraserve.cli.serve.option_types import LoraModule
-from loraserve.cli.serve.start_error import StartError
 from loraserve.control.control_plane import ControlPlane
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.management import fake_adapter
@@ -64,7 +63,7 @@ class Published:
     async def publish_one(self, adapter: LoraModule) -> None:
         self.names.append(adapter.name)
         if self.cause is not None:
-            raise StartError(f"{adapter.name}: {self.cause}") from self.cause
+            raise self.cause
 
     async def save(self) -> None:
         pass
@@ -124,6 +123,10 @@ def test_a_folder_is_nothing_until_both_files_are_there(watched: Watched) -> Non
     assert watched.looks(2) == ["new"]
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
 @pytest.mark.parametrize(
     "cause", [AdapterError("bad_json", "it is bad"), ServingError(ErrorCode.ADAPTER_REJECTED, "it is bad")]
 )
@@ -135,7 +138,7 @@ def test_what_is_wrong_with_an_adapter_is_said_once_until_it_changes(
     assert watched.looks(4) == ["bad"]
     fake_adapter(watched.folder / "bad", 3)
     assert watched.looks(4) == ["bad"]
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == ["bad: it is bad"]
+    assert warnings(caplog) == [f"adapter 'bad' from {watched.folder / 'bad'}: it is bad"] * 2
 
 
 def test_what_fails_for_another_reason_is_tried_again_and_said_once(
@@ -146,4 +149,4 @@ def test_what_fails_for_another_reason_is_tried_again_and_said_once(
     assert watched.looks(4) == ["new"] * 3
     watched.published.cause = None
     assert watched.looks(3) == ["new"]
-    assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == ["new: not now"]
+    assert warnings(caplog) == [f"adapter 'new' from {watched.folder / 'new'}: not now"]

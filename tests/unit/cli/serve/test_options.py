@@ -85,6 +85,13 @@ def test_metrics_are_for_this_machine_unless_said_otherwise(started: Started) ->
     assert "--metrics-host needs --metrics-port" in invoke("--metrics-host", "0.0.0.0", code=2)
 
 
+def test_looks_at_the_adapter_dir_need_one(started: Started, tmp_path: Path) -> None:
+    for interval in ((), ("--adapter-dir-scan-s", "0"), ("--adapter-dir-scan-s", "2.5")):
+        invoke("--adapter-dir", str(tmp_path), *interval)
+    assert [settings.scan_interval_s for settings in started] == [10, 0, 2.5]
+    assert "--adapter-dir-scan-s needs --adapter-dir" in invoke("--adapter-dir-scan-s", "5", code=2)
+
+
 def test_two_models_are_refused(started: Started) -> None:
     assert "two models" in invoke("a", "--model", "b", code=2)
 
