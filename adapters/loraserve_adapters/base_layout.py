@@ -18,7 +18,7 @@ class BaseModule:
     """Of the weight's bytes in `BaseLayout.dtype`; given for the embedding and `lm_head`, whose base weights PEFT saves
     with their LoRA."""
     num_matrices: int | None = None
-    """Of that shape, in a bare weight: one for each expert, one of a router. None = a linear."""
+    """Of that shape, in a bare weight: one for each expert, one of a router. None = a linear or the embedding."""
     expert_linears: tuple[str, ...] = ()
     """The linears of each expert that this weight has one after the other: gate_proj and up_proj, up_proj or down_proj.
     Empty where their outputs take turns, or it is no weight of experts."""

@@ -206,7 +206,8 @@ def _served_tensors(members: Iterable[BaseModule]) -> dict[str, tuple[tuple[int,
 
 
 def _name_in_base(tensor_name: str) -> str | None:
-    """PEFT saves a targeted `lm_head` as `….base_layer.weight`, an untargeted, resized one as `….weight`."""
+    """PEFT saves the weight of a targeted `lm_head` or embedding as `….base_layer.weight`, of others as `….weight`; a
+    bias likewise."""
     if not tensor_name.startswith(KEY_PREFIX):
         return None
     owner, _, kind = tensor_name.removeprefix(KEY_PREFIX).rpartition(".")
@@ -234,7 +235,8 @@ def _unexpected(
             return _refused("unexpected_tensor", name, reason)
         return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
     if kind not in (*_OF_LINEARS, *_OF_EMBEDDINGS):
-        hint = "save_pretrained of PEFT writes lora_A.weight and lora_B.weight without an adapter name"
+        expected = " and ".join(known.get(module, _OF_LINEARS))
+        hint = f"save_pretrained of PEFT writes {expected} without an adapter name"
         return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known and kind not in known[module]:
         return _refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")

@@ -340,6 +340,12 @@ def test_the_tensors_of_an_embedding_are_taken_with_the_copy_of_its_table(tmp_pa
         ),
         (renamed(f"{EMBEDDING}.lora_embedding_B", f"{Q0}.lora_embedding_B"), "embed_tokens", "missing_tensor", "_B"),
         (
+            renamed(f"{EMBEDDING}.lora_embedding_B", f"{EMBEDDING}.lora_embedding_B.default"),
+            "embed_tokens",
+            "unexpected_tensor",
+            "PEFT writes lora_embedding_A and lora_embedding_B without an adapter name",
+        ),
+        (
             renamed(f"{EMBEDDING}.lora_embedding_B", f"base_model.model.{Q0}.lora_embedding_B"),
             "embed_tokens",
             "unexpected_tensor",
