@@ -151,7 +151,7 @@ def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) 
     def compare_changed(job: CertificateJob, model: PeftModel, sample: certificate_child.Sample) -> Certificate:
         prompts.append(sample.prompt)
         if len(prompts) == 1:
-            sample.rows = [row.roll(1) for row in sample.rows]
+            sample.logprobs = [row.roll(1) for row in sample.logprobs]
         return compare(job, model, sample)
 
     with monkeypatch.context() as changed:

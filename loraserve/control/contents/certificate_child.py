@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 PROMPT_TOKENS = 24
 NEW_TOKENS = 4
-NUM_PROMPTS_OF_EXPERTS = 4
-"""Where rounding may send a token to other experts, one prompt that agrees is enough: as in the check of the model."""
 KV_BYTES = 128 << 20
 PATTERN_S = 60
 """PEFT matches patterns with `re`, which a pattern that we match in bounded time can still keep busy for ever."""
@@ -45,8 +43,8 @@ class Sample:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     """Greedy."""
-    rows: "list[Tensor]" = field(default_factory=list)
-    """Of each token, log-probabilities over the vocabulary, float32."""
+    logprobs: "list[Tensor]" = field(default_factory=list)
+    """Of each token [vocab_size], float32."""
 
 
 def main() -> int:
@@ -91,7 +89,7 @@ def _compare(job: CertificateJob, model: "PeftModel", sample: Sample) -> Certifi
 
     from loraserve.models.rounding import logits_tolerance
 
-    ours = torch.stack(sample.rows)
+    ours = torch.stack(sample.logprobs)
     num_positions, num_columns = ours.shape
     token_ids = torch.tensor([[*sample.prompt, *sample.tokens[:-1]]])
 
@@ -138,12 +136,14 @@ def _check_memory(job: CertificateJob) -> None:
 
 
 def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any]":
-    """With the model's dtype."""
+    """With the model's dtype. Of a model of experts there are several, of which one that agrees is enough, as in the
+    check of the model."""
     import torch
 
     from loraserve.engine.engine import Engine
     from loraserve.engine.request import EngineRequest, SamplingParams
     from loraserve.models import loader
+    from loraserve.models.self_check import NUM_PROBES_OF_EXPERTS
 
     config = replace(
         job.engine,
@@ -164,7 +164,7 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any]":
     has_experts = any(module.num_matrices is not None for group in description.layout.groups for module in group)
     samples = [
         Sample([rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)])
-        for _ in range(NUM_PROMPTS_OF_EXPERTS if has_experts else 1)
+        for _ in range(NUM_PROBES_OF_EXPERTS if has_experts else 1)
     ]
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
     for index, sample in enumerate(samples):
@@ -179,7 +179,7 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any]":
                 row = torch.empty(vocab_size)
                 ids, values = zip(*entry.top, strict=True)
                 row[list(ids)] = torch.tensor(values)
-                sample.rows.append(row)
+                sample.logprobs.append(row)
     return samples, loader.DTYPES[description.dtype]
 
 
