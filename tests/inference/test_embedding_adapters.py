@@ -58,8 +58,9 @@ def test_steps_without_them_stay_one_call(tmp_path: Path, monkeypatch: pytest.Mo
     engine, digests = oracle.engine()
     forward = engine._runner._model._forward
     assert isinstance(forward, DirectForward)
-    if forward._op is None:
-        pytest.skip("there is no C compiler")
+    if engine.describe().backend != "cpu":
+        pytest.skip("there are no compiled kernels, so no call for all of a step")
+    assert forward._op is not None
     in_steps = DirectForward._in_steps
     names: list[str] = []
     monkeypatch.setattr(DirectForward, "_in_steps", lambda *args: names.append(name) or in_steps(*args))

@@ -27,6 +27,14 @@ from tests.unit.adapters.folders import HIDDEN, INTERMEDIATE, VOCABULARY
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
 SaveAdapter = Callable[..., Path]
 
 
@@ -79,46 +87,20 @@ def _sha256(tensor: Tensor, dtype: str) -> str:
 
 def make_llama(tied: bool = False) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-    )
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2, tie_word_embeddings=tied))
 
 
 def make_phi() -> PhiForCausalLM:
     """Its `lm_head` has a bias."""
     torch.manual_seed(0)
-    config = PhiConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        pad_token_id=0,
-    )
-    model = PhiForCausalLM(config)
+    model = PhiForCausalLM(PhiConfig(**SIZES, pad_token_id=0))
     nn.init.normal_(model.lm_head.bias)
     return model
 
 
 def make_phi3() -> Phi3ForCausalLM:
     torch.manual_seed(0)
-    config = Phi3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-    )
-    return Phi3ForCausalLM(config)
+    return Phi3ForCausalLM(Phi3Config(**SIZES, num_key_value_heads=2, pad_token_id=0))
 
 
 @pytest.fixture
