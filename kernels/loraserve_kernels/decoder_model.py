@@ -30,7 +30,7 @@ class DecoderModelParts:
 
 @dataclass(slots=True)
 class ModelOutput:
-    """Of the sampled rows."""
+    """Of the sampled rows, unless said otherwise."""
 
     logits: Tensor
     """[R, N], adapters added; N may be more than there are tokens."""
@@ -38,6 +38,8 @@ class ModelOutput:
     """`SamplesOnHost.argmax` of them, where it came with them."""
     drawn: list[int] | None = None
     """Of the batch's draws, as `SamplesOnHost.draw` has them, where they came with them."""
+    hidden: Tensor | None = None
+    """[P, hidden_size]: the last hidden states, behind the final norm, of the batch's pooled rows."""
 
 
 class DecoderModel(Protocol):

@@ -54,6 +54,8 @@ class StepBatch:
     """int64 [R]: rows whose logits are wanted, ascending."""
     sampled_segments: Segments
     """Of the R sampled rows, for `lm_head`, which sees only those."""
+    pooled_rows: Tensor | None = None
+    """int64 [P]: rows whose last hidden states are wanted, ascending; None = there are none."""
     attention: AttentionWork | None = None
     """None = not made: only the GPU's attention reads it, and it then makes its own, at the price of a wait."""
     draws: Sequence[Draw] = ()

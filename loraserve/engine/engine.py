@@ -37,6 +37,7 @@ from loraserve.engine.scheduling.scheduler import Scheduler
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.in_flight import StepInFlight
+from loraserve.engine.steps.pooling import PooledPrompt
 from loraserve.engine.steps.queue import StepQueue
 
 ChosenToken = tuple[int, TokenLogprob | None, bool]
@@ -58,7 +59,6 @@ class Engine:
         self._adapters: AdapterMemory | None = parts.adapters
         self._grammars = parts.grammars
         self._check_invariants = config.check_invariants
-        self._max_num_seqs = config.max_num_seqs
         self._pool = BlockPool(parts.description.num_blocks, config.enable_prefix_caching)
         self._scheduler = Scheduler(
             pool=self._pool,
@@ -240,7 +240,22 @@ class Engine:
                 outputs += self._take_drafted(sequence, chosen, item, after_draft)
             else:
                 outputs += self._take_token(sequence, chosen)
+        for prompt in step.pooled:
+            outputs += self._take_pooled(prompt)
         return outputs
+
+    def _take_pooled(self, prompt: PooledPrompt) -> list[SequenceOutput]:
+        sequence = prompt.sequence
+        if sequence.status is Status.FINISHED:
+            return []
+        if not prompt.is_finite:
+            return self._fail_not_finite(sequence)
+        self._scheduler.remember_blocks(sequence)
+        output = SequenceOutput(sequence.request.request_id, sequence.index, [], pooled=prompt.vector)
+        output.finish_reason = FinishReason.STOP
+        _add_what_comes_once(output, sequence)
+        self._finish(sequence)
+        return [output]
 
     def _take_drafted(
         self, sequence: Sequence, chosen: ChosenToken, item: ScheduledSequence, after_draft: list[ChosenToken]
@@ -388,8 +403,7 @@ class Engine:
     def _validate(self, request: EngineRequest) -> None:
         if request.request_id in self._states:
             raise EngineRequestError(f"request id {request.request_id!r} is in use")
-        description = self._description
-        check_request(request, description.max_model_len, self._max_num_seqs, description.vocab_size)
+        check_request(request, self._description)
         digest = request.adapter_digest
         if digest is not None and not self._users.can_enter(digest):
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)

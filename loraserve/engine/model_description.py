@@ -19,6 +19,7 @@ class ModelDescription:
     max_model_len: int
     vocab_size: int
     """Token ids at or above it do not exist for the tokenizer: they are refused, and their logits masked."""
+    hidden_size: int
     eos_token_ids: list[int]
     tokenizer_json: str
     chat_template: str | None

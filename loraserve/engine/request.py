@@ -89,6 +89,23 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
+class Pooling(StrEnum):
+    """How the hidden states of a prompt's tokens become one vector."""
+
+    LAST = "last"
+    """That of the last token, which has seen all others."""
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    pooling: Pooling
+    dimensions: int | None = None
+    """Keep the vector's first ones; None = all, which are the model's hidden size."""
+    normalize: bool = True
+    """To a Euclidean length of 1, after that."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One prompt. Its choices (`sampling.n`) share the prompt's KV blocks."""
@@ -105,6 +122,8 @@ class EngineRequest:
     """Share of the engine relative to other tenants; above 0."""
     predicted_token_ids: list[int] = field(default_factory=list)
     """What its outputs will be, more or less. Changes how soon they come, not what they are."""
+    pooling: PoolingParams | None = None
+    """The answer is one vector of the prompt, and no token: of `sampling` nothing counts. None = it is tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +160,8 @@ class SequenceOutput:
     """On the first output of index 0; the first prompt token has None."""
     queue_s: float | None = None
     """Seconds from arrival in the engine to first scheduled; on the first output."""
+    pooled: bytes | None = None
+    """The prompt's vector, float32 in this machine's byte order, where the request has `pooling`."""
     num_predicted_tokens: int = 0
     """What was drafted of the choice so far because its request predicts it; 0 also in steps without a draft."""
     num_accepted_tokens: int = 0

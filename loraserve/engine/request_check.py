@@ -3,17 +3,22 @@
 import math
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, Grammar
+from loraserve.engine.model_description import ModelDescription
+from loraserve.engine.request import EngineRequest, Grammar, PoolingParams
 
 
-def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int, vocab_size: int) -> None:
+def check_request(request: EngineRequest, model: ModelDescription) -> None:
     """Raises `EngineRequestError`.
 
     The API has checked all this; the engine trusts nobody with an index into a tensor.
     """
     params, num_prompt = request.sampling, len(request.prompt_token_ids)
-    if not 1 <= num_prompt < max_model_len:
-        raise EngineRequestError(f"the prompt has {num_prompt} tokens; 1 to {max_model_len - 1} are possible")
+    max_model_len, max_num_seqs, vocab_size = model.max_model_len, model.max_num_seqs, model.vocab_size
+    longest = max_model_len - 1 if request.pooling is None else max_model_len
+    if not 1 <= num_prompt <= longest:
+        raise EngineRequestError(f"the prompt has {num_prompt} tokens; 1 to {longest} are possible")
+    if request.pooling is not None:
+        _check_pooling(request, request.pooling, model.hidden_size)
     if params.max_tokens < 1:
         raise EngineRequestError(f"max_tokens is {params.max_tokens}; at least 1 is needed")
     if not 1 <= params.n <= max_num_seqs:
@@ -34,6 +39,13 @@ def check_request(request: EngineRequest, max_model_len: int, max_num_seqs: int,
         raise EngineRequestError(f"token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})")
     if not 0 < request.tenant_weight < math.inf:
         raise EngineRequestError(f"the tenant's weight is {request.tenant_weight}; it must be above 0")
+
+
+def _check_pooling(request: EngineRequest, params: PoolingParams, hidden_size: int) -> None:
+    if params.dimensions is not None and not 1 <= params.dimensions <= hidden_size:
+        raise EngineRequestError(f"dimensions is {params.dimensions}; 1 to {hidden_size} are possible")
+    if request.sampling.n != 1 or request.sampling.grammar is not None:
+        raise EngineRequestError("a prompt that is pooled has one choice and no grammar")
 
 
 def _marks_of_reasoning(grammar: Grammar | None) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from loraserve_kernels.decoder_layer import Norm
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts, ModelOutput
 from loraserve_kernels.step_batch import StepBatch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding
@@ -33,13 +33,24 @@ class TransformersForward:
 
     @torch.inference_mode()
     def __call__(self, batch: StepBatch) -> ModelOutput:
+        if batch.pooled_rows is None:
+            return ModelOutput(self._logits(batch))
+        hidden: list[Tensor] = []
+        hook = self._model.base_model.register_forward_hook(lambda _module, _args, output: hidden.append(output[0][0]))
+        try:
+            logits = self._logits(batch)
+        finally:
+            hook.remove()
+        return ModelOutput(logits, hidden=hidden[0].index_select(0, batch.pooled_rows))
+
+    def _logits(self, batch: StepBatch) -> Tensor:
         output = self._model(
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.sampled_rows,
         )
-        return ModelOutput(output.logits[0])
+        return output.logits[0]
 
 
 class DirectForward:
@@ -70,21 +81,28 @@ class DirectForward:
 
     def __call__(self, batch: StepBatch) -> ModelOutput:
         context = self._context
-        adapters = self._embedding_adapters
-        if self._op is not None and context.arrivals is None and (adapters is None or not adapters.are_in(batch)):
+        if self._op is not None and context.arrivals is None and self._takes(batch):
             found = self._op(context.k_caches, context.v_caches, batch, context.adapter_table)
             if found is not None:
                 return found
         return self._in_steps(batch)
+
+    def _takes(self, batch: StepBatch) -> bool:
+        """Whether one op can: it has no adapters of the embedding, and gives no hidden states."""
+        adapters = self._embedding_adapters
+        return batch.pooled_rows is None and (adapters is None or not adapters.are_in(batch))
 
     @torch.inference_mode()
     def _in_steps(self, batch: StepBatch) -> ModelOutput:
         rows = self._embedding(batch.token_ids)
         rotary = self._rotary(rows, batch.positions[None])
         rows = self._layers.compute(rows, rotary)
+        hidden = None
+        if batch.pooled_rows is not None:
+            hidden = self._norm.compute(rows.index_select(0, batch.pooled_rows))
         if len(batch.sampled_rows) < len(rows):
             rows = rows.index_select(0, batch.sampled_rows)
-        return ModelOutput(self._head(self._norm.compute(rows)))
+        return ModelOutput(self._head(self._norm.compute(rows)), hidden=hidden)
 
 
 def _one_op(

@@ -4,15 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from loraserve_kernels.cpu_backend import CpuBackend
 
 from loraserve.engine import startup
 from loraserve.engine.adapters import arrival as adapter_arrival
 from loraserve.engine.adapters.arrival import Arrival
 from loraserve.engine.engine import Engine
-from tests.support.engines import Answers, greedy, make_engine, run
+from loraserve.engine.request import Pooling
+from tests.support.engines import Answers, greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
 from tests.support.peft_oracle import (
+    LOGIT_TOLERANCE,
     Oracle,
     OracleOf,
     cached_tokens,
@@ -80,6 +83,24 @@ def test_prefix_hits_equal_peft(oracle: Oracle, served: Served) -> None:
     assert not wrong_answers(oracle, answers, "second-")
     hits = {name: answers[f"second-{name}", 0].num_cached_tokens for name in oracle.prompts}
     assert hits == cached_tokens(oracle)
+
+
+def test_pooled_hidden_states_equal_peft_beside_prompts_that_are_answered(oracle: Oracle, served: Served) -> None:
+    requests = oracle.requests(served.digests, "beside-")
+    for pooling in Pooling:
+        requests += [
+            to_pool(f"{pooling}-{name}", prompt, served.digests[name], pooling=pooling)
+            for name, prompt in oracle.prompts.items()
+        ]
+    answers = run(served.engine, requests)
+    assert not wrong_answers(oracle, answers, "beside-")
+    for name, reference in oracle.references.items():
+        hidden = reference.hidden
+        for pooling, expected in ((Pooling.LAST, hidden[-1]), (Pooling.MEAN, hidden.mean(dim=0))):
+            answer = answers[f"{pooling}-{name}", 0]
+            assert answer.pooled is not None, answer.error
+            vector = torch.frombuffer(bytearray(answer.pooled), dtype=torch.float32)
+            assert (vector - expected).abs().max() <= LOGIT_TOLERANCE * hidden.abs().max(), (name, pooling)
 
 
 def test_forced_preemption_equals_peft(oracle: Oracle, served: Served) -> None:

@@ -7,13 +7,14 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from loraserve.engine import startup
 from loraserve.engine.engine import Engine
-from loraserve.engine.request import EngineRequest
-from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run
+from loraserve.engine.request import EngineRequest, Pooling
+from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
 from tests.support.tiny_adapters import adapter_configs, embedding_configs, save_adapters
 from tests.support.tiny_models import save_model, shallow_model
@@ -169,6 +170,24 @@ def test_replays_behind_unknown_tokens_give_the_tokens_of_a_plain_engine(plain: 
         ]
 
     assert_equal_answers(run_ahead(graphs.engine, asked(graphs.digests)), run(plain.engine, asked(plain.digests)))
+
+
+def test_prompts_are_pooled_beside_replays_and_behind_unknown_tokens(plain: Started, graphs: Started) -> None:
+    """A step with one is launched, and the next one queued behind it, or it behind a replay."""
+    answers: list[Answers] = []
+    for engine, digests in (plain, graphs):
+        engine.add_request(greedy("goes on", [5, 3], 2 * NUM_TOKENS, digests["rank1"]))
+        answers.append({})
+        collect(answers[-1], engine.step())
+        engine.add_request(to_pool("long", range(20), digests["embedding2"], pooling=Pooling.MEAN))
+        engine.add_request(to_pool("short", [7, 1, 2], digests["rank1"]))
+        while engine.has_work():
+            collect(answers[-1], engine.step())
+    expected, found = answers
+    assert_equal_answers(found, expected)
+    for name in ("long", "short"):
+        ours, theirs = (np.frombuffer(each[name, 0].pooled or b"", np.float32) for each in answers)
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started, graphs: Started) -> None:

@@ -9,7 +9,15 @@ from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from loraserve.engine.request import (
+    EngineRequest,
+    FinishReason,
+    Pooling,
+    PoolingParams,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
 
 MIB = 1 << 20
 
@@ -51,6 +59,7 @@ class Answer:
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    pooled: bytes | None = None
     error: str | None = None
 
 
@@ -80,6 +89,7 @@ def collect(answers: Answers, outputs: Sequence[SequenceOutput]) -> None:
         answer.stop_token_id = output.stop_token_id
         answer.num_cached_tokens += output.num_cached_tokens
         answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
+        answer.pooled = output.pooled
         answer.error = output.error
 
 
@@ -87,3 +97,11 @@ def greedy(request_id: str, prompt: Sequence[int], max_tokens: int, adapter: str
     """A greedy request that runs to max_tokens."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **extra)
     return EngineRequest(request_id, list(prompt), sampling, adapter_digest=adapter)
+
+
+def to_pool(request_id: str, prompt: Sequence[int], adapter: str | None = None, **params: object) -> EngineRequest:
+    """By default the unchanged hidden state of its last token."""
+    pooling = PoolingParams(**{"pooling": Pooling.LAST, "normalize": False} | params)
+    return EngineRequest(
+        request_id, list(prompt), SamplingParams(max_tokens=1), adapter_digest=adapter, pooling=pooling
+    )

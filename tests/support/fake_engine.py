@@ -117,6 +117,7 @@ def model_info(name: str) -> ModelDescription:
         backend="fake",
         max_model_len=1 << 30,
         vocab_size=VOCABULARY,
+        hidden_size=8,
         eos_token_ids=[249],
         tokenizer_json=(Path(demo.__file__).parent / "model" / "tokenizer.json").read_text(),
         chat_template=None,

@@ -63,6 +63,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDe
         backend="fake",
         max_model_len=512,
         vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=8,
         eos_token_ids=[1],
         tokenizer_json=tokenizer.to_str(),
         chat_template=CHAT_TEMPLATE,

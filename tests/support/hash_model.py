@@ -32,6 +32,8 @@ from loraserve.engine.request import (
     EngineErrorCode,
     EngineRequest,
     FinishReason,
+    Pooling,
+    PoolingParams,
     SamplingParams,
     SequenceOutput,
     TokenLogprob,
@@ -99,14 +101,15 @@ class HashRunner:
         assert batch.segments.has_adapter == any(value != BASE for value in adapter_of_row)
         assert adapter_of_sampled == [adapter_of_row[row] for row in batch.sampled_rows.tolist()]
         self._write(batch, adapter_of_row)
-        rows = [self._logits(batch, row, adapter_of_row[row]) for row in batch.sampled_rows.tolist()]
-        logits = torch.from_numpy(np.array(rows, np.float32).reshape(num_sampled, LOGITS_SIZE))
+        logits = self._logits_of(batch, batch.sampled_rows, adapter_of_row)
+        hidden = None
+        if batch.pooled_rows is not None:
+            hidden = self._logits_of(batch, batch.pooled_rows, adapter_of_row)
         if self.num_forwards % 2:
-            return ModelOutput(logits)
+            return ModelOutput(logits, hidden=hidden)
         self.num_drawn_within += len(batch.draws)
-        return ModelOutput(
-            logits, argmax_reference(logits, VOCAB_SIZE), draw_reference(logits, VOCAB_SIZE, batch.draws)
-        )
+        best, drawn = argmax_reference(logits, VOCAB_SIZE), draw_reference(logits, VOCAB_SIZE, batch.draws)
+        return ModelOutput(logits, best, drawn, hidden)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for source, destination in copies:
@@ -156,6 +159,11 @@ class HashRunner:
                 self.readers[cell] = _reader(item.sequence.request)
         if self.scheduled:
             self.poison_next = None
+
+    def _logits_of(self, batch: StepBatch, rows: Tensor, adapter_of_row: list[float]) -> Tensor:
+        """Also what stands in for hidden states."""
+        logits = [self._logits(batch, row, adapter_of_row[row]) for row in rows.tolist()]
+        return torch.from_numpy(np.array(logits, np.float32).reshape(len(rows), LOGITS_SIZE))
 
     def _logits(self, batch: StepBatch, row: int, adapter_value: float) -> np.ndarray:
         i = int(np.searchsorted(batch.row_start.numpy(), row, side="right")) - 1
@@ -260,7 +268,9 @@ def make_hash_engine(
         description=SimpleNamespace(
             num_blocks=num_blocks,
             max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
             vocab_size=VOCAB_SIZE,
+            hidden_size=LOGITS_SIZE,
             eos_token_ids=[EOS],
             num_speculative_tokens=config.num_speculative_tokens or 0,
             layout=SimpleNamespace(fingerprint="hash model"),
@@ -288,6 +298,7 @@ class Choice:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    pooled: list[float] | None = None
     error: str | None = None
     error_code: EngineErrorCode | None = None
 
@@ -298,6 +309,7 @@ class Choice:
         self.finish_reason = output.finish_reason
         self.stop_token_id = output.stop_token_id
         self.prompt_logprobs = output.prompt_logprobs or self.prompt_logprobs
+        self.pooled = None if output.pooled is None else np.frombuffer(output.pooled, np.float32).tolist()
         self.error = output.error
         self.error_code = output.error_code
 
@@ -318,6 +330,8 @@ _EXPECTED: dict[tuple[object, ...], Choice] = {}
 
 def expected_choice(request: EngineRequest, index: int, adapter_value: float, max_model_len: int = 48) -> Choice:
     """What choice `index` of a request that is never stopped must receive; not to be changed."""
+    if request.pooling is not None:
+        return _compute_pooled(request.prompt_token_ids, request.pooling, adapter_value)
     # Params as text, as not all their fields can be hashed.
     key = (*request.prompt_token_ids, repr(request.sampling), index, adapter_value, max_model_len)
     if key not in _EXPECTED:
@@ -325,6 +339,15 @@ def expected_choice(request: EngineRequest, index: int, adapter_value: float, ma
             request.prompt_token_ids, request.sampling, index, adapter_value, max_model_len
         )
     return _EXPECTED[key]
+
+
+def _compute_pooled(prompt: list[int], params: PoolingParams, adapter_value: float) -> Choice:
+    hidden = np.array([logits_after(adapter_value, prompt[: end + 1]) for end in range(len(prompt))])
+    vector = hidden.mean(axis=0) if params.pooling is Pooling.MEAN else hidden[-1]
+    vector = vector[: params.dimensions]
+    if params.normalize:
+        vector = vector / np.linalg.norm(vector)
+    return Choice(finish_reason=FinishReason.STOP, pooled=pytest.approx(vector.tolist(), rel=1e-5))
 
 
 def _compute_choice(

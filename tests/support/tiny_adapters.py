@@ -121,6 +121,8 @@ class Reference:
     token_ids: list[int]
     logits: Tensor
     """[len(token_ids), vocab]: from which each token was chosen."""
+    hidden: Tensor
+    """[len(prompt), hidden_size]: the last hidden states of the prompt, which `lm_head` sees."""
 
     def margin(self, position: int) -> float:
         top = self.logits[position].topk(2).values
@@ -131,13 +133,18 @@ def reference_answer(model: torch.nn.Module, prompt: Sequence[int], num_tokens: 
     """Greedy tokens by a whole forward pass for each token: no cache, no batch. Ids from vocab_size on are masked."""
     tokens = list(prompt)
     rows = []
+    hidden: Tensor | None = None
     with torch.inference_mode():
         for _ in range(num_tokens):
-            row = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].float()
+            output = model(input_ids=torch.tensor([tokens]), use_cache=False, output_hidden_states=hidden is None)
+            if hidden is None:
+                hidden = output.hidden_states[-1][0].float()
+            row = output.logits[0, -1].float()
             row[vocab_size:] = -torch.inf
             rows.append(row)
             tokens.append(int(row.argmax()))
-    return Reference(tokens[len(prompt) :], torch.stack(rows))
+    assert hidden is not None
+    return Reference(tokens[len(prompt) :], torch.stack(rows), hidden)
 
 
 def reference_answers(

@@ -18,6 +18,8 @@ class ScheduledSequence:
     num_sampled_rows: int
     """Of the last rows: 1 when a token is to be sampled, more for prompt logprobs and drafts, 0 in the middle of a
     prompt."""
+    num_pooled_rows: int = 0
+    """Of the last rows: of a prompt that is pooled, those whose hidden states count."""
     draft: Seq[int] = ()
     """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
     draft_masks: Seq[NDArray[np.uint8]] = ()

@@ -175,7 +175,7 @@ class Scheduler:
         """
         if len(sequences) > self._max_num_batched_tokens:
             return False
-        if any(len(each.token_ids) - each.num_computed_tokens > 1 for each in sequences):
+        if any(len(each.token_ids) - each.num_computed_tokens > 1 or each.is_pooled for each in sequences):
             return False
         if not self._blocks.try_extend_all(sequences):
             return False
@@ -272,7 +272,8 @@ class Scheduler:
         """is_alone: nobody's next token would wait, beside it in a step, for an adapter that is still being copied."""
         if not self._can_acquire_adapter(sequence):
             return _Admission.NO_ADAPTER_ROOM  # before its prompt is hashed
-        cached = [] if _needs_prompt_logprobs(sequence) else self._blocks.find_prefix(sequence)
+        needs_every_row = _needs_prompt_logprobs(sequence) or sequence.state.wants_mean
+        cached = [] if needs_every_row else self._blocks.find_prefix(sequence)
         num_cached = len(cached) * self._block_size
         num_blocks = -(-sequence.num_tokens // self._block_size) - len(cached)
         if num_blocks + self.pool.num_evictable(cached) > self.pool.num_available:
@@ -303,7 +304,10 @@ class Scheduler:
         return _Admission.ADMITTED
 
     def _append(self, plan: StepPlan, sequence: Sequence, num_rows: int) -> None:
-        plan.scheduled.append(ScheduledSequence(sequence, num_rows, _num_sampled_rows(sequence, num_rows)))
+        num_sampled_rows, num_pooled_rows = _num_sampled_rows(sequence, num_rows), 0
+        if sequence.is_pooled:
+            num_sampled_rows, num_pooled_rows = 0, num_rows if sequence.state.wants_mean else num_sampled_rows
+        plan.scheduled.append(ScheduledSequence(sequence, num_rows, num_sampled_rows, num_pooled_rows))
         self._charge_up_to(sequence, sequence.num_computed_tokens + num_rows)
 
     def _charge_up_to(self, sequence: Sequence, end: int) -> None:
@@ -339,6 +343,7 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         if _needs_prompt_logprobs(sequence):
             sequence.state.prompt_logprobs = None
+        sequence.state.hidden_sum = None
         self.waiting.put_back(sequence)
         self.num_preemptions += 1
 

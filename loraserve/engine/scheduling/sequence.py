@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
+from torch import Tensor
+
 from loraserve.engine.grammars.matcher import OutputMatcher
 from loraserve.engine.kv.blocks import BlockHash
-from loraserve.engine.request import EngineRequest, TokenLogprob
+from loraserve.engine.request import EngineRequest, Pooling, TokenLogprob
 from loraserve.engine.sampling.row import SamplingRow
 from loraserve.engine.scheduling.draft import Draft
 
@@ -32,12 +34,20 @@ class RequestState:
     """Prompt tokens found in the prefix cache when first scheduled."""
     first_scheduled_s: float | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    hidden_sum: Tensor | None = None
+    """float32 [hidden_size]: of the rows computed so far, where their mean is wanted."""
     num_bypassed: int = 0
     """How often a later request was admitted before this one because this one's adapter did not fit."""
 
     def __post_init__(self) -> None:
         self.unfinished = set(range(self.request.sampling.n))
         self.wants_prompt_logprobs = self.request.sampling.prompt_logprobs is not None
+
+    @property
+    def wants_mean(self) -> bool:
+        """Of the hidden states of all of its prompt."""
+        pooling = self.request.pooling
+        return pooling is not None and pooling.pooling is Pooling.MEAN
 
     @property
     def has_all_prompt_logprobs(self) -> bool:
@@ -79,9 +89,12 @@ class Sequence:
     num_accepted_tokens: int = 0
     """Of these, the ones that it then said."""
     request: EngineRequest = field(init=False)
+    is_pooled: bool = field(init=False)
+    """It ends with its prompt, and no token is sampled."""
 
     def __post_init__(self) -> None:
         self.request = self.state.request
+        self.is_pooled = self.request.pooling is not None
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from loraserve_kernels.step_batch import Segments, StepBatch
 
-from loraserve.engine.device.accelerator import Accelerator
+from loraserve.engine.device.accelerator import Accelerator, upload_ids
 from loraserve.engine.device.step_buffers import Buffer, BufferSpec, StepBuffers
 from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.sequence import Sequence
@@ -19,6 +19,7 @@ class BatchShape:
     adapter_slots: list[int]
     num_rows: list[int]
     num_sampled_rows: list[int]
+    num_pooled_rows: list[int]
 
 
 class BatchBuilder:
@@ -54,7 +55,7 @@ class BatchBuilder:
         self._segment_start, self._sampled_start = of_segments
         self._token_ids, self._positions, self._slot_mapping, self._sampled_rows = of_rows
         self._block_table = self._buffers.buffers[-1]
-        self._shape = BatchShape([], [], [])
+        self._shape = BatchShape([], [], [], [])
         self._batch: StepBatch | None = None
         """Of that shape."""
         self._in_table: list[tuple[int, int]] = []
@@ -71,6 +72,7 @@ class BatchBuilder:
             [item.sequence.adapter_slot for item in scheduled],
             [item.num_rows for item in scheduled],
             [item.num_sampled_rows for item in scheduled],
+            [item.num_pooled_rows for item in scheduled],
         )
         if self._batch is None or shape != self._shape:
             self._shape, self._batch = shape, self._make_batch(shape)
@@ -138,11 +140,8 @@ class BatchBuilder:
         row_end = np.cumsum(shape.num_rows, dtype=np.int64)
         self._num_rows.array[:num_seqs] = shape.num_rows
         self._row_start.array[:num_seqs] = row_end - shape.num_rows
-        sampled_rows = [
-            row
-            for end, num_sampled in zip(row_end.tolist(), shape.num_sampled_rows, strict=True)
-            for row in range(end - num_sampled, end)
-        ]
+        sampled_rows = _last_rows(row_end.tolist(), shape.num_sampled_rows)
+        pooled_rows = _last_rows(row_end.tolist(), shape.num_pooled_rows)
         self._sampled_rows.array[: len(sampled_rows)] = sampled_rows
         return StepBatch(
             token_ids=self._token_ids.tensor[:num_rows],
@@ -157,7 +156,13 @@ class BatchBuilder:
             sampled_segments=_fill_segments(
                 shape.adapter_slots, shape.num_sampled_rows, self._sampled_start, self._sampled_slot
             ),
+            pooled_rows=upload_ids(pooled_rows, self._token_ids.tensor.device) if pooled_rows else None,
         )
+
+
+def _last_rows(row_end: Seq[int], counts: Seq[int]) -> list[int]:
+    """So many of each sequence's."""
+    return [row for end, count in zip(row_end, counts, strict=True) for row in range(end - count, end)]
 
 
 def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: Buffer, slot: Buffer) -> Segments:

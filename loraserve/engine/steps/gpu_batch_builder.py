@@ -176,7 +176,7 @@ class GpuBatchBuilder(BatchBuilder):
     def _make_batch(self, shape: BatchShape) -> StepBatch:
         batch = super()._make_batch(shape)
         size = BatchSize(len(batch.token_ids), len(batch.context_lens), len(batch.sampled_rows))
-        self._graph = self._graph_sizes.of(*size)
+        self._graph = None if batch.pooled_rows is not None else self._graph_sizes.of(*size)
         if self._graph is not None:
             self._pad(size, self._graph)
         if self._work is not None:

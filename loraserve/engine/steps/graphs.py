@@ -133,10 +133,13 @@ class StepGraphs:
             raise CaptureError(str(cause).partition("\n")[0]) from error
 
     def try_replay(self, batch: StepBatch, arrivals: StepArrivals | None = None) -> Tensor | None:
-        """Logits [R, vocab], valid until the next replay; None for a batch that is none of a graph.
+        """Logits [R, vocab], valid until the next replay; None for a batch that is none of a graph, as one of whose
+        rows more than logits is wanted.
 
         The batch must be the builder's newest. A graph reads any layer's adapters, so all `arrivals` are waited for.
         """
+        if batch.pooled_rows is not None:
+            return None
         num_sampled = len(batch.sampled_rows)
         size = self._sizes.of(len(batch.token_ids), len(batch.context_lens), num_sampled)
         if size is None:

@@ -6,6 +6,7 @@ from loraserve.engine.sampling.device_sampler import QueuedTokens
 from loraserve.engine.sampling.sampler import Sampled
 from loraserve.engine.scheduling.plan import ScheduledSequence
 from loraserve.engine.scheduling.sequence import Sequence, Status
+from loraserve.engine.steps.pooling import PooledPrompt
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class StepInFlight:
     items: list[ScheduledSequence]
     """What each of these was scheduled as."""
     sampled: Sampled | QueuedTokens
+    pooled: list[PooledPrompt]
 
     @property
     def num_rows(self) -> int:

@@ -22,6 +22,7 @@ from loraserve.engine.steps.batch_builder import BatchBuilder
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from loraserve.engine.steps.in_flight import StepInFlight
 from loraserve.engine.steps.model_runner import ModelRunner
+from loraserve.engine.steps.pooling import pool
 
 
 class StepQueue:
@@ -60,7 +61,7 @@ class StepQueue:
         """Not empty. Its rows are noted as computed. Waits for it where tokens are not chosen on a device.
 
         before: the last step queued, when it is not collected; its tokens must be chosen on a device. Neither is
-        waited for, but where log-probabilities of prompts are asked for.
+        waited for, but where log-probabilities of prompts are asked for, or vectors.
         """
         if before is not None and _goes_on(before, plan):
             return self._queue_again(plan, before)
@@ -73,6 +74,7 @@ class StepQueue:
         batch.draws = self._sampler.draws_of(known_rows)
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
+        pooled = [] if output.hidden is None else pool(plan.scheduled, output.hidden)
         sequences: list[Sequence] = []
         items: list[ScheduledSequence] = []
         rows: list[int] = []
@@ -89,7 +91,7 @@ class StepQueue:
                     rows += range(end_row - 1 - len(item.draft), end_row - 1)
                 rows.append(end_row - 1)
         if not sequences:
-            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []))
+            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []), pooled)
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [row for _, row in known_rows]
@@ -102,7 +104,7 @@ class StepQueue:
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
-        return StepInFlight(plan.scheduled, sequences, items, sampled)
+        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled)
 
     def _queue_again(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
         """`queue` for a plan that `_goes_on`."""
@@ -117,7 +119,7 @@ class StepQueue:
             sequence.num_computed_tokens += 1
         queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
         assert queued is not None
-        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued)
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [])
 
     def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
         if self._adapters is None:
@@ -147,7 +149,7 @@ class StepQueue:
         for item in scheduled:
             end_row += item.num_sampled_rows
             sequence = item.sequence
-            if item.num_rows < sequence.num_uncomputed_tokens:
+            if item.num_rows < sequence.num_uncomputed_tokens or sequence.is_pooled:
                 continue
             if not sequence.state.is_forked and sequence.request.sampling.n > 1:
                 return []
@@ -170,7 +172,7 @@ class StepQueue:
         if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
             self._add_prompt_logprobs(sequence, logits[start_row : start_row + item.num_sampled_rows], item.num_rows)
         sequence.num_computed_tokens += item.num_rows - len(item.draft)
-        if sequence.num_uncomputed_tokens > 0:
+        if sequence.num_uncomputed_tokens > 0 or sequence.is_pooled:
             return []
         return [sequence] if state.is_forked else self._scheduler.fork(sequence)
 

@@ -16,7 +16,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from loraserve.engine.engine import NOT_FINITE_MESSAGE
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, FinishReason, GrammarReasoning, SamplingParams, SequenceOutput
+from loraserve.engine.request import (
+    EngineRequest,
+    FinishReason,
+    GrammarReasoning,
+    Pooling,
+    PoolingParams,
+    SamplingParams,
+    SequenceOutput,
+)
 from tests.support.delayed_accelerator import DelayedAccelerator
 from tests.support.hash_grammars import behind, hash_grammars, one_of
 from tests.support.hash_model import BASE, EOS, Choice, expected_choice, make_hash_engine
@@ -51,7 +59,11 @@ class Ask:
     adapter: TinyAdapter | None
     tenant: str
     has_own_salt: bool
+    pooling: PoolingParams | None = None
 
+
+POOLINGS = [PoolingParams(Pooling.LAST), PoolingParams(Pooling.MEAN, dimensions=5), PoolingParams(Pooling.MEAN)]
+POOLINGS += [PoolingParams(Pooling.LAST, normalize=False)]
 
 asks = st.builds(
     Ask,
@@ -73,6 +85,7 @@ asks = st.builds(
     adapter=st.sampled_from([None, *ADAPTERS]),
     tenant=st.sampled_from(TENANTS),
     has_own_salt=st.booleans(),
+    pooling=st.sampled_from([*[None] * 12, *POOLINGS]),
 )
 recency = st.integers(0, 5)
 
@@ -172,6 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _submit(self, ask: Ask) -> None:
         adapter, params = ask.adapter, ask.params
+        if ask.pooling is not None:
+            params = SamplingParams(max_tokens=1)
         request = EngineRequest(
             request_id=f"request {len(self.ledger)}",
             prompt_token_ids=ask.prompt,
@@ -179,6 +194,7 @@ class EngineMachine(RuleBasedStateMachine):
             adapter_digest=None if adapter is None else adapter.digest,
             cache_salt=ask.tenant if ask.has_own_salt else "",
             tenant=ask.tenant,
+            pooling=ask.pooling,
         )
         if adapter is not None and adapter not in self.usable:
             with pytest.raises(EngineRequestError, match="is not loaded"):
@@ -476,7 +492,7 @@ class TestDeviceMachine(DeviceMachine.TestCase):  # type: ignore[name-defined]
 @pytest.mark.parametrize("machine_type", MACHINES)
 def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
     """The machine's rules, most of them requests and steps, for longer than Hypothesis goes."""
-    random = Random(seed)
+    random, of_pooling = Random(seed), Random(f"pooling {seed}")
     machine = machine_type()
     machine.load_some()
     for _ in range(120):
@@ -487,6 +503,8 @@ def test_survives_a_storm(machine_type: type[EngineMachine], seed: int) -> None:
         match action:
             case "submit":
                 machine._submit(random_ask(random))
+                if of_pooling.random() < 0.2:
+                    machine._submit(replace(random_ask(of_pooling), pooling=of_pooling.choice(POOLINGS)))
             case "step":
                 machine.step(random.randint(1, 6))
             case "abort" if machine.ledger:

@@ -4,10 +4,20 @@ from dataclasses import replace
 import pytest
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, Grammar, GrammarKind, GrammarReasoning, SamplingParams
+from loraserve.engine.request import (
+    EngineRequest,
+    Grammar,
+    GrammarKind,
+    GrammarReasoning,
+    Pooling,
+    PoolingParams,
+    SamplingParams,
+)
 from loraserve.engine.request_check import check_request
+from tests.support.fake_engine_client import make_model
 
 REQUEST = EngineRequest("r", [1, 29], SamplingParams(max_tokens=1, n=2, stop_token_ids=(29,), logit_bias={0: 1.0}))
+TO_POOL = EngineRequest("p", [1, 2, 29], SamplingParams(max_tokens=1), pooling=PoolingParams(Pooling.MEAN, 8))
 
 
 def held_behind(reasoning: GrammarReasoning) -> EngineRequest:
@@ -16,13 +26,14 @@ def held_behind(reasoning: GrammarReasoning) -> EngineRequest:
 
 
 def check(request: EngineRequest) -> None:
-    check_request(request, max_model_len=3, max_num_seqs=2, vocab_size=30)
+    check_request(request, make_model(max_model_len=3, max_num_seqs=2, vocab_size=30, hidden_size=8))
 
 
 def test_what_is_just_within_the_limits_is_accepted() -> None:
     check(REQUEST)
     check(held_behind(GrammarReasoning(0, 29)))
     check(held_behind(GrammarReasoning(None, 29)))
+    check(TO_POOL)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +49,10 @@ def test_what_is_just_within_the_limits_is_accepted() -> None:
         (replace(REQUEST, sampling=replace(REQUEST.sampling, allowed_token_ids=(-1,))), "token id -1 is outside"),
         (held_behind(GrammarReasoning(None, 30)), "token id 30 is outside"),
         (held_behind(GrammarReasoning(-1, 29)), "token id -1 is outside"),
+        (replace(TO_POOL, prompt_token_ids=[1] * 4), "the prompt has 4 tokens; 1 to 3 are possible"),
+        (replace(TO_POOL, pooling=PoolingParams(Pooling.LAST, 9)), "dimensions is 9; 1 to 8 are possible"),
+        (replace(TO_POOL, pooling=PoolingParams(Pooling.LAST, 0)), "dimensions is 0; 1 to 8 are possible"),
+        (replace(TO_POOL, sampling=SamplingParams(max_tokens=1, n=2)), "has one choice and no grammar"),
         (replace(REQUEST, tenant_weight=0.0), "the tenant's weight is 0.0; it must be above 0"),
         (replace(REQUEST, tenant_weight=math.inf), "the tenant's weight is inf"),
         (replace(REQUEST, tenant_weight=math.nan), "the tenant's weight is nan"),

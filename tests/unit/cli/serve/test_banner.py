@@ -16,6 +16,7 @@ MODEL = ModelDescription(
     backend="cpu",
     max_model_len=64,
     vocab_size=9,
+    hidden_size=8,
     eos_token_ids=[],
     tokenizer_json="{}",
     chat_template="{{ messages }}",

@@ -172,6 +172,22 @@ def test_a_step_with_more_rows_or_more_to_sample_than_a_graph_is_not_replayed(
     assert graphs.accelerator.num_replays == 0
 
 
+def test_a_step_whose_hidden_states_are_wanted_is_not_replayed() -> None:
+    """A graph keeps its logits alone; nor is such a step padded for one."""
+    graphs = Graphs(has_adapters=True)
+    to_pool = item(0, 2, 0)
+    to_pool.num_pooled_rows = 1
+    batch = graphs.builder.build([item(3, 1), to_pool])
+    assert batch.pooled_rows is not None
+    assert batch.pooled_rows.tolist() == [2]
+    assert batch.sampled_rows.tolist() == [0]
+    assert graphs.graphs.try_replay(batch) is None
+    assert graphs.builder._graph is None
+    again = graphs.builder.build([item(3, 1), item(0, 2, 0)])
+    assert again.pooled_rows is None
+    assert graphs.graphs.try_replay(again) is not None
+
+
 def test_more_sequences_than_the_largest_graph_are_not_replayed() -> None:
     graphs = Graphs(has_adapters=False)
     builder = GpuBatchBuilder(16, 8, 4, 16, HostAccelerator(), None, GraphSizes(DECODE, PROMPTS, 4))

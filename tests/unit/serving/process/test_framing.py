@@ -8,6 +8,8 @@ from loraserve.engine.request import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    Pooling,
+    PoolingParams,
     SamplingParams,
     SequenceOutput,
     TokenLogprob,
@@ -35,6 +37,7 @@ MODEL = ModelDescription(
     "cpu",
     64,
     100,
+    8,
     [2],
     "{}",
     None,
@@ -49,17 +52,23 @@ MODEL = ModelDescription(
     LAYOUT,
 )
 REQUEST = EngineRequest("r", [1, 2], SamplingParams(max_tokens=4, logit_bias={3: -1.5}, stop_token_ids=(7,)), "digest")
+TO_POOL = EngineRequest("p", [1, 2], SamplingParams(max_tokens=1), pooling=PoolingParams(Pooling.MEAN, 3))
+POOLED = SequenceOutput("p", 0, [], finish_reason=FinishReason.STOP, pooled=bytes(range(12)))
 OUTPUT = SequenceOutput("r", 0, [5], [TokenLogprob(5, -0.5, 1, [(5, -0.5)])], FinishReason.STOP, prompt_logprobs=[None])
 
 
-@pytest.mark.parametrize("message", [AddRequest(REQUEST), Abort("r"), Abort("s", 2), LoadAdapter("d", "/p")])
+@pytest.mark.parametrize(
+    "message", [AddRequest(REQUEST), AddRequest(TO_POOL), Abort("r"), Abort("s", 2), LoadAdapter("d", "/p")]
+)
 def test_messages_to_the_engine_survive_the_trip(message: ToEngine) -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(message))
     assert [msgspec.msgpack.decode(payload, type=ToEngine) for payload in buffer.payloads()] == [message]
 
 
-@pytest.mark.parametrize("message", [Ready(MODEL), StepOutputs([OUTPUT], EngineStats(step=3, resident_adapters=["d"]))])
+@pytest.mark.parametrize(
+    "message", [Ready(MODEL), StepOutputs([OUTPUT, POOLED], EngineStats(step=3, resident_adapters=["d"]))]
+)
 def test_messages_from_the_engine_survive_the_trip(message: FromEngine) -> None:
     buffer = FrameBuffer()
     buffer.feed(encode_frame(message))
