@@ -11,6 +11,7 @@ from loraserve.api.routes import (
     chat,
     completions,
     config,
+    embeddings,
     health,
     keys,
     live,
@@ -38,6 +39,7 @@ from loraserve.api.schemas.adapters import (
 from loraserve.api.schemas.aliases import PutAliasRequest, RollbackRequest
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.completions import CompletionRequest
+from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
 from loraserve.api.schemas.responses import ResponsesRequest
@@ -58,6 +60,8 @@ ROUTES: list[HTTPRouteHandler] = [
     responses.create_response,
     responses.create_adapter_response,
     responses.find_response,
+    embeddings.create_embeddings,
+    embeddings.create_adapter_embeddings,
     tokenize.tokenize,
     tokenize.detokenize,
     lorax.generate_as_asked,
@@ -128,6 +132,7 @@ BODIES: list[type[msgspec.Struct]] = [
     CompletionRequest,
     ChatCompletionRequest,
     ResponsesRequest,
+    EmbeddingRequest,
     TokenizeRequest,
     DetokenizeRequest,
     LoraxRequest,

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from loraserve_adapters.base_layout import BaseLayout
 
+from loraserve.engine.request import Pooling
+
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
@@ -35,6 +37,8 @@ class ModelDescription:
     host_tier_bytes: int
     """Of page-locked memory for adapters beside the arena."""
     layout: BaseLayout
+    default_pooling: Pooling | None = Pooling.LAST
+    """What the model's own files say; None = one that the engine does not have."""
     num_speculative_tokens: int = 0
     """Longest draft of what a request's output goes on with; 0 = there are none."""
     notes: list[str] = field(default_factory=list)

@@ -161,7 +161,7 @@ class SequenceOutput:
     queue_s: float | None = None
     """Seconds from arrival in the engine to first scheduled; on the first output."""
     pooled: bytes | None = None
-    """The prompt's vector, float32 in this machine's byte order, where the request has `pooling`."""
+    """The prompt's vector, little-endian float32, where the request has `pooling`."""
     num_predicted_tokens: int = 0
     """What was drafted of the choice so far because its request predicts it; 0 also in steps without a draft."""
     num_accepted_tokens: int = 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES
@@ -24,6 +25,7 @@ from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_description import ModelDescription
+from loraserve.engine.request import Pooling
 from loraserve.engine.scheduling.drafter import FreeRows
 from loraserve.engine.steps.batch_builder import BatchBuilder
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
@@ -39,6 +41,12 @@ Progress = Callable[[str, int, int], None]
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
+POOLING_MODES = {
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_mean": Pooling.MEAN,
+}
+"""Of sentence-transformers, of which several at once would be concatenated."""
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -137,6 +145,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             if (value := getattr(tokenizer, name, None)) is not None
         },
         default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
+        default_pooling=_default_pooling(loader.load_pooling_config(config.model, config.revision)),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
@@ -345,6 +354,16 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Of several named templates, the default one."""
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
+
+
+def _default_pooling(config: dict[str, Any] | None) -> Pooling | None:
+    """As `ModelDescription` has it. config: None = the model's files say nothing."""
+    if config is None:
+        return Pooling.LAST
+    modes = {name for name, is_on in config.items() if name.startswith("pooling_mode_") and is_on is True}
+    if isinstance(config.get("pooling_mode"), str):
+        modes.add(f"pooling_mode_{config['pooling_mode']}")
+    return POOLING_MODES.get(modes.pop()) if len(modes) == 1 else None
 
 
 def _default_sampling(generation_config: GenerationConfig | None) -> dict[str, float | int]:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
+from transformers.utils.hub import cached_file
 
 from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
@@ -91,9 +92,12 @@ def _is_packed(module: nn.Module) -> bool:
 def load_model(
     model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device = CPU
 ) -> PreTrainedModel:
-    """Load safetensors weights; pickled weights are never read."""
+    """Load safetensors weights; pickled weights are never read.
+
+    Raises `ModelRefusedError`, also where some are missing: transformers would make them up.
+    """
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(
+        found: Any = AutoModelForCausalLM.from_pretrained(
             model,
             revision=revision,
             config=config,
@@ -101,9 +105,14 @@ def load_model(
             attn_implementation="eager",
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
+    loaded, info = found
+    if missing := sorted(info["missing_keys"]):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise ModelRefusedError(f"the weights of {model} lack {missing[0]}{more}: give all of the causal model's")
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
     return loaded.eval()
@@ -157,6 +166,25 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
         return GenerationConfig.from_pretrained(model, revision=revision or "main")
     except OSError:
         return None
+
+
+def load_pooling_config(model: str, revision: str | None) -> dict[str, Any] | None:
+    """As sentence-transformers writes it beside a model; empty where it cannot be read, None where there is none."""
+    path = cached_file(
+        model,
+        "1_Pooling/config.json",
+        revision=revision,
+        local_files_only=True,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if path is None:
+        return None
+    try:
+        config = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _first_line(error: Exception) -> str:

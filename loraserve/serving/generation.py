@@ -6,7 +6,14 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams, SequenceOutput, TokenLogprob
+from loraserve.engine.request import (
+    EngineRequest,
+    FinishReason,
+    PoolingParams,
+    SamplingParams,
+    SequenceOutput,
+    TokenLogprob,
+)
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.engine_client import EngineClient, EngineDeadError
 from loraserve.serving.engine_errors import engine_dead, request_failed
@@ -25,6 +32,8 @@ class Prompt:
     sampling: SamplingParams
     predicted_token_ids: list[int] = field(default_factory=list)
     """See `EngineRequest.predicted_token_ids`."""
+    pooling: PoolingParams | None = None
+    """Its answer is a vector. None = it is text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +50,10 @@ class GenerationJob:
     tenant: str = ""
     tenant_weight: float = 1.0
     """Share of the engine relative to other tenants."""
+    max_prompts_at_once: int | None = None
+    """In the engine; None = all of them."""
     on_first_token: Callable[[], None] | None = None
-    """Called once, on the event loop."""
+    """Or on the first vector. Called once, on the event loop."""
 
 
 @dataclass(slots=True)
@@ -63,6 +74,8 @@ class PromptRun:
     choices: list[_ChoiceRun]
     num_cached_tokens: int = 0
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    vector: bytes = b""
+    """See `SequenceOutput.pooled`."""
     finished: bool = False
 
 
@@ -217,6 +230,7 @@ class Generation:
             tenant=job.tenant,
             tenant_weight=job.tenant_weight,
             predicted_token_ids=prompt.predicted_token_ids,
+            pooling=prompt.pooling,
         )
         choices = [
             _ChoiceRun(
@@ -233,7 +247,8 @@ class Generation:
         return PromptRun(index, request, choices)
 
     def _outputs(self) -> AsyncGenerator[list[SequenceOutput]]:
-        return merge([self._service.engine.generate(prompt.engine_request) for prompt in self.prompts])
+        streams = [self._service.engine.generate(prompt.engine_request) for prompt in self.prompts]
+        return merge(streams, self._job.max_prompts_at_once)
 
     def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
         now_s = time.monotonic()
@@ -271,6 +286,10 @@ class Generation:
                 choice.num_accepted_tokens = output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
+        elif output.pooled is not None:
+            prompt.vector = output.pooled
+            choice.times.first_token_s = choice.times.last_token_s = now_s
+            self._note_first_token()
         delta = choice.assembler.add(output)
         if delta.finish_reason is not None:
             self._count_finished(prompt, choice, delta.finish_reason, now_s)

@@ -3,29 +3,42 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def merge(streams: list[AsyncGenerator[list[T]]]) -> AsyncGenerator[list[T]]:
+def merge(streams: list[AsyncGenerator[list[T]]], max_open: int | None = None) -> AsyncGenerator[list[T]]:
     """Their items, everything that is there at once. A stream's error is raised and ends all.
 
-    Closing it early closes every stream. At most two lists per stream are held.
+    max_open: so many are begun; the next one whenever one of them ends. Closing it early closes every stream that was
+    begun. At most two lists for each of these are held.
     """
-    return streams[0] if len(streams) == 1 else _merge(streams)
+    return streams[0] if len(streams) == 1 else _merge(streams, max_open or len(streams))
 
 
-async def _merge(streams: list[AsyncGenerator[list[T]]]) -> AsyncGenerator[list[T]]:
-    queue: asyncio.Queue[list[T] | Exception | None] = asyncio.Queue(maxsize=len(streams))
-    pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
+async def _merge(streams: list[AsyncGenerator[list[T]]], max_open: int) -> AsyncGenerator[list[T]]:
+    queue: asyncio.Queue[list[T] | Exception | None] = asyncio.Queue(maxsize=max_open)
+    to_begin = iter(streams)
+    pumps: set[asyncio.Task[None]] = set()
+
+    def begin(count: int) -> None:
+        for stream in islice(to_begin, count):
+            pump = asyncio.create_task(_pump(stream, queue))
+            pumps.add(pump)
+            pump.add_done_callback(pumps.discard)
+
     try:
-        num_open = len(streams)
-        while num_open:
+        begin(max_open)
+        num_left = len(streams)
+        while num_left:
             entries = [await queue.get()]
             while not queue.empty():
                 entries.append(queue.get_nowait())
-            num_open -= entries.count(None)
+            num_ended = entries.count(None)
+            num_left -= num_ended
+            begin(num_ended)
             if items := _items(entries):
                 yield items
     finally:

@@ -429,3 +429,32 @@ class TestExtras:
         assert answer_of(client, "spell", "cat", **harmless, extra_body={"priority": 0}) == "c-a-t"
         named = ask(client, "spell", "cat", extra_body={"request_id": "my-own.1"})
         assert named.id == "chatcmpl-my-own.1"
+
+
+def dot(one: list[float], other: list[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+class TestEmbeddings:
+    def test_are_the_adapters_own_whoever_is_beside_them(self, server: ServerProcess, client: openai.OpenAI) -> None:
+        """One by one, then all at once while chats are answered; the client asks for base64 and decodes it."""
+        models, texts = [BASE, *ADAPTERS], ["hello world", "hello word", LONG_TEXT]
+
+        async def ask_all() -> list[list[list[float]]]:
+            async with openai.AsyncOpenAI(
+                base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=WAIT_S
+            ) as client:
+                chats = [_ask_somehow(client, index, model, "ab") for index, model in enumerate(models)]
+                embeddings = [client.embeddings.create(model=model, input=texts) for model in models]
+                answers = await asyncio.gather(*embeddings, *chats)
+            return [[item.embedding for item in answer.data] for answer in answers[: len(models)]]
+
+        alone = [
+            [client.embeddings.create(model=model, input=text).data[0].embedding for text in texts] for model in models
+        ]
+        for ours, together in zip(alone, asyncio.run(ask_all()), strict=True):
+            for one, other in zip(ours, together, strict=True):
+                assert dot(one, other) == pytest.approx(1, abs=1e-3)
+        for near in alone:
+            assert dot(near[0], near[1]) > dot(near[0], near[2])
+        assert len({tuple(near[0][:4]) for near in alone}) == len(models)

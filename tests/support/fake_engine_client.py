@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import hashlib
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ CHAT_TEMPLATE = (
     "<|{{ message.role }}|>{{ message.content }}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+HIDDEN_SIZE = 8
 SPECIAL_TOKENS = ["<|bos|>", "<|eos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
@@ -63,7 +65,7 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDe
         backend="fake",
         max_model_len=512,
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=8,
+        hidden_size=HIDDEN_SIZE,
         eos_token_ids=[1],
         tokenizer_json=tokenizer.to_str(),
         chat_template=CHAT_TEMPLATE,
@@ -82,6 +84,14 @@ def make_model(tokenizer: Tokenizer | None = None, **changes: object) -> ModelDe
 
 
 Reply = Callable[[EngineRequest, int], list[int]]
+
+
+def vector_of(request: EngineRequest) -> "array[float]":
+    """As long as was asked for; depends on adapter, prompt and pooling."""
+    assert request.pooling is not None
+    text = f"{request.adapter_digest}|{request.prompt_token_ids}|{request.pooling}"
+    size = request.pooling.dimensions or HIDDEN_SIZE
+    return array("f", [byte / 256 for byte in hashlib.sha256(text.encode()).digest()[:size]])
 
 
 def hashed_reply(request: EngineRequest, index: int) -> list[int]:
@@ -199,6 +209,18 @@ class FakeEngine:
             raise EngineDeadError(self.error)
 
     def _reply_outputs(self, request: EngineRequest, index: int) -> list[SequenceOutput]:
+        if request.pooling is not None:
+            return [
+                SequenceOutput(
+                    request.request_id,
+                    index,
+                    [],
+                    finish_reason=FinishReason.STOP,
+                    num_cached_tokens=self.num_cached_tokens,
+                    queue_s=0.001,
+                    pooled=vector_of(request).tobytes(),
+                )
+            ]
         token_ids, reason, stop_token_id = self._finished_reply(request, index)
         starts = range(0, len(token_ids), self.tokens_per_step)
         pieces = [token_ids[start : start + self.tokens_per_step] for start in starts]

@@ -66,6 +66,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/embeddings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateAdapterEmbeddings
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1EmbeddingsCreateAdapterEmbeddings"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/adapters/{adapter}/v1/models": {
         parameters: {
             query?: never;
@@ -796,6 +816,28 @@ export interface paths {
         get: operations["V1ConfigGetConfig"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/embeddings": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateEmbeddings
+         * @description One vector for each input: the last hidden states of the base model or of an adapter, pooled.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1EmbeddingsCreateEmbeddings"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1971,6 +2013,56 @@ export interface components {
             /** @default function */
             type: string;
         };
+        /** Embedding */
+        Embedding: {
+            object: string;
+            index: number;
+            /** @description A text where base64 is asked for. */
+            embedding: number[] | string;
+        };
+        /**
+         * EmbeddingResponse
+         * @example {
+         *       "object": "list",
+         *       "data": [
+         *         {
+         *           "object": "embedding",
+         *           "index": 0,
+         *           "embedding": [
+         *             0.018,
+         *             -0.041,
+         *             0.007
+         *           ]
+         *         },
+         *         {
+         *           "object": "embedding",
+         *           "index": 1,
+         *           "embedding": [
+         *             -0.022,
+         *             0.013,
+         *             0.05
+         *           ]
+         *         }
+         *       ],
+         *       "model": "search",
+         *       "usage": {
+         *         "prompt_tokens": 9,
+         *         "total_tokens": 9
+         *       }
+         *     }
+         */
+        EmbeddingResponse: {
+            object: string;
+            /** @description In the order of the inputs. */
+            data: components["schemas"]["Embedding"][];
+            model: string;
+            usage: components["schemas"]["EmbeddingUsage"];
+        };
+        /** EmbeddingUsage */
+        EmbeddingUsage: {
+            prompt_tokens: number;
+            total_tokens: number;
+        };
         /** EngineItem */
         EngineItem: {
             id: string;
@@ -2453,7 +2545,7 @@ export interface components {
             /** @description Null: the base model. */
             adapter: string | null;
             version: number | null;
-            /** @description "chat.completions", "completions", "generate" or "responses". */
+            /** @description "chat.completions", "completions", "embeddings", "generate" or "responses". */
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
@@ -3954,6 +4046,75 @@ export interface components {
             summary?: unknown;
         };
         /**
+         * EmbeddingRequest
+         * @description Names and meaning as in OpenAI's API and vLLM's extensions of it.
+         * @example {
+         *       "model": "search",
+         *       "input": [
+         *         "orders of yesterday",
+         *         "refunds"
+         *       ],
+         *       "dimensions": 256
+         *     }
+         */
+        EmbeddingRequest: {
+            /** @description A text, several texts, token ids, or several lists of token ids. */
+            input: string | (string | number | number[])[];
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
+            /**
+             * @description Numbers, or base64 of little-endian float32.
+             * @default null
+             */
+            encoding_format: ("float" | "base64") | null;
+            /**
+             * @description Only the vector's first ones, for models and adapters that were trained so (Matryoshka).
+             * @default null
+             */
+            dimensions: number | null;
+            /**
+             * @description The last hidden state of an input's last token, or the mean of all of its tokens'. Default: what the model's
+             *     `1_Pooling/config.json` says, else "last".
+             * @default null
+             */
+            pooling: ("last" | "mean") | null;
+            /**
+             * @description To a Euclidean length of 1.
+             * @default true
+             */
+            normalize: boolean;
+            /**
+             * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
+             *     the model takes.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /**
+             * @description Default: true.
+             * @default null
+             */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /**
+             * @description Whom a canary of an adapter sticks to.
+             * @default null
+             */
+            user: string | null;
+            messages?: unknown;
+        };
+        /**
          * TokenizeRequest
          * @description Either `prompt` or `messages`.
          * @example {
@@ -4680,6 +4841,149 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["CompletionResponse"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1EmbeddingsCreateAdapterEmbeddings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EmbeddingRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EmbeddingResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */
@@ -9339,6 +9643,147 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ConfigView"];
+                };
+            };
+            /** @description The request is refused; `param` names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1EmbeddingsCreateEmbeddings: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["EmbeddingRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EmbeddingResponse"];
                 };
             };
             /** @description The request is refused; `param` names the field. */

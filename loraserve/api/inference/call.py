@@ -71,7 +71,9 @@ class InferenceCall:
             headers["x-adapter-version"] = str(self.adapter.version)
         return headers
 
-    async def start(self, prompts: list[Prompt], text: TextOptions, cache_salt: str) -> Generation:
+    async def start(
+        self, prompts: list[Prompt], text: TextOptions, cache_salt: str, *, max_prompts_at_once: int | None = None
+    ) -> Generation:
         """Load the adapter if need be, and take the work in. Raises `ServingError`."""
         admitted, adapter = self.admitted, self.adapter
         if adapter is not None:
@@ -87,6 +89,7 @@ class InferenceCall:
             cache_salt=salted(admitted.kv_salt, cache_salt),
             tenant=admitted.principal.acting_tenant,
             tenant_weight=self._calls.weight_of(admitted.principal.acting_tenant),
+            max_prompts_at_once=max_prompts_at_once,
             on_first_token=admitted.running.note_started,
         )
         self.generation = self._calls.generation.start(job)

@@ -7,21 +7,23 @@ from loraserve.serving.errors import invalid_value
 from loraserve.serving.settings import Limits
 
 
-def split_prompts(prompt: str | list[str | int | list[int]], limits: Limits, vocab_size: int) -> list[str | list[int]]:
-    """The four forms of OpenAI's `prompt` as a list of texts or of lists of checked token ids."""
+def split_prompts(
+    param: str, prompt: str | list[str | int | list[int]], limit: int, vocab_size: int
+) -> list[str | list[int]]:
+    """The four forms of OpenAI's `prompt` and `input` as a list of texts or of lists of checked token ids."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise invalid_value("prompt", "is empty.")
+        raise invalid_value(param, "is empty.")
     # A million ids may come: one pass in C, and no copy.
     kinds = set(map(type, prompt))
     if len(kinds) > 1:
-        raise invalid_value("prompt", "mixes texts and token ids.")
+        raise invalid_value(param, "mixes texts and token ids.")
     prompts = cast(list[str | list[int]], [prompt] if kinds == {int} else prompt)
-    check_at_most("prompt", len(prompts), limits.max_prompts, "prompts")
+    check_at_most(param, len(prompts), limit, f"{param}s")
     for token_ids in prompts:
         if isinstance(token_ids, list):
-            check_token_ids("prompt", token_ids, vocab_size)
+            check_token_ids(param, token_ids, vocab_size)
     return prompts
 
 
@@ -45,6 +47,16 @@ def truncate(
     if limit == -1:
         limit = max(1, max_model_len - (max_tokens or 1))
     return token_ids[-limit:]
+
+
+def truncate_around(token_ids: list[int], bare: list[int], limit: int) -> list[int]:
+    """The first tokens of a text, and whole what the tokenizer put around it. bare: the text's without that."""
+    num_added = len(token_ids) - len(bare)
+    for start in range(num_added + 1):
+        end = start + len(bare)
+        if token_ids[start:end] == bare and num_added < limit:
+            return token_ids[:start] + bare[: limit - num_added] + token_ids[end:]
+    return token_ids[:limit]
 
 
 def check_not_empty(param: str, token_ids: list[int]) -> None:

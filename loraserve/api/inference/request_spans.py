@@ -30,6 +30,7 @@ SHORTEST_WAIT_S = 0.001
 OPERATIONS = {
     Route.CHAT: "chat",
     Route.COMPLETIONS: "text_completion",
+    Route.EMBEDDINGS: "embeddings",
     Route.GENERATE: "text_completion",
     Route.RESPONSES: "chat",
 }

@@ -104,11 +104,15 @@ async def respond_whole(
     generation: Generation,
     write: Callable[[list[ChoiceDelta]], A],
     more_headers: Callable[[], dict[str, str]] = dict,
+    more_size: int = 0,
 ) -> Response[A]:
-    """One body, made by `write` of all choices, complete; closes the call. Raises `ServingError`; then it does not."""
+    """One body, made by `write` of all choices, complete; closes the call. Raises `ServingError`; then it does not.
+
+    more_size: what there is to write besides tokens, in tokens.
+    """
     deltas = await while_connected(request, collect(generation.steps()))
     # Echoes and prompt logprobs make responses as long as prompts.
-    size = generation.usage().num_prompt_tokens + size_of(deltas)
+    size = generation.usage().num_prompt_tokens + size_of(deltas) + more_size
     body = await runtime.tokenizer.run(size, lambda: msgspec.json.encode(write(deltas)))
     headers = call.headers | timing_headers(generation, call.adapter_load_ms) | more_headers()
     call.close()

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from loraserve.api.http.ranges import check_at_most, check_range, check_token_ids, unsupported
 from loraserve.api.http.request_id import HARMLESS_ID
+from loraserve.api.inference.common_fields import check_priority, checked_salt
 from loraserve.api.inference.structured_outputs import AskedFormat, formats_of, grammar_of
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.engine.model_description import ModelDescription
@@ -23,7 +24,6 @@ MIN_TEMPERATURE = 1e-2
 INT64 = 2**63
 NUM_SEEDS = 2**62
 """Seeds are folded into this range so that seed + choice stays a positive int64."""
-MAX_SALT_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class SamplingChecker:
             min_tokens=min_tokens,
             discard_tokens=max_tokens == 0,
         )
-        return CheckedSampling(params, text, max_tokens, seed, self._cache_salt(request))
+        return CheckedSampling(params, text, max_tokens, seed, checked_salt(request.cache_salt))
 
     def default_max_tokens(self, room: int) -> int:
         """For a request without max_tokens: what the model's generation_config says, else the rest of the context."""
@@ -153,8 +153,7 @@ class SamplingChecker:
         check_range(param, count, 0, self._limits.max_top_logprobs)
 
     def _check_without_effect(self, request: SamplingFields) -> None:
-        if request.priority:
-            raise unsupported("priority", f"is {request.priority}; only 0 is supported.")
+        check_priority(request.priority)
         if request.store:
             raise unsupported("store", "is true; this server stores nothing. Leave it out.")
         if request.service_tier not in (None, "auto", "default"):
@@ -211,12 +210,6 @@ class SamplingChecker:
                 raise invalid_value("stop", "contains an empty string.")
             check_at_most("stop", len(text), self._limits.max_stop_chars, "characters in one string")
         return tuple(dict.fromkeys(stop))
-
-    def _cache_salt(self, request: SamplingFields) -> str:
-        if request.cache_salt is None:
-            return ""
-        check_range("cache_salt", len(request.cache_salt), 1, MAX_SALT_CHARS)
-        return request.cache_salt
 
 
 def check_stream_options(stream: bool | None, options: object) -> None:

@@ -81,7 +81,8 @@ async def _complete(
         principal, asked.model, path_adapter=path_adapter, user=asked.safety_identifier or asked.user
     )
     checked = _check(context, asked)
-    given = split_prompts(asked.prompt, runtime.settings.limits, runtime.engine.model.vocab_size)
+    max_prompts, vocab_size = runtime.settings.limits.max_prompts, runtime.engine.model.vocab_size
+    given = split_prompts("prompt", asked.prompt, max_prompts, vocab_size)
     demand = _demand(asked, given, checked)
     async with context.calls.admit(principal, target, request.scope, demand) as call:
         prompts = await _prompts(context, asked, given, checked)

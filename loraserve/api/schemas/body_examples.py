@@ -13,6 +13,7 @@ from loraserve.api.schemas.adapters import (
 from loraserve.api.schemas.aliases import PutAliasRequest, RollbackRequest
 from loraserve.api.schemas.chat import ChatCompletionRequest
 from loraserve.api.schemas.completions import CompletionRequest
+from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
 from loraserve.api.schemas.responses import ResponsesRequest
@@ -27,6 +28,7 @@ BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionRequest: {"model": "sql", "prompt": "-- orders of yesterday\nSELECT", "max_tokens": 64, "temperature": 0},
     ChatCompletionRequest: {"model": "sql@v3", "messages": QUESTION, "stream": True, "include_metrics": True},
     ResponsesRequest: {"model": "sql", "instructions": "Answer in SQL.", "input": QUESTION, "max_output_tokens": 64},
+    EmbeddingRequest: {"model": "search", "input": ["orders of yesterday", "refunds"], "dimensions": 256},
     TokenizeRequest: {"model": "sql", "messages": QUESTION},
     DetokenizeRequest: {"model": "sql", "tokens": [128000, 9906]},
     LoraxRequest: {"inputs": "All orders:", "parameters": {"adapter_id": "sql", "max_new_tokens": 64}},

@@ -5,6 +5,7 @@ import msgspec
 from loraserve.api.schemas.audit import AuditItem
 from loraserve.api.schemas.chat import ChatChoice, ChatCompletionResponse, ResponseMessage
 from loraserve.api.schemas.completions import CompletionChoice, CompletionResponse
+from loraserve.api.schemas.embeddings import Embedding, EmbeddingResponse, EmbeddingUsage
 from loraserve.api.schemas.lorax import LoraxError, LoraxResponse
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelPermission
@@ -48,6 +49,12 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
         choices=[ChatChoice(0, ResponseMessage("assistant", "SELECT count(*) FROM orders;"), None, "stop", None)],
         usage=USAGE,
         metrics=METRICS,
+    ),
+    EmbeddingResponse(
+        object="list",
+        data=[Embedding("embedding", 0, [0.018, -0.041, 0.007]), Embedding("embedding", 1, [-0.022, 0.013, 0.05])],
+        model="search",
+        usage=EmbeddingUsage(9, 9),
     ),
     ResponseObject(
         id="resp_5f3a9f1e6b0c4b0d",

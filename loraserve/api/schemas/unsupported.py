@@ -58,6 +58,8 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "merged_adapters": (),
     "typical_p": (b"1", b"1.0"),
     "watermark": (b"false",),
+    # Of embeddings.
+    "messages": (),
     # Of messages.
     "annotations": (b"[]",),
     "refusal": (),
@@ -71,6 +73,7 @@ NOTHING_IS_KEPT = "Nothing is kept of earlier requests: send their items with 'i
 REMEDIES = {
     "background": "Nothing is kept of an answer that nobody waits for. Leave it out.",
     "conversation": NOTHING_IS_KEPT,
+    "messages": "Send their text with 'input'.",
     "max_tool_calls": "It is for tools that a server has of its own, and this one has none. Leave it out.",
     "previous_response_id": NOTHING_IS_KEPT,
     "prompt": "No prompts are kept here: send 'instructions' and 'input'.",

@@ -14,6 +14,7 @@ from loraserve.serving.errors import ServingError
 class Route(StrEnum):
     CHAT = "chat.completions"
     COMPLETIONS = "completions"
+    EMBEDDINGS = "embeddings"
     GENERATE = "generate"
     RESPONSES = "responses"
 

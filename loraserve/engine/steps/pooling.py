@@ -50,4 +50,4 @@ def _shortened(vector: Tensor, params: PoolingParams) -> Tensor:
 
 
 def _pooled(sequence: Sequence, vector: Tensor) -> PooledPrompt:
-    return PooledPrompt(sequence, vector.numpy().tobytes(), bool(vector.isfinite().all()))
+    return PooledPrompt(sequence, vector.numpy().astype("<f4").tobytes(), bool(vector.isfinite().all()))

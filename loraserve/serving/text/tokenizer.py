@@ -1,7 +1,7 @@
 """Text to token ids and back, as AutoTokenizer does it, without blocking the event loop."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -33,6 +33,10 @@ class TextTokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return await self.run(len(text), lambda: self._encode(text, add_special_tokens))
+
+    async def encode_all(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        size = sum(map(len, texts))
+        return await self.run(size, lambda: [self._encode(text, add_special_tokens) for text in texts])
 
     async def encode_chat(self, conversation: Conversation, *, add_special_tokens: bool) -> list[int]:
         """Raises `ServingError` where the template refuses the conversation."""

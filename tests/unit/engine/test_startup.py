@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
+from safetensors.torch import load_file, save_file
 
 from loraserve import demo
 from loraserve.engine import startup
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.errors import EngineStartError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import Grammar, GrammarKind
+from loraserve.engine.request import Grammar, GrammarKind, Pooling
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
+from loraserve.models import loader
 from tests.support.host_accelerator import HostAccelerator
 
 MIB = 1 << 20
+DEMO = Path(demo.__file__).parent / "model"
 
 
 def describe(tmp_path: Path, stated: dict[str, object], **options: object) -> ModelDescription:
@@ -30,8 +33,7 @@ def start_demo(
     progress: startup.Progress = lambda *_: None,
     **options: object,
 ) -> EngineParts:
-    model = Path(demo.__file__).parent / "model"
-    folder = Path(shutil.copytree(model, tmp_path / "model"))
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model", dirs_exist_ok=True))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [259, 258], **stated}))
     settings: dict[str, object] = {
         "backend": "reference",
@@ -61,6 +63,48 @@ def test_sampling_defaults_are_what_the_generation_config_states(
     description = describe(tmp_path, stated, **options)
     assert description.default_sampling == expected
     assert {258, 259} <= set(description.eos_token_ids), "what ends a text is no sampling default"
+
+
+SENTENCE_TRANSFORMERS = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": False, "include_prompt": True}
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        (None, Pooling.LAST),
+        (json.dumps({**SENTENCE_TRANSFORMERS, "pooling_mode_lasttoken": True}), Pooling.LAST),
+        (json.dumps({**SENTENCE_TRANSFORMERS, "pooling_mode_mean_tokens": True}), Pooling.MEAN),
+        (json.dumps({"embedding_dimension": 64, "pooling_mode": "mean"}), Pooling.MEAN),
+        (json.dumps({"embedding_dimension": 64, "pooling_mode": "lasttoken"}), Pooling.LAST),
+        (json.dumps({**SENTENCE_TRANSFORMERS, "pooling_mode_cls_token": True}), None),
+        (json.dumps({**SENTENCE_TRANSFORMERS, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": True}), None),
+        (json.dumps(SENTENCE_TRANSFORMERS), None),
+        ("[]", None),
+        ("{", None),
+    ],
+)
+def test_the_models_files_say_how_to_pool(tmp_path: Path, declared: str | None, expected: Pooling | None) -> None:
+    if declared is not None:
+        (tmp_path / "1_Pooling").mkdir()
+        (tmp_path / "1_Pooling/config.json").write_text(declared)
+    assert startup._default_pooling(loader.load_pooling_config(str(tmp_path), None)) is expected
+
+
+def test_a_started_engine_knows_how_to_pool_and_how_long_a_vector_is(tmp_path: Path) -> None:
+    (tmp_path / "model/1_Pooling").mkdir(parents=True)
+    (tmp_path / "model/1_Pooling/config.json").write_text('{"pooling_mode": "mean"}')
+    description = describe(tmp_path, {})
+    assert (description.default_pooling, description.hidden_size) == (Pooling.MEAN, 256)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    """transformers would, at random, and only tell of it."""
+    folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"], weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(EngineStartError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight and 1 more"):
+        start(EngineConfig(str(folder), backend="reference"), lambda *_: None)
 
 
 def test_on_an_accelerator_memory_is_what_a_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

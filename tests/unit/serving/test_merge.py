@@ -42,6 +42,41 @@ def test_every_item_arrives_once_and_in_its_streams_order(num_sources: int) -> N
         assert source.closed
 
 
+@pytest.mark.parametrize("max_open", [1, 2, 4, 9])
+def test_no_more_are_open_than_may_be(max_open: int) -> None:
+    num_open = most_open = 0
+
+    async def counted(index: int) -> AsyncGenerator[list[int]]:
+        nonlocal num_open, most_open
+        num_open += 1
+        most_open = max(most_open, num_open)
+        for item in range(index % 3):
+            await asyncio.sleep(0)
+            yield [10 * index + item]
+        num_open -= 1
+
+    async def run() -> list[int]:
+        return [item async for items in merge([counted(index) for index in range(7)], max_open) for item in items]
+
+    assert sorted(asyncio.run(run())) == [10, 20, 21, 40, 50, 51]
+    assert num_open == 0
+    assert 1 <= most_open <= max_open
+
+
+def test_closing_it_leaves_those_alone_that_were_not_begun() -> None:
+    sources = [Source([1], blocks=True) for _ in range(4)]
+
+    async def run() -> None:
+        merged = merge([source.stream() for source in sources], 2)
+        await anext(merged)
+        await merged.aclose()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert [source.closed for source in sources] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("num_others", [0, 3])
 def test_an_error_ends_everything(num_others: int) -> None:
     others = [Source([1], blocks=True) for _ in range(num_others)]

@@ -1,6 +1,6 @@
 import pytest
 
-from loraserve.api.inference.prompts import check_prompt_logprobs, split_prompts, truncate
+from loraserve.api.inference.prompts import check_prompt_logprobs, split_prompts, truncate, truncate_around
 from loraserve.serving.errors import ServingError
 from loraserve.serving.settings import Limits
 
@@ -18,13 +18,13 @@ LIMITS = Limits(max_prompts=3)
     ],
 )
 def test_the_four_forms(prompt: str | list[str | int | list[int]], expected: list[str | list[int]]) -> None:
-    assert split_prompts(prompt, LIMITS, 10) == expected
+    assert split_prompts("prompt", prompt, LIMITS.max_prompts, 10) == expected
 
 
 @pytest.mark.parametrize("prompt", [[], ["a", 1], [1, [2]], ["a", [1]], [10], [[-1]], [[1, 10]], ["a"] * 4, [[1]] * 4])
 def test_refused_forms(prompt: list[str | int | list[int]]) -> None:
     with pytest.raises(ServingError) as caught:
-        split_prompts(prompt, LIMITS, 10)
+        split_prompts("prompt", prompt, LIMITS.max_prompts, 10)
     assert caught.value.param == "prompt"
 
 
@@ -41,6 +41,24 @@ def test_truncate_leaves_room_for_the_answer(max_tokens: int | None, kept: int) 
     token_ids = list(range(20))
     assert truncate(token_ids, -1, 8, max_tokens) == token_ids[-kept:]
     assert truncate([1], -1, 8, max_tokens) == [1]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "bare", "limit", "kept"),
+    [
+        ([90, 1, 2, 3, 91], [1, 2, 3], 4, [90, 1, 2, 91]),
+        ([90, 1, 2, 3, 91], [1, 2, 3], 3, [90, 1, 91]),
+        ([90, 1, 2, 3, 91], [1, 2, 3], 2, [90, 1]),
+        ([90, 1, 2, 3], [1, 2, 3], 2, [90, 1]),
+        ([1, 2, 3, 91], [1, 2, 3], 2, [1, 91]),
+        ([1, 2, 3], [1, 2, 3], 2, [1, 2]),
+        ([7, 8, 9], [1, 2], 2, [7, 8]),
+    ],
+)
+def test_truncate_around_keeps_the_beginning_and_what_the_tokenizer_added(
+    token_ids: list[int], bare: list[int], limit: int, kept: list[int]
+) -> None:
+    assert truncate_around(token_ids, bare, limit) == kept
 
 
 @pytest.mark.parametrize(("num_tokens", "num_answered", "top"), [(101, 1, 0), (26, 2, 1), (5, 1, 20)])

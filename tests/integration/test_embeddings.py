@@ -1,0 +1,217 @@
+"""/v1/embeddings by the unmodified openai client and raw HTTP, with a fake engine."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from loraserve.api.routes.embeddings import MAX_AT_ONCE
+from loraserve.engine.request import EngineErrorCode, EngineRequest, FinishReason, Pooling, PoolingParams
+from loraserve.serving.settings import Limits
+from tests.support.fake_engine_client import HIDDEN_SIZE, FakeEngine, make_model, make_tokenizer, vector_of
+from tests.support.live_server import LiveServer, live_server, make_settings
+
+TOKENIZER = make_tokenizer()
+BOS = 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Base "tiny", adapters "sql" and "shout"."""
+    with live_server(FakeEngine(), make_settings(tmp_path_factory.mktemp("data")), ("sql", "shout")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="anything", max_retries=0) as client:
+        yield client
+
+
+def tokens_of(text: str) -> list[int]:
+    return [BOS, *TOKENIZER.encode(text, add_special_tokens=False).ids]
+
+
+def newest(server: LiveServer, count: int = 1) -> list[EngineRequest]:
+    return server.engine.requests[-count:]
+
+
+def post(server: LiveServer, body: dict[str, Any]) -> httpx.Response:
+    """For the base model, unless the body says otherwise."""
+    return httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny"} | body, timeout=30)
+
+
+class TestAnswers:
+    def test_shape(self, client: openai.OpenAI, server: LiveServer) -> None:
+        answer = client.embeddings.create(model="sql", input=["hello world", "hi"])
+        assert (answer.object, answer.model) == ("list", "sql")
+        assert [(item.object, item.index) for item in answer.data] == [("embedding", 0), ("embedding", 1)]
+        num_tokens = len(tokens_of("hello world")) + len(tokens_of("hi"))
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (num_tokens, num_tokens)
+        asked = {tuple(request.prompt_token_ids): request for request in newest(server, 2)}
+        for item, text in zip(answer.data, ("hello world", "hi"), strict=True):
+            request = asked[tuple(tokens_of(text))]
+            assert item.embedding == vector_of(request).tolist()
+            assert request.pooling == PoolingParams(Pooling.LAST)
+
+    def test_both_encodings_are_the_same_numbers(self, client: openai.OpenAI, server: LiveServer) -> None:
+        numbers = client.embeddings.create(model="sql", input="hi", encoding_format="float")
+        encoded = client.embeddings.create(model="sql", input="hi", encoding_format="base64")
+        assert isinstance(encoded.data[0].embedding, str)
+        as_client_asks = client.embeddings.create(model="sql", input="hi")  # base64, which it decodes
+        assert numbers.data[0].embedding == as_client_asks.data[0].embedding == vector_of(newest(server)[0]).tolist()
+
+    def test_what_is_asked_reaches_the_engine(self, client: openai.OpenAI, server: LiveServer) -> None:
+        extra = {"pooling": "mean", "normalize": False, "cache_salt": "mine"}
+        answer = client.embeddings.create(model="shout", input=[7, 8], dimensions=3, extra_body=extra)
+        (request,) = newest(server)
+        assert request.prompt_token_ids == [7, 8]
+        assert request.pooling == PoolingParams(Pooling.MEAN, 3, normalize=False)
+        assert request.cache_salt.endswith(":mine")
+        assert len(answer.data[0].embedding) == 3
+
+    def test_each_name_has_its_own(self, server: LiveServer) -> None:
+        def vector(model: str) -> list[float]:
+            return post(server, {"input": "hi", "model": model}).json()["data"][0]["embedding"]
+
+        by_path = httpx.post(f"{server.url}/adapters/sql/v1/embeddings", json={"input": "hi"})
+        assert by_path.json()["data"][0]["embedding"] == vector("sql") == vector("tiny:sql@v1")
+        assert len({*map(tuple, map(vector, ("tiny", "sql", "shout")))}) == 3
+
+    def test_headers_and_the_log(self, server: LiveServer) -> None:
+        answer = post(server, {"model": "sql", "input": "hi"})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-adapter-version"] == "1"
+        assert float(answer.headers["x-ttft-ms"]) > 0
+        request_id = answer.headers["x-request-id"]
+        item = httpx.get(f"{server.url}/v1/requests/{request_id}").json()
+        assert (item["route"], item["state"]) == ("embeddings", "stop")
+        assert (item["num_prompt_tokens"], item["num_output_tokens"]) == (len(tokens_of("hi")), 0)
+
+    def test_no_more_inputs_than_some_are_in_the_engine_at_once(self, tmp_path: Path) -> None:
+        most_running = 0
+
+        class Counting(FakeEngine):
+            def _check_step(self, request: EngineRequest, step: int) -> None:
+                nonlocal most_running
+                most_running = max(most_running, len(self.running))
+                super()._check_step(request, step)
+
+        texts = [f"number {index}" for index in range(5 * MAX_AT_ONCE)]
+        with live_server(Counting(step_s=0.001), make_settings(tmp_path)) as server:
+            answer = post(server, {"input": texts}).json()
+            by_prompt = {tuple(each.prompt_token_ids): vector_of(each).tolist() for each in server.engine.requests}
+        assert [item["embedding"] for item in answer["data"]] == [by_prompt[tuple(tokens_of(text))] for text in texts]
+        assert most_running == MAX_AT_ONCE
+
+
+class TestTruncation:
+    def test_the_beginning_is_kept_with_what_the_tokenizer_adds(self, server: LiveServer) -> None:
+        post(server, {"input": "hello world", "truncate_prompt_tokens": 3}).raise_for_status()
+        assert newest(server)[0].prompt_token_ids == tokens_of("hello world")[:3]
+        post(server, {"input": [5, 6, 7], "truncate_prompt_tokens": 2}).raise_for_status()
+        assert newest(server)[0].prompt_token_ids == [5, 6]
+        body = {"input": ["hi", "x" * 5000], "truncate_prompt_tokens": -1, "add_special_tokens": False}
+        post(server, body).raise_for_status()
+        asked = sorted(newest(server, 2), key=lambda request: len(request.prompt_token_ids))
+        assert asked[0].prompt_token_ids == tokens_of("hi")[1:]
+        assert len(asked[1].prompt_token_ids) == make_model().max_model_len
+
+    def test_an_input_may_be_as_long_as_the_context(self, server: LiveServer) -> None:
+        max_model_len = make_model().max_model_len
+        assert post(server, {"input": [9] * max_model_len}).status_code == 200
+        refused = post(server, {"input": [[9], [9] * (max_model_len + 1)]})
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
+        assert "512 tokens, but an input has 513" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "input", "Missing required parameter"),
+        ({"input": ""}, "input", None),
+        ({"input": []}, "input", "is empty"),
+        ({"input": [[]]}, "input", "has no tokens"),
+        ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
+        ({"input": [10**6]}, "input", "contains token id 1000000"),
+        ({"input": ["a"] * 2049}, "input", "has 2049 inputs; the limit is 2048"),
+        ({"input": "a", "dimensions": 0}, "dimensions", f"is 0; it must be between 1 and {HIDDEN_SIZE}"),
+        ({"input": "a", "dimensions": 9}, "dimensions", f"is 9; it must be between 1 and {HIDDEN_SIZE}"),
+        ({"input": "a", "pooling": "cls"}, "pooling", "is 'cls'; it must be 'last' or 'mean'"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "is 'int8'; it must be 'float' or 'base64'"),
+        ({"input": "a", "encoding_format": 8}, "encoding_format", "Invalid type"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "is 0; it must be between 1 and 512"),
+        ({"input": "a", "priority": 3}, "priority", "only 0"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt", "is 0; it must be between 1 and 256"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "Send their text with 'input'"),
+        ({"input": "a", "temperature": 0}, "temperature", "Unknown parameter"),
+        ({"input": "a", "model": "nope"}, "model", "does not exist"),
+    ],
+)
+def test_refusals(server: LiveServer, body: dict[str, Any], param: str, message: str | None) -> None:
+    num_requests = len(server.engine.requests)
+    if message is None:  # of a tokenizer that adds nothing
+        body = {**body, "add_special_tokens": False}
+        message = "has no tokens"
+    answer = post(server, body)
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert len(server.engine.requests) == num_requests
+
+
+def test_a_pooling_that_only_the_models_files_know_is_to_be_said(tmp_path: Path) -> None:
+    engine = FakeEngine(model=make_model(default_pooling=None))
+    with live_server(engine, make_settings(tmp_path)) as server:
+        refused = post(server, {"input": "a"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "pooling")
+        assert post(server, {"input": "a", "pooling": "mean"}).status_code == 200
+
+
+def test_the_models_own_pooling_is_the_default(tmp_path: Path) -> None:
+    engine = FakeEngine(model=make_model(default_pooling=Pooling.MEAN))
+    with live_server(engine, make_settings(tmp_path)) as server:
+        assert post(server, {"input": "a"}).status_code == 200
+        assert newest(server)[0].pooling == PoolingParams(Pooling.MEAN)
+
+
+def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path, limits=Limits(max_embedding_values=3 * HIDDEN_SIZE))
+    with live_server(FakeEngine(), settings) as server:
+        assert post(server, {"input": ["a"] * 3}).status_code == 200
+        assert post(server, {"input": ["a"] * 6, "dimensions": 4}).status_code == 200
+        error = post(server, {"input": ["a"] * 4}).json()["error"]
+        assert error["param"] == "input"
+        assert "would be answered by 32 numbers; the limit is 24" in error["message"]
+
+
+def test_what_is_not_finite_is_an_error(tmp_path: Path) -> None:
+    class Failing(FakeEngine):
+        def _reply_outputs(self, request: EngineRequest, index: int) -> list[Any]:
+            (output,) = super()._reply_outputs(request, index)
+            output.error, output.error_code = "the model produced no numbers", EngineErrorCode.NOT_FINITE
+            output.finish_reason, output.pooled = FinishReason.ERROR, None
+            return [output]
+
+    with live_server(Failing(), make_settings(tmp_path)) as server:
+        answer = post(server, {"input": ["a", "b"]})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+
+
+def test_a_client_that_leaves_aborts_its_work(tmp_path: Path) -> None:
+    with live_server(FakeEngine(step_s=60), make_settings(tmp_path)) as server:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/embeddings", json={"model": "tiny", "input": ["a", "b"]}, timeout=0.5)
+        is_done = threading.Event()
+        for _ in range(500):
+            if len(server.engine.aborted) == 2:
+                break
+            is_done.wait(0.01)
+        assert len(server.engine.aborted) == 2
