@@ -53,3 +53,10 @@ class BaseLayout:
     unreached_linears: tuple[str, ...] = ()
     """Names among `other_modules` that are linears which text never reaches, as those of a tower for images: LoRA on
     them changes no answer, and is left out."""
+    is_headless: bool = False
+    """Without what comes behind the last layer, by the names that its parts have then: see `headless`."""
+
+    @property
+    def shown_as(self) -> str:
+        """In messages."""
+        return "the base model without its head" if self.is_headless else "the base model"

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 
-from loraserve_adapters.config import AdapterConfig
+from loraserve_adapters.config import CAUSAL_LM, FEATURE_EXTRACTION, AdapterConfig
 from loraserve_adapters.safetensors_file import LENGTH_BYTES, WEIGHTS_NAME, TensorEntry
 
 _COPY_BYTES = 4 * 1024 * 1024
@@ -18,11 +18,11 @@ _DTYPES = ("F32", "BF16", "F16")
 """In the order in which safetensors writes tensors of several."""
 
 
-def clean_config(config: AdapterConfig) -> bytes:
-    """An `adapter_config.json` that PEFT reads, of the same digest."""
+def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
+    """An `adapter_config.json` that PEFT reads, of the same digest. The task type follows from the tensors' names."""
     fields = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": FEATURE_EXTRACTION if is_headless else CAUSAL_LM,
         "inference_mode": True,
         "r": config.lora_rank,
         "lora_alpha": config.lora_alpha,

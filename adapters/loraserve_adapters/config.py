@@ -5,7 +5,7 @@ adapter, so those whose value asks for nothing are named in a warning. Nothing i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,8 @@ from loraserve_adapters.strict_json import parse_object
 
 CONFIG_NAME = "adapter_config.json"
 ALL_LINEAR = "all-linear"
+CAUSAL_LM = "CAUSAL_LM"
+FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
 
 T = TypeVar("T")
 
@@ -45,6 +47,8 @@ class AdapterConfig:
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     base_model_name: str | None = None
     """As the author wrote it; never trusted, never opened."""
+    task_type: str | None = field(default=None, compare=False)
+    """No part of the computation: says whether tensors may have the names of `headless`."""
 
 
 def read_config(folder: Path, limits: Limits = DEFAULT_LIMITS) -> AdapterConfig:
@@ -153,7 +157,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     alphas = value("alpha_pattern", _table_of(limits, _alpha), ())
     layers = value("layers_to_transform", _layers, ())
     layers_pattern = value("layers_pattern", _layers_pattern_of(limits), ())
-    base_model_name = fields.get("base_model_name_or_path")
+    base_model_name, task_type = fields.get("base_model_name_or_path"), fields.get("task_type")
     is_all_linear = isinstance(targets, str) and targets.lower() == ALL_LINEAR
     config = AdapterConfig(
         lora_rank=value("r", _rank_of(limits), 1, default=8),
@@ -168,6 +172,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         lora_bias=value("lora_bias", _flag, False),
         target_parameters=parameters,
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
+        task_type=task_type if isinstance(task_type, str) else None,
     )
     checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
     checks.attempt("config.values", lambda: _check_parameters(config))
@@ -233,7 +238,10 @@ _WITHOUT_EFFECT: dict[str, tuple[type, ...]] = {
 """Accepted with any value of these types or null."""
 
 _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
-    "task_type": ((None, "CAUSAL_LM"), "only causal language models are served"),
+    "task_type": (
+        (None, CAUSAL_LM, FEATURE_EXTRACTION),
+        "adapters with a head of their own are not supported",
+    ),
     "bias": (("none",), "adapters that train biases are not supported"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
     "modules_to_save": ((None, []), "fully trained modules would replace parts of the shared base model"),

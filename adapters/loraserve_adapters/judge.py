@@ -1,7 +1,7 @@
 """What can be said of an adapter from its config and the header of its weights: all but the tensors' values."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
 from loraserve_adapters.base_names import last_part
@@ -9,6 +9,7 @@ from loraserve_adapters.checks import Checks
 from loraserve_adapters.config import CONFIG_NAME, AdapterConfig, check_config
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
 from loraserve_adapters.errors import AdapterError, shown, shown_name
+from loraserve_adapters.headless import body_name, is_headless, with_whole_name, without_head
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.parameter_tensors import check_former_linears, take_former_linears, with_owners_by_shape
 from loraserve_adapters.safetensors_file import WEIGHTS_NAME, TensorEntry, parse_header
@@ -40,28 +41,18 @@ class JudgedAdapter:
     modules: tuple[SourceModule, ...]
     """In the layout's order."""
     base_copies: tuple[BaseCopy, ...]
+    is_headless: bool = False
+    """Its tensors have the names of the model without its head."""
 
 
 def judge_config(
-    data: bytes, layout: BaseLayout, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
-) -> tuple[AdapterConfig, Selection] | None:
-    """Config and targeted modules; None where that is refused. base_names: what the served model is called."""
+    data: bytes, checks: Checks, *, limits: Limits = DEFAULT_LIMITS, base_names: Iterable[str] = ()
+) -> AdapterConfig | None:
+    """All but what it targets; None where that is refused. base_names: what the served model is called."""
     config = check_config(data, limits, checks)
-    if config is None:
-        return None
-    _compare_base_names(config.base_model_name, base_names, checks)
-    selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
-    if selection is None:
-        return None
-    checks.passed("config.targets", _shown_targets(selection))
-    if selection.unreached:
-        checks.warn("config.targets", _unreached(selection.unreached))
-    for field, entry in unused_entries(config, layout)[:_MAX_HINTS]:
-        what = "module" if field == "target_modules" else "parameter that can have an adapter"
-        reason = f"{CONFIG_NAME}: {field}: {shown(entry)} names no {what} of the base model"
-        error = AdapterError("unused_entry", reason, file=CONFIG_NAME, key=field, found=shown(entry))
-        checks.warn("config.targets", error)
-    return config, selection
+    if config is not None:
+        _compare_base_names(config.base_model_name, base_names, checks)
+    return config
 
 
 def judge(
@@ -78,21 +69,60 @@ def judge(
 
     first_bytes: of the weights file, at least up to the end of its header. weights_size: of the whole file, in bytes.
     """
-    selected = judge_config(config_data, layout, checks, limits=limits, base_names=base_names)
+    config = judge_config(config_data, checks, limits=limits, base_names=base_names)
     entries = checks.attempt("weights.header", lambda: parse_header(first_bytes, weights_size, limits))
-    if selected is None or entries is None:
+    if config is None:
         return None
-    return match_tensors(*selected, {entry.name: entry for entry in entries}, layout, checks, limits=limits)
+    tensors = None if entries is None else {entry.name: entry for entry in entries}
+    return judge_tensors(config, tensors, layout, checks, limits=limits)
 
 
-def match_tensors(
+def judge_tensors(
+    config: AdapterConfig,
+    tensors: Mapping[str, TensorEntry] | None,
+    layout: BaseLayout,
+    checks: Checks,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+) -> JudgedAdapter | None:
+    """What the config targets, and whether there are tensors for just that. tensors: None where there is no header."""
+    if not is_headless(config, tensors or (), layout):
+        return _judge_tensors(config, tensors, layout, checks, limits)
+    judged = _judge_tensors(config, tensors, without_head(layout), checks, limits)
+    if judged is None:
+        return None
+    modules = tuple(with_whole_name(module, layout) for module in judged.modules)
+    return replace(judged, modules=modules, is_headless=True)
+
+
+def _judge_tensors(
+    config: AdapterConfig,
+    tensors: Mapping[str, TensorEntry] | None,
+    layout: BaseLayout,
+    checks: Checks,
+    limits: Limits,
+) -> JudgedAdapter | None:
+    selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
+    if selection is None:
+        return None
+    checks.passed("config.targets", _shown_targets(selection))
+    if selection.unreached:
+        checks.warn("config.targets", _unreached(selection.unreached))
+    for field, entry in unused_entries(config, layout)[:_MAX_HINTS]:
+        what = "module" if field == "target_modules" else "parameter that can have an adapter"
+        reason = f"{CONFIG_NAME}: {field}: {shown(entry)} names no {what} of {layout.shown_as}"
+        error = AdapterError("unused_entry", reason, file=CONFIG_NAME, key=field, found=shown(entry))
+        checks.warn("config.targets", error)
+    return None if tensors is None else _match(config, selection, tensors, layout, checks, limits)
+
+
+def _match(
     config: AdapterConfig,
     selection: Selection,
     tensors: Mapping[str, TensorEntry],
     layout: BaseLayout,
     checks: Checks,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits,
 ) -> JudgedAdapter | None:
     """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
     rest may only be copies of the base's tensors that we can check."""
@@ -125,7 +155,7 @@ def match_tensors(
     if not checks.failed("weights.tensors"):
         checks.passed("weights.tensors", f"{num_used} tensors are used, and none is missing")
     if not modules and not checks.has_failed:
-        reason = f"{CONFIG_NAME}: target_modules: no module of the base model is targeted"
+        reason = f"{CONFIG_NAME}: target_modules: no module of {layout.shown_as} is targeted"
         checks.fail("config.targets", AdapterError("unknown_module", reason, file=CONFIG_NAME, key="target_modules"))
     for module in modules:
         for part in module.parts:
@@ -242,12 +272,14 @@ def _unexpected(
         return _refused("unexpected_tensor", name, f"found {kind}, expected {' or '.join(known[module])}")
     if module in known:
         return _refused("unexpected_tensor", name, "its module is not targeted by adapter_config.json")
+    if f"{body_name(layout)}.{module}" in known:
+        return _without_body(name, layout)
     own_name = _name_in_served_class(module, kind, entry, layout) if with_hint else None
     if own_name is not None:
         return _other_class(name, module, own_name)
     hint = close_names(module, layout) if with_hint else ""
     what = "embedding" if kind in _OF_EMBEDDINGS else "linear"
-    return _refused("unknown_module", name, f"the base model has no such {what}{hint}")
+    return _refused("unknown_module", name, f"{layout.shown_as} has no such {what}{hint}")
 
 
 def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: BaseLayout) -> str | None:
@@ -271,6 +303,16 @@ def _other_class(tensor: str, module: str, own_name: str) -> AdapterError:
     )
     remedy = f"Train the class that is served, or make {shown_name(prefix)} into {own_prefix} in the tensors' names."
     return _refused("unknown_module", tensor, reason, remedy=remedy)
+
+
+def _without_body(tensor: str, layout: BaseLayout) -> AdapterError:
+    body = f"{KEY_PREFIX}{body_name(layout)}."
+    reason = (
+        f"names that lack {body_name(layout)}. are those of the model without its head (AutoModel): all tensors need "
+        "them, and a task_type of FEATURE_EXTRACTION or null"
+    )
+    remedy = f"Set task_type to FEATURE_EXTRACTION if all names are like this one; else make {KEY_PREFIX} into {body}"
+    return _refused("unknown_module", tensor, reason, remedy=f"{remedy} in them.")
 
 
 def _unreached(modules: tuple[str, ...]) -> AdapterError:

@@ -1,6 +1,7 @@
 """Reads a PEFT adapter folder completely: afterwards every tensor is accounted for, finite and of the right shape."""
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from loraserve_adapters.config import AdapterConfig, read_config_bytes
 from loraserve_adapters.content import read_content
 from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.dtypes import FROM_SAFETENSORS
-from loraserve_adapters.judge import JudgedAdapter, judge_config, match_tensors
+from loraserve_adapters.judge import JudgedAdapter, judge_config, judge_tensors
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from loraserve_adapters.safetensors_file import open_weights
 from loraserve_adapters.source_module import SourceModule
@@ -67,20 +68,18 @@ def check_adapter(
 ) -> SourceAdapter | None:
     """Records every check; None where one failed. Values are only read where config and header are accepted."""
     data = checks.attempt("config.json", lambda: read_config_bytes(folder, limits))
-    selected = None if data is None else judge_config(data, layout, checks, limits=limits, base_names=base_names)
-
-    def read() -> SourceAdapter | None:
-        with open_weights(folder, limits) as weights:
-            judged = (
-                None if selected is None else match_tensors(*selected, weights.tensors, layout, checks, limits=limits)
-            )
-            if judged is None:
-                return None
-            digest = adapter_digest(judged.config, read_content(judged, weights, layout, checks))
-            return SourceAdapter(folder, digest, judged, summarise(judged))
-
-    source = checks.attempt("weights.header", read)
-    return None if checks.has_failed else source
+    config = None if data is None else judge_config(data, checks, limits=limits, base_names=base_names)
+    with ExitStack() as stack:
+        weights = checks.attempt("weights.header", lambda: stack.enter_context(open_weights(folder, limits)))
+        if config is None:
+            return None
+        judged = judge_tensors(config, None if weights is None else weights.tensors, layout, checks, limits=limits)
+        if judged is None or weights is None:
+            return None
+        hashed = checks.attempt("weights.header", lambda: read_content(judged, weights, layout, checks))
+    if hashed is None or checks.has_failed:
+        return None
+    return SourceAdapter(folder, adapter_digest(config, hashed), judged, summarise(judged))
 
 
 def summarise(adapter: JudgedAdapter) -> AdapterSummary:

@@ -96,14 +96,14 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
             if targeted:
                 former.append((module, tuple(targeted)))
     if config.target_modules:
-        selector.refuse_unknown_layers()
+        selector.refuse_unknown_layers(layout)
     if not found and unreached and not former:
         reason = f"no module that text reaches is targeted, only such as {unreached[0]}"
         raise _refused("unreached_modules", "target_modules", reason, "Use an adapter that was trained for text.")
     if not found and not former:
         names = config.target_modules if isinstance(config.target_modules, tuple) else ()
         hint = close_names(names[0], layout) if names else ""
-        raise _refused("unknown_module", "target_modules", f"no module of the base model is targeted{hint}")
+        raise _refused("unknown_module", "target_modules", f"no module of {layout.shown_as} is targeted{hint}")
     return Selection(tuple(_with_owners(found)), tuple(former), tuple(unreached))
 
 
@@ -207,11 +207,10 @@ class _Selector:
                 return int(match["index"])
         return None
 
-    def refuse_unknown_layers(self) -> None:
+    def refuse_unknown_layers(self, layout: BaseLayout) -> None:
         for number in sorted(self._layers - self._layers_seen):
-            raise _refused(
-                "unknown_module", "layers_to_transform", f"the base model has no layer {number} with such modules"
-            )
+            reason = f"{layout.shown_as} has no layer {number} with such modules"
+            raise _refused("unknown_module", "layers_to_transform", reason)
 
 
 class _NameSet:

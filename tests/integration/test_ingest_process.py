@@ -22,6 +22,7 @@ from loraserve_adapters.limits import DEFAULT_LIMITS
 from loraserve_adapters.pack import plan_payload
 from loraserve_adapters.packed_file import layout_fingerprint, read_packed
 from loraserve_adapters.source import read_adapter
+from safetensors.numpy import load_file
 
 from loraserve.control.ingest.job import PACKED_NAME, IngestJob, JobAnswer, ResourceLimits
 from loraserve.control.ingest.processes import DoesNotFitError, Ingest, IngestError, _resources, packed_folder
@@ -30,7 +31,7 @@ from loraserve.store.upload_session import UploadState
 from tests.support.fork_servers import children_of, fork_server_of, our_fork_servers
 from tests.support.uploads import ALICE, UploadBench, announced, body
 from tests.unit.adapters.folders import lora_key, safetensors_bytes, tiny_layout
-from tests.zoo.artifacts import CONFIG, WEIGHTS, files, good_tensors
+from tests.zoo.artifacts import CONFIG, WEIGHTS, as_headless, files, good_tensors
 
 CHILD = (sys.executable, "-c", "import sys; from loraserve.control.ingest.child import main; sys.exit(main())")
 """One job without the fork server."""
@@ -400,6 +401,28 @@ def test_a_blob_is_packed_again_for_another_base(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert sorted(path.suffix for path in bench.packed_dir.iterdir()) == [".packed", ".packed"]
+
+
+def test_an_adapter_of_the_model_without_its_head_is_kept_as_one_and_packed_again(tmp_path: Path) -> None:
+    """Where its author gave no task type, which goes with names of the whole model too."""
+    bench = UploadBench(tmp_path)
+    tensors = good_tensors()
+    as_headless(tensors)
+    weights = safetensors_bytes(tensors, {"format": "pt"})
+
+    async def run() -> None:
+        session = await bench.send(files(weights=weights))
+        assert session.result is not None, session.report
+        digest = session.result.digest
+        folder = bench.blobs.folder(digest)
+        assert folder is not None
+        assert json.loads((folder / CONFIG).read_bytes())["task_type"] == "FEATURE_EXTRACTION"
+        assert load_file(folder / WEIGHTS).keys() == tensors.keys()
+        packed = bench.ingest.packed_path(digest).read_bytes()
+        bench.ingest.packed_path(digest).unlink()
+        assert (await bench.ingest.pack(digest, folder)).read_bytes() == packed
+
+    asyncio.run(run())
 
 
 def test_a_config_that_is_longer_than_a_tenant_may_send_once_it_is_kept_is_packed_again(tmp_path: Path) -> None:

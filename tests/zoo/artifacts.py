@@ -26,6 +26,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LAYOUT = tiny_layout()
 Q0 = "model.layers.0.self_attn.q_proj"
 A0, B0 = lora_key(Q0, "A"), lora_key(Q0, "B")
+HEADLESS_A0 = A0.replace("model.model.", "model.")
 BIAS0 = B0.replace("weight", "bias")
 ZEROS = np.zeros((4, HIDDEN), np.float32)
 
@@ -91,6 +92,11 @@ def put(name: str, tensor: RawTensor) -> Callable[[Tensors], object]:
 
 def renamed(old: str, new: str) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({new: tensors.pop(old)})
+
+
+def as_headless(tensors: Tensors) -> None:
+    for name in [*tensors]:
+        renamed(name, name.replace("model.model.", "model."))(tensors)
 
 
 def poisoned(name: str, value: float, dtype: str = "float32") -> Callable[[Tensors], object]:
@@ -286,6 +292,18 @@ WRONG_TENSORS = [
     bad_tensors("layer_9", renamed(A0, A0.replace("layers.0", "layers.9")), "unknown_module"),
     bad_tensors("adapter_name_in_key", renamed(A0, A0.replace("lora_A", "lora_A.default")), "unexpected_tensor"),
     bad_tensors("no_prefix", renamed(A0, A0.removeprefix("base_model.model.")), "unexpected_tensor"),
+    bad_tensors("headless_of_a_causal_model", as_headless, "unknown_module", HEADLESS_A0, task_type="CAUSAL_LM"),
+    bad_tensors(
+        "headless_beside_whole", renamed(A0, HEADLESS_A0), "unknown_module", HEADLESS_A0, task_type="FEATURE_EXTRACTION"
+    ),
+    bad_tensors(
+        "headless_by_names_of_the_whole",
+        as_headless,
+        "unknown_module",
+        "target_modules",
+        task_type="FEATURE_EXTRACTION",
+        target_modules=r"model\.layers\..*q_proj",
+    ),
     bad_tensors("untargeted", renamed(A0, A0.replace("q_proj", "k_proj")), "unexpected_tensor"),
     bad_tensors("empty_name", put("", raw_tensor(ZEROS)), "unexpected_tensor"),
     bad_tensors("traversal_name", put("../../../etc/passwd", raw_tensor(ZEROS)), "unexpected_tensor", "../../.."),

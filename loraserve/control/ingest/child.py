@@ -165,7 +165,7 @@ def _verify_and_write(job: IngestJob, files: _Files, checks: Checks) -> Manifest
     manifest = _manifest(job, adapter, hashed, digest, writer.size_bytes, checks)
     if files.manifest is not None and files.clean_config is not None and files.clean_weights is not None:
         _write_synced(files.manifest, msgspec.json.encode(_content_only(manifest)))
-        _write_synced(files.clean_config, clean_config(adapter.config))
+        _write_synced(files.clean_config, clean_config(adapter.config, is_headless=adapter.is_headless))
         tensors = [tensor.entry for tensor in hashed]
         if not has_clean_weights(first_bytes, tensors):
             write_clean_weights(descriptor, files.clean_weights, tensors)

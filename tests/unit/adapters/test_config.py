@@ -110,6 +110,11 @@ def test_refuses_active_options_by_name(field: str, value: object) -> None:
     assert field in error.message
 
 
+@pytest.mark.parametrize("value", [None, "CAUSAL_LM", "FEATURE_EXTRACTION"])
+def test_accepts_task_types_without_a_head_of_their_own(value: str | None) -> None:
+    assert parse(task_type=value).task_type == value
+
+
 @pytest.mark.parametrize("value", ["ADALORA", "IA3", "LOHA", "lora", None, 3, ["LORA"]])
 def test_refuses_other_peft_types(value: object) -> None:
     assert refusal(peft_type=value).key == "peft_type"

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loraserve_adapters.base_layout import BaseLayout
 from loraserve_adapters.config import parse_config
 from loraserve_adapters.errors import AdapterError
+from loraserve_adapters.headless import without_head
 from loraserve_adapters.pack import load_and_pack
 from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.source import read_adapter
@@ -22,7 +23,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaModel, PreTrainedModel
 
 from tests.unit.adapters.conftest import SaveAdapter, edit_config, layout_of, make_llama, make_phi, make_phi3
 from tests.unit.adapters.folders import config_of
@@ -87,6 +88,26 @@ def test_packs_what_peft_saved_in_any_dtype(
     summary = source.summary
     assert (summary.dtypes, summary.lora_ranks, len(source.modules)) == ((source_dtype,), (5,), 14)
     assert summary.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize("task_type", ["FEATURE_EXTRACTION", None])
+def test_packs_what_peft_saved_of_the_model_without_its_head(
+    task_type: str | None, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    targets = ["q_proj", "down_proj", "embed_tokens"]
+    folder = save_adapter(model.model, task_type=task_type, r=5, lora_alpha=10, target_modules=targets)
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    modules = unpacked(load_and_pack(folder, layout, tmp_path / "cache"), layout)
+    assert {name: scaling for name, (_, _, scaling) in modules.items()} == {
+        f"model.{name}": scaling for name, (_, scaling) in built_by_peft(model.model).items()
+    }
+    for name, (a, b, _) in modules.items():
+        key = f"{PREFIX}{name.removeprefix('model.')}"
+        kinds = ("embedding_A", "embedding_B") if name == "model.embed_tokens" else ("A.weight", "B.weight")
+        assert all(torch.equal(x, saved[f"{key}.lora_{kind}"]) for x, kind in zip((a, b), kinds, strict=True))
+    assert {name for name in saved if ".lora_" not in name} == {f"{PREFIX}embed_tokens.base_layer.weight"}
 
 
 def test_packs_adapters_of_models_with_fused_projections(save_adapter: SaveAdapter, tmp_path: Path) -> None:
@@ -227,11 +248,12 @@ NAMES = [
     "proj",
     "layers.1.mlp.up_proj",
 ]
-NAMES += ["model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj", "W_pack"]
+NAMES += ["model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj", "layers.0.self_attn.q_proj", "W_pack"]
 PATTERNS = [
     r".*_proj",
     r".*\.(q|v)_proj",
     r"model\.layers\.\d\.mlp\.(up|gate)_proj",
+    r"layers\.[01]\..*_proj",
     r".*layers\.1\..*_proj",
     r"(?!.*mlp).*proj",
     r".*(lm_head|k_proj)",
@@ -286,11 +308,25 @@ def llama_layout(llama: PreTrainedModel) -> BaseLayout:
 def test_targets_ranks_and_scalings_are_those_of_peft(
     llama: PreTrainedModel, llama_layout: BaseLayout, fields: dict[str, Any]
 ) -> None:
-    found, error = found_by_us(fields, llama_layout)
+    assert_targets_as_peft(llama, llama_layout, fields)
+
+
+@settings(max_examples=120, deadline=None)
+@given(fields=peft_fields)
+def test_without_the_head_they_are_those_of_peft_on_what_automodel_loads(
+    llama: PreTrainedModel, llama_layout: BaseLayout, fields: dict[str, Any]
+) -> None:
+    body = llama.base_model
+    assert isinstance(body, LlamaModel)
+    assert_targets_as_peft(body, without_head(llama_layout), {"task_type": "FEATURE_EXTRACTION", **fields})
+
+
+def assert_targets_as_peft(model: PreTrainedModel, layout: BaseLayout, fields: dict[str, Any]) -> None:
+    found, error = found_by_us(fields, layout)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            expected = built_by_peft(get_peft_model(copy.deepcopy(llama), LoraConfig(**copy.deepcopy(fields))))
+            expected = built_by_peft(get_peft_model(copy.deepcopy(model), LoraConfig(**copy.deepcopy(fields))))
         except ValueError:
             assert error is not None
             return

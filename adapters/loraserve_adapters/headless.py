@@ -1,0 +1,66 @@
+"""Adapters of the model without its head, as `AutoModel` loads it: those trained for embeddings.
+
+There PEFT calls `layers.0…` what the whole model calls `model.layers.0…`, in tensors as in the config's names and
+patterns. Only the tensors tell which of the two it was: FEATURE_EXTRACTION, and no task type, go with both.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.config import CAUSAL_LM, AdapterConfig
+from loraserve_adapters.source_module import KEY_PREFIX, SourceModule
+
+
+def body_name(layout: BaseLayout) -> str | None:
+    """Of the module that is the model without its head, such as "model" or "transformer"; None where there is none.
+
+    It holds what is computed first; so it is in the 161 of transformers 5.24's causal models, of 181 that a default
+    config builds, whose `AutoModel` is a part of them.
+    """
+    first = next((module.name for group in layout.groups for module in group), "")
+    body, dot, _ = first.partition(".")
+    return body if dot and not layout.is_headless else None
+
+
+def is_headless(config: AdapterConfig, tensor_names: Iterable[str], layout: BaseLayout) -> bool:
+    """Whether there are names of the model without its head, and none below that of the body."""
+    body = body_name(layout)
+    if body is None or config.task_type == CAUSAL_LM:
+        return False
+    names = (name.removeprefix(KEY_PREFIX) for name in tensor_names if name.startswith(KEY_PREFIX))
+    parts = {name.partition(".")[0] for name in names}
+    known = {name.partition(".")[0] for name in _all_names(without_head(layout))}
+    return body not in parts and not parts.isdisjoint(known)
+
+
+def without_head(layout: BaseLayout) -> BaseLayout:
+    """What is in the body, by the names that it has there. The fingerprint stays that of the whole model."""
+    body = f"{body_name(layout)}."
+
+    def inner(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(name.removeprefix(body) for name in names if name.startswith(body))
+
+    groups = (
+        tuple(replace(module, name=module.name.removeprefix(body)) for module in group if module.name.startswith(body))
+        for group in layout.groups
+    )
+    return replace(
+        layout,
+        groups=tuple(group for group in groups if group),
+        other_modules=inner(layout.other_modules),
+        embedding_modules=inner(layout.embedding_modules),
+        unreached_linears=inner(layout.unreached_linears),
+        is_headless=True,
+    )
+
+
+def with_whole_name(source: SourceModule, layout: BaseLayout) -> SourceModule:
+    """Of the module; its tensors keep their names. layout: of the whole model."""
+    module = replace(source.target.module, name=f"{body_name(layout)}.{source.target.module.name}")
+    return replace(source, target=replace(source.target, module=module))
+
+
+def _all_names(layout: BaseLayout) -> Iterable[str]:
+    yield from layout.other_modules
+    yield from (module.name for group in layout.groups for module in group)
