@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
-from peft import PeftModel
+from peft import LoraConfig
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
 
 from loraserve.api.routes import certificates
 from loraserve.api.schemas.certificates import CertificateState
@@ -40,9 +41,15 @@ DIE = (sys.executable, "-c", "raise SystemExit(1)")
 class Published:
     """A tiny model, and one adapter of it that went through an upload."""
 
-    def __init__(self, folder: Path, adapter: str, architecture: str = "llama") -> None:
+    def __init__(
+        self, folder: Path, adapter: str, architecture: str = "llama", headless: LoraConfig | None = None
+    ) -> None:
+        """headless: of an adapter of the model without its head."""
         model = save_tiny_model(architecture, folder / "model")
-        paths = save_adapters(model, folder / "adapters")
+        if headless is None:
+            paths = save_adapters(model, folder / "adapters")
+        else:
+            paths = save_adapters(model.base_model, folder / "adapters", {adapter: headless})
         self.engine = EngineConfig(
             model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32", device="cpu"
         )
@@ -105,7 +112,23 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
     assert published.certifier().of(published.digest) == certificate
 
 
-def test_a_packed_form_that_is_wrong_differs(published: Published, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    targets = r"layers\.[01]\..*(q|up)_proj"
+    config = LoraConfig(r=8, lora_alpha=32, target_modules=targets, task_type="FEATURE_EXTRACTION")
+    return Published(tmp_path_factory.mktemp("headless"), "embeds", headless=config)
+
+
+def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless: Published) -> None:
+    certificate = headless.certify()
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    assert certificate.relative_difference is not None
+    assert 0 < certificate.relative_difference < 1e-5
+
+
+@pytest.mark.parametrize("of", ["published", "headless"])
+def test_a_packed_form_that_is_wrong_differs(of: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    published: Published = request.getfixturevalue(of)
     packed = read_packed(published.packed)
     payload = np.array(packed.payload).view(np.float32)
     payload *= 1.05
@@ -148,7 +171,7 @@ def send_to_other_experts(job: CertificateJob, monkeypatch: pytest.MonkeyPatch) 
     """As if rounding had sent a token of the first prompt to other experts."""
     compare, prompts = certificate_child._compare, []
 
-    def compare_changed(job: CertificateJob, model: PeftModel, sample: certificate_child.Sample) -> Certificate:
+    def compare_changed(job: CertificateJob, model: PreTrainedModel, sample: certificate_child.Sample) -> Certificate:
         prompts.append(sample.prompt)
         if len(prompts) == 1:
             sample.logprobs = [row.roll(1) for row in sample.logprobs]
@@ -182,7 +205,7 @@ def test_is_skipped_where_peft_scales_otherwise_than_the_adapter_was_trained(tmp
     engine = EngineConfig(model="m")
     job = CertificateJob(digest="d", blob=str(tmp_path), packed_path="", base_fingerprint="", engine=engine)
     with pytest.raises(certificate_child.Skipped, match="rsLoRA"):
-        certificate_child._peft_model(job, torch.float32)
+        certificate_child._model_with_adapter(job, torch.float32, "model")
 
 
 def test_is_skipped_where_memory_does_not_suffice(published: Published) -> None:

@@ -21,7 +21,6 @@ from loraserve.serving.process.parent_death import die_with_parent
 from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
 
 if TYPE_CHECKING:
-    from peft import PeftModel
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -72,9 +71,9 @@ def measure(job: CertificateJob) -> Certificate:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     _check_memory(job)
-    samples, dtype = _our_samples(job)
+    samples, dtype, body = _our_samples(job)
     gc.collect()
-    model = _peft_model(job, dtype)
+    model = _model_with_adapter(job, dtype, body)
     found = _compare(job, model, samples[0])
     for sample in samples[1:]:
         if found.status is CertificateStatus.AGREES:
@@ -83,7 +82,7 @@ def measure(job: CertificateJob) -> Certificate:
     return found
 
 
-def _compare(job: CertificateJob, model: "PeftModel", sample: Sample) -> Certificate:
+def _compare(job: CertificateJob, model: "PreTrainedModel", sample: Sample) -> Certificate:
     import peft
     import torch
 
@@ -97,7 +96,7 @@ def _compare(job: CertificateJob, model: "PeftModel", sample: Sample) -> Certifi
         return model(input_ids=token_ids, use_cache=False).logits[0, -num_positions:].float()
 
     logits = compute()
-    tolerance = logits_tolerance(cast("PreTrainedModel", model.get_base_model()), logits, compute)
+    tolerance = logits_tolerance(model, logits, compute)
     theirs = logits[:, :num_columns]
     difference = float((ours - torch.log_softmax(theirs, dim=-1)).abs().max())
     relative = difference / float(theirs.abs().max())
@@ -135,10 +134,11 @@ def _check_memory(job: CertificateJob) -> None:
         )
 
 
-def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any]":
-    """With the model's dtype. Of a model of experts there are several, of which one that agrees is enough, as in the
-    check of the model."""
+def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
+    """With the model's dtype and `body_name`. Of a model of experts there are several, of which one that agrees is
+    enough, as in the check of the model."""
     import torch
+    from loraserve_adapters.headless import body_name
 
     from loraserve.engine.engine import Engine
     from loraserve.engine.request import EngineRequest, SamplingParams
@@ -180,10 +180,12 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any]":
                 ids, values = zip(*entry.top, strict=True)
                 row[list(ids)] = torch.tensor(values)
                 sample.logprobs.append(row)
-    return samples, loader.DTYPES[description.dtype]
+    return samples, loader.DTYPES[description.dtype], body_name(description.layout) or ""
 
 
-def _peft_model(job: CertificateJob, dtype: Any) -> "PeftModel":
+def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrainedModel":
+    """The whole model, in which PEFT has put the adapter where it was trained: on all of it, or on the body alone."""
+    from loraserve_adapters.config import FEATURE_EXTRACTION
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -195,13 +197,15 @@ def _peft_model(job: CertificateJob, dtype: Any) -> "PeftModel":
     model = _base_model(job, dtype)
     signal.signal(signal.SIGALRM, _patterns_take_too_long)
     signal.alarm(PATTERN_S)
-    peft_model = get_peft_model(model, LoraConfig(**{**fields, "inference_mode": False}), autocast_adapter_dtype=False)
+    place = body if fields["task_type"] == FEATURE_EXTRACTION else ""
+    trained, config = model.get_submodule(place), LoraConfig(**{**fields, "inference_mode": False})
+    peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
     signal.alarm(0)
     result = set_peft_model_state_dict(peft_model, weights)
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")
     peft_model.eval()
-    return peft_model
+    return model
 
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
