@@ -191,7 +191,7 @@ def build_control(
         aliases=AliasService(declared.access, base),
         tenants=declared.tenants,
         tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
-        erasure=_erasure(declared, upload_store, packed_dir),
+        erasure=_erasure(declared, engine, upload_store, packed_dir),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live),
         login_attempts=LoginAttempts(),
@@ -217,14 +217,14 @@ def build_control(
     )
 
 
-def _erasure(declared: Declared, uploads: UploadStore, packed_dir: Path) -> Erasure:
+def _erasure(declared: Declared, engine: EngineClient, uploads: UploadStore, packed_dir: Path) -> Erasure:
     data_dir = declared.settings.data_dir
     return Erasure(
         declared.catalog,
         declared.declarations,
         declared.live,
         Remains(data_dir, uploads),
-        lambda now: sweep_contents(data_dir, packed_dir, now),
+        lambda now: sweep_contents(data_dir, packed_dir, engine.model.layout, now),
     )
 
 

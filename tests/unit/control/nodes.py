@@ -262,7 +262,7 @@ async def build_node(
             declarations,
             live,
             Remains(data_dir, UploadStore(data_dir)),
-            lambda now: sweep_contents(data_dir, packed_dir, now),
+            lambda now: sweep_contents(data_dir, packed_dir, engine.model.layout, now),
             clock=clock,
         ),
         keys=KeyService(catalog, declarations, clock=clock),

@@ -1,7 +1,9 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from loraserve_adapters.packed_file import packed_file_name
 
 from loraserve.control.contents.reachability import sweep_contents
 from loraserve.store.errors import DamagedFileError
@@ -36,13 +38,39 @@ def test_only_what_no_document_can_lead_to_is_swept(valkey: Valkey, tmp_path: Pa
             age(node, fresh, now)
             for path in (data_dir / "packed").iterdir():
                 os.utime(path, (now - 3601, now - 3601))
-            assert set(sweep_contents(data_dir, data_dir / "packed", now)) == {removed_version, orphan}
+            assert set(sweep_contents(data_dir, data_dir / "packed", node.engine.model.layout, now)) == {
+                removed_version,
+                orphan,
+            }
             assert len([*(data_dir / "packed").iterdir()]) == 1
             # A deleted adapter cannot be restored any more after a day.
             later = now + 86_400
             age(node, fresh, later)
-            assert sweep_contents(data_dir, data_dir / "packed", later) == [deleted]
+            assert sweep_contents(data_dir, data_dir / "packed", node.engine.model.layout, later) == [deleted]
             assert [*(data_dir / "packed").iterdir()] == []
+
+    run(scenario)
+
+
+def test_packed_files_of_other_layouts_go_when_nobody_read_them_for_a_week(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            await with_tenants(node)
+            now, layout = node.clock.now, node.engine.model.layout
+            digest = await node.publish("sql", "one")
+            await node.residency.load(digest)
+            packed_dir = data_dir / "packed"
+            (ours,) = packed_dir.iterdir()
+            assert ours.name == packed_file_name(digest, layout)
+            earlier = packed_dir / packed_file_name(digest, replace(layout, fingerprint="e" * 64))
+            other_base = packed_dir / packed_file_name(digest, replace(layout, fingerprint="b" * 64))
+            a_week_ago = now - 7 * 86_400 - 1
+            for path, read_at in ((ours, a_week_ago), (earlier, a_week_ago), (other_base, now - 86_400)):
+                path.touch()
+                os.utime(path, (read_at, a_week_ago))
+            sweep_contents(data_dir, packed_dir, layout, now)
+            assert {*packed_dir.iterdir()} == {ours, other_base}
 
     run(scenario)
 
@@ -59,7 +87,7 @@ def test_nothing_is_swept_while_a_document_cannot_be_read(valkey: Valkey, tmp_pa
             (revision,) = (data_dir / "docs" / "adapter").glob("*/*/*.json")
             revision.write_bytes(b"{")
             with pytest.raises(DamagedFileError):
-                sweep_contents(data_dir, data_dir / "packed", node.clock.now)
+                sweep_contents(data_dir, data_dir / "packed", node.engine.model.layout, node.clock.now)
             assert node.blobs.folder(digest) is not None
             assert node.blobs.folder(orphan) is not None
 
