@@ -9,8 +9,9 @@ export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: V
   const names = [adapter.name, ...(version ? [`${adapter.name}@v${version.n}`] : [])];
   return (
     <div class="stack">
-      <Snippet title="curl" code={curl(adapter)} />
+      <Snippet title="curl" code={curl(adapter, "/v1/chat/completions", { messages: [{ role: "user", content: "Hello" }], max_tokens: 64 })} />
       <Snippet title="Python" code={python(adapter)} />
+      <Snippet title="Embeddings, where it was trained for them" code={curl(adapter, "/v1/embeddings", { input: ["Hello"] })} />
       <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
       <p class="muted">
         As the model, <code>{names[0]}</code> means what is live{names[1] && (
@@ -39,10 +40,9 @@ function Snippet({ title, code }: { title: string; code: string }) {
   );
 }
 
-function curl({ name, tenant }: AdapterDetail): string {
+function curl({ name, tenant }: AdapterDetail, path: string, asked: object): string {
   const headers = curlHeaders(tenant).map((header) => ` \\\n  -H "${header}"`).join("");
-  const body = JSON.stringify({ model: name, messages: [{ role: "user", content: "Hello" }], max_tokens: 64 });
-  return `curl ${serverUrl}/v1/chat/completions${headers} \\\n  -d '${body}'`;
+  return `curl ${serverUrl}${path}${headers} \\\n  -d '${JSON.stringify({ model: name, ...asked })}'`;
 }
 
 function python({ name, tenant }: AdapterDetail): string {
