@@ -39,6 +39,8 @@ class ModelDescription:
     layout: BaseLayout
     default_pooling: Pooling | None = Pooling.LAST
     """What the model's own files say; None = one that the engine does not have."""
+    is_headless: bool = False
+    """It was saved without an `lm_head`: it can embed, and its logits mean nothing."""
     num_speculative_tokens: int = 0
     """Longest draft of what a request's output goes on with; 0 = there are none."""
     notes: list[str] = field(default_factory=list)

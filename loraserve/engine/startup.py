@@ -11,7 +11,7 @@ from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
 from loraserve.engine.adapters.host_tier import choose_host_tier_bytes, locked_bytes
@@ -41,6 +41,7 @@ Progress = Callable[[str, int, int], None]
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
+HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
 POOLING_MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -106,7 +107,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
-    hf_model = _load_weights(config, model_config, device, dtype, progress)
+    hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress)
     model = CausalModel(hf_model, backend)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
@@ -145,6 +146,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             if (value := getattr(tokenizer, name, None)) is not None
         },
         default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
+        is_headless=is_headless,
         default_pooling=_default_pooling(loader.load_pooling_config(config.model, config.revision)),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -155,6 +157,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         host_tier_bytes=0 if adapters is None else host_tier_bytes,
         layout=model.layout,
         notes=[
+            *([HEADLESS_NOTE] if is_headless else []),
             *([backend_note] if backend_note else []),
             *plan.notes,
             *model.notes,
@@ -201,18 +204,18 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _load_weights(
     config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, progress: Progress
-) -> PreTrainedModel:
+) -> loader.LoadedModel:
     progress("loading weights", 0, 1)
     if config.load_format == "dummy":
-        model = loader.dummy_model(model_config, dtype, config.seed, device)
+        loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
-        model = loader.load_model(config.model, config.revision, model_config, dtype, device)
+        loaded = loader.load_model(config.model, config.revision, model_config, dtype, device)
     else:
         raise EngineStartError(
             f"load_format {config.load_format!r} is not supported: choose auto, safetensors or dummy"
         )
     progress("loading weights", 1, 1)
-    return model
+    return loaded
 
 
 def _plan(

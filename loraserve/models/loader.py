@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from loraserve_kernels.backend import Backend
@@ -27,6 +27,12 @@ from loraserve.models.model_place import not_found, why_absent
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class LoadedModel(NamedTuple):
+    model: PreTrainedModel
+    is_headless: bool
+    """It was saved without an `lm_head`, as models for embeddings are: the table of tokens stands in for it."""
 
 
 def load_config(model: str, revision: str | None) -> PreTrainedConfig:
@@ -91,7 +97,7 @@ def _is_packed(module: nn.Module) -> bool:
 
 def load_model(
     model: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype, device: torch.device = CPU
-) -> PreTrainedModel:
+) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
     Raises `ModelRefusedError`, also where some are missing: transformers would make them up.
@@ -110,12 +116,23 @@ def load_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     loaded, info = found
-    if missing := sorted(info["missing_keys"]):
+    missing = sorted(info["missing_keys"])
+    if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ModelRefusedError(f"the weights of {model} lack {missing[0]}{more}: give all of the causal model's")
+    if missing:
+        loaded.get_output_embeddings().weight = loaded.get_input_embeddings().weight
     # By way of the CPU, where they are a mapping of the file: transformers loads to a device only with accelerate.
     nn.Module.to(loaded, device)
-    return loaded.eval()
+    return LoadedModel(loaded.eval(), bool(missing))
+
+
+def _is_head(names: list[str], model: PreTrainedModel) -> bool:
+    """Whether it is the `lm_head` and no more, and the table of tokens can stand in for it."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.shape != table.weight.shape:
+        return False
+    return [model.get_parameter(name) is head.weight for name in names] == [True]
 
 
 def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> PreTrainedModel:

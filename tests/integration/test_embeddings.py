@@ -182,6 +182,24 @@ def test_the_models_own_pooling_is_the_default(tmp_path: Path) -> None:
         assert newest(server)[0].pooling == PoolingParams(Pooling.MEAN)
 
 
+def test_a_model_without_a_head_answers_nothing_else(tmp_path: Path) -> None:
+    engine = FakeEngine(model=make_model(is_headless=True))
+    with live_server(engine, make_settings(tmp_path)) as server:
+        assert post(server, {"input": "a"}).status_code == 200
+        num_requests = len(engine.requests)
+        for path, asked in (
+            ("/v1/completions", {"prompt": "a"}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+            ("/v1/responses", {"input": "a"}),
+        ):
+            refused = httpx.post(f"{server.url}{path}", json={"model": "tiny", **asked})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model"), path
+            assert "without an lm_head" in refused.json()["error"]["message"]
+        refused = httpx.post(f"{server.url}/generate", json={"inputs": "a"})
+        assert (refused.status_code, "without an lm_head" in refused.text) == (422, True)
+        assert len(engine.requests) == num_requests
+
+
 def test_how_many_numbers_there_may_be_in_all(tmp_path: Path) -> None:
     settings = make_settings(tmp_path, limits=Limits(max_embedding_values=3 * HIDDEN_SIZE))
     with live_server(FakeEngine(), settings) as server:

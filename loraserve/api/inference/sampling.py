@@ -68,6 +68,7 @@ class SamplingChecker:
     def __init__(self, model: ModelDescription, limits: Limits) -> None:
         self._vocab_size = model.vocab_size
         self._max_model_len = model.max_model_len
+        self._is_headless = model.is_headless
         self._eos_token_ids = frozenset(model.eos_token_ids)
         self._limits = limits
         self._defaults = SamplingDefaults.of(model)
@@ -104,6 +105,9 @@ class SamplingChecker:
         tool_schema: dict[str, Any] | None,
     ) -> CheckedSampling:
         """What every API has. Raises `ServingError`."""
+        if self._is_headless:
+            message = "The model was saved without an lm_head and has no text to answer with. POST /v1/embeddings."
+            raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param="model")
         self._check_without_effect(request)
         if max_tokens is not None:
             check_range("max_tokens", max_tokens, 0, INT64 - 1)

@@ -54,6 +54,12 @@ class Banner:
         return [f"  console   {self.base_url}/ui/{' (`loraserve ui login` prints a link)' if self.needs_key else ''}"]
 
     def _examples(self) -> list[str]:
+        if self.model.is_headless:
+            name = self.adapters[0] if self.adapters else self.model_name
+            return [
+                self._curl("/v1/models"),
+                self._curl("/v1/embeddings", {"model": name, "input": "Once upon a time"}),
+            ]
         completion_model, chat_model = self._example_models()
         prompt = DEMO_CHAT_PROMPT.format("hello world") if self.is_demo else "Once upon a time"
         completion = {"model": completion_model, "prompt": prompt, "max_tokens": 32}

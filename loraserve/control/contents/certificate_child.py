@@ -214,7 +214,7 @@ def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     config = loader.load_config(job.engine.model, job.engine.revision)
     if job.engine.load_format == "dummy":
         return loader.dummy_model(config, dtype, job.engine.seed)
-    return loader.load_model(job.engine.model, job.engine.revision, config, dtype)
+    return loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
 
 
 def _patterns_take_too_long(number: int, frame: FrameType | None) -> NoReturn:

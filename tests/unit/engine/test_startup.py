@@ -7,6 +7,7 @@ import pytest
 import torch
 from loraserve_kernels.backend import KernelTooLargeError
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from loraserve import demo
 from loraserve.engine import startup
@@ -17,7 +18,9 @@ from loraserve.engine.request import Grammar, GrammarKind, Pooling
 from loraserve.engine.startup import EngineParts, start
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
 from loraserve.models import loader
+from tests.support.engines import make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
+from tests.support.tiny_models import save_tiny_model
 
 MIB = 1 << 20
 DEMO = Path(demo.__file__).parent / "model"
@@ -105,6 +108,23 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(EngineStartError, match=r"lack model\.layers\.1\.mlp\.up_proj\.weight and 1 more"):
         start(EngineConfig(str(folder), backend="reference"), lambda *_: None)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_a_model_without_a_head_can_embed(tmp_path: Path, architecture: str) -> None:
+    """As sentence-transformers saves it; of one whose head is its table of tokens none is missing."""
+    save_tiny_model(architecture, tmp_path / "causal")
+    body = AutoModel.from_pretrained(tmp_path / "causal").eval()
+    body.save_pretrained(tmp_path / "headless")
+    engine = make_engine(tmp_path / "headless", tokenizer=str(tmp_path / "causal/tokenizer"))
+    description = engine.describe()
+    assert description.is_headless == (architecture == "llama")
+    assert (startup.HEADLESS_NOTE in description.notes) == description.is_headless
+    prompt = list(range(1, 30))
+    answer = run(engine, [to_pool("p", prompt)])["p", 0]
+    assert answer.pooled is not None, answer.error
+    expected = body(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1].numpy()
+    np.testing.assert_allclose(np.frombuffer(answer.pooled, np.float32), expected, atol=1e-4 * abs(expected).max())
 
 
 def test_on_an_accelerator_memory_is_what_a_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

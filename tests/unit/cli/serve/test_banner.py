@@ -114,3 +114,12 @@ def test_names_the_console_and_how_to_get_in() -> None:
 def test_says_where_other_machines_can_reach_it() -> None:
     assert "listens" not in banner(adapters=[])
     assert "listens   on 0.0.0.0: other machines can reach it" in banner(adapters=[], open_to="0.0.0.0")
+
+
+def test_a_model_that_can_only_embed_is_shown_with_a_request_for_that() -> None:
+    text = banner(adapters=["search"], model=dataclasses.replace(MODEL, is_headless=True))
+    *_, command = text.splitlines()
+    words = shlex.split(command)
+    assert words[1] == "http://127.0.0.1:8000/v1/embeddings"
+    assert '"model": "search"' in words[-1]
+    assert "completions" not in text
