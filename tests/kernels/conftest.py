@@ -223,7 +223,21 @@ def replayed(triton_device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[C
 
 
 @pytest.fixture(scope="module")
-def unchecked_models() -> Iterator[None]:
+def few_programs() -> Iterator[None]:
+    """Two programs share the ranks of a tile, where up to 16 do on a GPU.
+
+    There most would find, in a third of the interpreter's time, that such small ranks leave them nothing to do. The
+    engine of `test_triton_engine.py`, and what tests the kernel itself, launch them all.
+    """
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if not HAS_GPU and importlib.util.find_spec("triton") is not None:
+            lora_shrink = importlib.import_module("loraserve_kernels.triton_ops.lora_shrink")
+            monkeypatch.setattr(lora_shrink, "MAX_RANK_PROGRAMS", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def unchecked_models(few_programs: None) -> Iterator[None]:
     """Engines start without proving their model right, which takes Triton's interpreter half a minute.
 
     The engine of `test_triton_engine.py` proves it of a Llama.
