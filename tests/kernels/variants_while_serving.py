@@ -1,12 +1,14 @@
-"""Prints, as a JSON list, the kernels that an engine would have to compile after its start, while it serves.
+"""Prints, as a JSON list a line, the kernels that an engine would have to compile after its start, while it serves; of
+each engine that is named, each in a process forked by this one, which imports torch and transformers for all of them.
 
 A program of its own, as `compile_for_gpus.py`. Kernels are neither compiled nor launched: Triton only tells which
 variant of each it would take, so that results, and with them the checks at load time, mean nothing. Nor are linears
-multiplied, which took 41 of 58 s on a CPU without products of bfloat16. Arguments: a folder to write to, `graphs` or
-`eager`, max_num_seqs and max_num_batched_tokens.
+multiplied, which took 41 of 58 s on a CPU without products of bfloat16. Arguments: a folder to write to, and for each
+engine `graphs` or `eager`, max_num_seqs and max_num_batched_tokens.
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,9 +126,8 @@ def unmultiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return x.new_zeros((*x.shape[:-1], weight.shape[0]))
 
 
-def main() -> None:
+def print_variants(folder: Path, mode: str, max_num_seqs: int, max_num_rows: int) -> None:
     torch.nn.functional.linear = unmultiplied
-    folder, mode, max_num_seqs, max_num_rows = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     driver.set_active(AbsentGpuDriver(90))
     variants = Variants()
     parts = start(folder, is_eager=mode == "eager", max_num_seqs=max_num_seqs, max_num_rows=max_num_rows)
@@ -134,7 +135,18 @@ def main() -> None:
     assert num_started, "nothing was wanted at the start"
     with torch.inference_mode():
         serve(parts, steps(max_num_seqs, max_num_rows))
-    print(json.dumps(sorted(list(variants.found.values())[num_started:])))
+    print(json.dumps(sorted(list(variants.found.values())[num_started:])), flush=True)
+
+
+def main() -> None:
+    folder, words = Path(sys.argv[1]), iter(sys.argv[2:])
+    for number, (mode, max_num_seqs, max_num_rows) in enumerate(zip(words, words, words, strict=True)):
+        if (pid := os.fork()) == 0:
+            print_variants(folder / str(number), mode, int(max_num_seqs), int(max_num_rows))
+            return
+        _, status = os.waitpid(pid, 0)
+        if status:
+            sys.exit(f"{mode} {max_num_seqs} {max_num_rows} ended with {os.waitstatus_to_exitcode(status)}")
 
 
 if __name__ == "__main__":
