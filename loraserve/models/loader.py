@@ -132,7 +132,8 @@ def _is_head(names: list[str], model: PreTrainedModel) -> bool:
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None or head.weight.shape != table.weight.shape:
         return False
-    return [model.get_parameter(name) is head.weight for name in names] == [True]
+    heads = [name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight]
+    return names == heads
 
 
 def dummy_model(config: PreTrainedConfig, dtype: torch.dtype, seed: int, device: torch.device = CPU) -> PreTrainedModel:
