@@ -87,6 +87,8 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
     ignored = [name for name, value in fields.items() if _is_ignored(name, value)]
     if ignored:
         checks.warn("config.options", _ignored(ignored))
+    if warning := _own_class(fields.get("auto_mapping")):
+        checks.warn("config.class", warning)
     if not checks.failed("config.options"):
         how_many = f"the other {len(fields) - len(ignored)}" if ignored else f"all {len(fields)}"
         checks.passed("config.options", f"{how_many} fields are supported")
@@ -141,6 +143,15 @@ def _ignored(names: list[str]) -> AdapterError:
     reason = "not known to loraserve, and ignored: null, false, {} and [] ask for nothing"
     message = f"{CONFIG_NAME}: {shown_name(listed)}: {reason}"
     return AdapterError("ignored_field", message, file=CONFIG_NAME, key=listed)
+
+
+def _own_class(auto_mapping: Any) -> AdapterError | None:
+    """Of one trained on a class that is none of transformers': it may compute otherwise."""
+    library = auto_mapping.get("parent_library") if isinstance(auto_mapping, dict) else None
+    if not isinstance(library, str) or library.partition(".")[0] == "transformers":
+        return None
+    message = f"{CONFIG_NAME}: auto_mapping: trained on a class of {shown(library)}, served is transformers' own"
+    return AdapterError("other_class", message, file=CONFIG_NAME, key="auto_mapping", found=shown(library))
 
 
 def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterConfig | None:

@@ -33,6 +33,7 @@ _REMEDIES = {
     "unreadable_file": "Make the file readable for the server's user.",
     "sha256_mismatch": "Upload the file again: what arrived is not what was announced.",
     "other_base_model": "Check that the adapter was trained on the served base model.",
+    "other_class": "Nothing, if that class computes the same. LLM2Vec's does not: its attention goes both ways.",
     "other_chat_template": "If all adapters of the server want this one, start it with --chat-template.",
     "no_effect": "Upload the trained adapter: this one answers exactly as the base model.",
 }

@@ -52,9 +52,9 @@ from loraserve.store.durable import write_all
 NICENESS = 10
 CPU_GRACE_S = 5
 """Between the signal that ends the matching of patterns with a refusal and the one that ends the process."""
-OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.base_model", "weights.unused"})
-"""Checks that tell equal contents apart: by how their files were written, what the author called the base model, and
-what else they hold."""
+OF_THE_FILES = frozenset({"files.sha256", "config.options", "config.class", "config.base_model", "weights.unused"})
+"""Checks that tell equal contents apart: by how their files were written, what the author called the base model and its
+class, and what else they hold."""
 
 
 def main() -> int:

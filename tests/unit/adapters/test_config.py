@@ -156,6 +156,25 @@ def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("auto_mapping", "is_told"),
+    [
+        (None, False),
+        ({"base_model_class": "LlamaModel", "parent_library": "transformers.models.llama.modeling_llama"}, False),
+        ({"base_model_class": "LlamaBiModel", "parent_library": "llm2vec.models.bidirectional_llama"}, True),
+        ({"base_model_class": "LlamaModel", "parent_library": "transformers_modules.llama"}, True),
+        ({"parent_library": 3}, False),
+        ({}, False),
+    ],
+)
+def test_a_class_that_may_compute_otherwise_is_told(auto_mapping: object, is_told: bool) -> None:
+    checks = Checks()
+    config = config_of(auto_mapping=auto_mapping)
+    assert check_config(json.dumps(config).encode(), DEFAULT_LIMITS, checks) == parse()
+    told = [(check.name, check.code) for check in checks.listed() if check.status is not CheckStatus.PASS]
+    assert told == ([("config.class", "other_class")] if is_told else [])
+
+
+@pytest.mark.parametrize(
     ("field", "value", "code"),
     [
         ("r", 0, "invalid_field"),
