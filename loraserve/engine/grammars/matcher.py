@@ -1,5 +1,6 @@
 """How far an output has come in its grammar: which tokens may come next, and which must."""
 
+import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,25 +86,30 @@ class GrammarMatcher:
         return self._matcher.is_stopped() and not self._matcher.is_error() and not self._is_too_slow
 
     def take(self, token_id: int) -> bool:
-        began_s = time.thread_time()
-        is_taken = self._matcher.consume_token(token_id) and not self._matcher.is_error()
-        self._count(began_s)
+        began = _begin()
+        try:
+            is_taken = self._matcher.consume_token(token_id) and not self._matcher.is_error()
+        finally:
+            self._count(began)
         self._num_tokens += 1
         return is_taken and not self._is_too_slow
 
     def forced_tokens(self) -> list[int]:
-        began_s = time.thread_time()
-        forced = self._matcher.compute_ff_tokens()
-        if any(map(self._tokenizer.is_special_token, forced)):
-            forced = forced[: self._matcher.validate_tokens(forced)]  # see `_spell_out`
-        self._count(began_s)
-        return forced
+        began = _begin()
+        try:
+            forced = self._matcher.compute_ff_tokens()
+            if any(map(self._tokenizer.is_special_token, forced)):
+                forced = forced[: self._matcher.validate_tokens(forced)]  # see `_spell_out`
+            return forced
+        finally:
+            self._count(began)
 
     def mask(self) -> NDArray[np.uint8]:
-        began_s = time.thread_time()
-        mask = self._mask_of(self._matcher)
-        self._count(began_s)
-        return mask
+        began = _begin()
+        try:
+            return self._mask_of(self._matcher)
+        finally:
+            self._count(began)
 
     def masks_along(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
         """`mask`, where it is drafted as well that the grammar begins, and `masks_after`; none if it takes too long."""
@@ -112,16 +118,18 @@ class GrammarMatcher:
     def masks_after(self, draft: Sequence[int]) -> list[NDArray[np.uint8]]:
         if not self._may_look_ahead:
             return []
-        began_s = time.thread_time()
         masks: list[NDArray[np.uint8]] = []
-        ahead = self._matcher.deep_copy()
-        for token_id in draft[: ahead.validate_tokens(list(draft))]:
-            ahead.consume_token(token_id)
-            mask = self._mask_of(ahead)
-            if ahead.is_error():
-                break
-            masks.append(mask)
-        self._count(began_s)
+        began = _begin()
+        try:
+            ahead = self._matcher.deep_copy()
+            for token_id in draft[: ahead.validate_tokens(list(draft))]:
+                ahead.consume_token(token_id)
+                mask = self._mask_of(ahead)
+                if ahead.is_error():
+                    break
+                masks.append(mask)
+        finally:
+            self._count(began)
         return masks
 
     def _mask_of(self, matcher: "LLMatcher") -> NDArray[np.uint8]:
@@ -145,10 +153,14 @@ class GrammarMatcher:
             mask[:] = 0
             mask.view(np.uint8)[spelled[0] // 8] = 1 << spelled[0] % 8
 
-    def _count(self, began_s: float) -> None:
+    def _count(self, began: tuple[float, bool]) -> None:
+        """began: as of `_begin`."""
+        began_s, was_collecting = began
         spent_s = time.thread_time() - began_s
         self._spent_s += spent_s
         self.use.spent_s += spent_s
+        if was_collecting:
+            gc.enable()
 
     @property
     def _may_look_ahead(self) -> bool:
@@ -157,6 +169,18 @@ class GrammarMatcher:
     @property
     def _is_too_slow(self) -> bool:
         return self._spent_s > FREE_S + TOKEN_S * self._num_tokens
+
+
+def _begin() -> tuple[float, bool]:
+    """What the thread takes from now on is the grammar's: (thread time, whether garbage was collected before).
+
+    None is until `_count`: that walks what everybody else made, and took 0.2 s of the engine's tests at a time, twice
+    what an output's grammar may take.
+    """
+    was_collecting = gc.isenabled()
+    if was_collecting:  # NOTE: where another thread's grammar has disabled it, that thread enables it, perhaps by now
+        gc.disable()
+    return time.thread_time(), was_collecting
 
 
 def first_line(reason: str) -> str:

@@ -1,5 +1,8 @@
+import gc
 import json
 import math
+import time
+from collections.abc import Iterator
 from threading import Event
 
 import numpy as np
@@ -267,6 +270,44 @@ def test_what_takes_too_long_is_an_error_and_no_end(monkeypatch: pytest.MonkeyPa
     assert not matcher.take(CHARS.index("a"))
     assert matcher.error == matching.TOO_SLOW
     assert not matcher.is_complete
+
+
+@pytest.fixture
+def slow_collections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Garbage is collected whenever it may be, each time for as long as an output's grammar may take in all."""
+    now_s, thresholds = 0.0, gc.get_threshold()
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal now_s
+        now_s += (phase == "stop") * matching.FREE_S
+
+    monkeypatch.setattr(time, "thread_time", lambda: now_s)
+    gc.callbacks.append(note)
+    gc.set_threshold(1, 1000, 1000)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(note)
+
+
+@pytest.mark.usefixtures("slow_collections")
+def test_collecting_garbage_takes_none_of_a_grammars_time() -> None:
+    matcher = matcher_of(one_of("abcde", "abcdi"))
+    for token_id in ids("abcd"):
+        assert allowed(matcher) == [token_id]
+        assert matcher.masks_after([token_id])
+        assert matcher.forced_tokens()
+        assert matcher.take(token_id), matcher.error
+    assert matcher._spent_s == 0
+    assert gc.isenabled()
+
+
+def test_where_garbage_is_not_collected_it_is_not_afterwards() -> None:
+    gc.disable()
+    try:
+        assert allowed(matcher_of(one_of("a"), "a")) == [EOS]
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_what_costs_more_than_a_step_may_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
