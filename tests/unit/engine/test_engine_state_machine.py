@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loraserve.engine.engine import NOT_FINITE_MESSAGE
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.request import (
+    EngineErrorCode,
     EngineRequest,
     FinishReason,
     GrammarReasoning,
@@ -329,7 +330,7 @@ class EngineMachine(RuleBasedStateMachine):
         elif choice.error == NOT_FINITE_MESSAGE:
             assert ledger.request.request_id in self.runner.poisoned, "failed for a neighbour's values"
         else:
-            assert choice.error is not None
+            assert choice.error_code is EngineErrorCode.ADAPTER_UNREADABLE, choice.error
             assert ledger.was_damaged, "failed though its adapter's file was whole"
 
     @invariant()
