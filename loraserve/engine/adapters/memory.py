@@ -215,11 +215,12 @@ class AdapterMemory:
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
+        if resident is not None and self._transit is not None and self._transit.finish_failed(digest):
+            self._evict(digest)
+            resident = None  # loading it will tell, unless there is another file by now
         if resident is None:
             resident = self._try_load(digest)
-            if resident is None or self._is_loading(digest):
-                return None
-        elif not self._is_queued(digest):
+        if resident is None or self._is_loading(digest):
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
         if is_large and resident.num_references == 0 and self._is_being_copied(digest):
@@ -301,16 +302,6 @@ class AdapterMemory:
 
     def _is_loading(self, digest: str) -> bool:
         return self._transit is not None and self._transit.is_loading(digest)
-
-    def _is_queued(self, digest: str) -> bool:
-        """False while it is loading. Raises `AdapterError`, and the adapter is gone, when that has failed."""
-        if self._transit is None:
-            return True
-        try:
-            return self._transit.try_finish_loading(digest)
-        except AdapterError:
-            self._evict(digest)
-            raise
 
     def _is_being_copied(self, digest: str) -> bool:
         return self._transit is not None and self._transit.is_being_copied(digest)

@@ -141,24 +141,21 @@ class AdapterTransit:
             queued = uploader.start_reading(destination, parts, read, locked)
         self._loading[digest] = _Loading(queued, found.file)
 
-    def try_finish_loading(self, digest: str) -> bool:
-        """Whether it is not loading any more. Raises `AdapterError`, and it is not on its way, when reading failed."""
-        loading = self._loading.get(digest)
-        if loading is not None and loading.queued.done():
-            self._finish(digest)
-        return digest not in self._loading
-
     def finish_loading(self) -> list[str]:
-        """All that can be. Those that failed are returned, and no longer on their way; `find` will tell why."""
-        failed = []
-        for digest, loading in list(self._loading.items()):
-            if loading.queued.done():
-                try:
-                    self._finish(digest)
-                except AdapterError as error:
-                    self._failed[digest] = _Failure(loading.file, error)
-                    failed.append(digest)
-        return failed
+        """All that can be. Those that failed are returned, as of `finish_failed`."""
+        return [digest for digest in list(self._loading) if self.finish_failed(digest)]
+
+    def finish_failed(self, digest: str) -> bool:
+        """Finish loading it, if that can be. True: it failed and is no longer on its way; `find` will tell why."""
+        loading = self._loading.get(digest)
+        if loading is None or not loading.queued.done():
+            return False
+        try:
+            self._finish(digest)
+        except AdapterError as error:
+            self._failed[digest] = _Failure(loading.file, error)
+            return True
+        return False
 
     def has_news(self) -> bool:
         """Whether `finish_loading` or `take_arrived` would find any."""

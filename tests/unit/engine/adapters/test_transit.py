@@ -248,6 +248,19 @@ def test_what_failed_is_not_told_of_a_file_that_was_replaced(make_memory: MakeMe
     assert use(memory, acquire(memory, TWO), TWO) == [2]
 
 
+def test_what_fails_within_a_round_is_not_told_of_a_file_that_was_replaced(
+    make_memory: MakeMemory, tmp_path: Path
+) -> None:
+    memory = make_memory(8)
+    damage(TWO.write(tmp_path))
+    assert memory.try_acquire(TWO.digest) is None
+    memory.wait_for_upload()
+    TWO.write(tmp_path)
+    assert memory.try_acquire(TWO.digest) is None
+    assert use(memory, acquire(memory, TWO), TWO) == [2]
+    memory.check_invariants({TWO.digest: 1})
+
+
 def test_a_file_that_changes_its_size_while_it_is_loaded_is_told(make_memory: MakeMemory) -> None:
     memory = make_memory(8)
     with pytest.raises(AdapterError, match="changed while it was loaded"):
