@@ -40,14 +40,12 @@ def pool(scheduled: Seq[ScheduledSequence], hidden: Tensor) -> list[PooledPrompt
         if item.num_rows < sequence.num_uncomputed_tokens:
             continue
         vector = rows[-1] if state.hidden_sum is None else state.hidden_sum / sequence.num_tokens
-        pooled.append(_pooled(sequence, _shortened(vector, params).cpu()))
+        vector = vector.cpu()
+        is_finite = bool(vector.isfinite().all())  # also where it is cut: its blocks are found by others
+        pooled.append(PooledPrompt(sequence, _shortened(vector, params).numpy().astype("<f4").tobytes(), is_finite))
     return pooled
 
 
 def _shortened(vector: Tensor, params: PoolingParams) -> Tensor:
     vector = vector[: params.dimensions]
     return normalize(vector, dim=0) if params.normalize else vector
-
-
-def _pooled(sequence: Sequence, vector: Tensor) -> PooledPrompt:
-    return PooledPrompt(sequence, vector.numpy().astype("<f4").tobytes(), bool(vector.isfinite().all()))
