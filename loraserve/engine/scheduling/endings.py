@@ -26,7 +26,9 @@ class Endings:
         return None, None
 
     def num_left(self, sequence: Sequence) -> int:
-        """Tokens after which it ends, whatever they are."""
+        """Tokens after which it ends, whatever they are; 0 for one that ends with its prompt."""
+        if sequence.is_pooled:
+            return 0
         params = sequence.request.sampling
         return min(params.max_tokens - sequence.num_output_tokens, self._max_model_len - sequence.num_tokens)
 

@@ -187,7 +187,7 @@ class EngineMachine(RuleBasedStateMachine):
     def _submit(self, ask: Ask) -> None:
         adapter, params = ask.adapter, ask.params
         if ask.pooling is not None:
-            params = SamplingParams(max_tokens=1)
+            params = replace(params, n=1, grammar=None)
         request = EngineRequest(
             request_id=f"request {len(self.ledger)}",
             prompt_token_ids=ask.prompt,

@@ -1,6 +1,6 @@
 import pytest
 
-from loraserve.engine.request import EngineRequest, FinishReason, SamplingParams
+from loraserve.engine.request import EngineRequest, FinishReason, Pooling, PoolingParams, SamplingParams
 from loraserve.engine.scheduling.endings import Endings
 from loraserve.engine.scheduling.sequence import RequestState, Sequence
 
@@ -56,3 +56,10 @@ def test_that_the_next_token_is_the_last_is_known_when_it_is_for_its_length(
 
 def test_a_stop_token_is_not_known_before(endings: Endings) -> None:
     assert not endings.ends_with_next(sequence(output=(OTHER, OTHER)))
+
+
+def test_a_prompt_that_is_pooled_ends_with_itself_whatever_its_sampling_says(endings: Endings) -> None:
+    request = EngineRequest("r", [OTHER], SamplingParams(100), pooling=PoolingParams(Pooling.LAST))
+    pooled = Sequence(RequestState(request, 0.0, b""), 0, [OTHER], 1)
+    assert endings.num_left(pooled) == 0
+    assert endings.ends_with_next(pooled)
