@@ -61,6 +61,20 @@ def test_many_messages_are_no_work_for_the_event_loop_even_if_they_are_empty(mon
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
+def test_many_texts_are_no_work_for_the_event_loop_even_if_they_are_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    encode = TextTokenizer._encode
+
+    def encoding(*args: Any) -> list[int]:
+        threads.append(threading.current_thread())
+        return encode(*args)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", encoding)
+    for count in (1, 2048):
+        asyncio.run(OURS.encode_all([""] * count, add_special_tokens=True))
+    assert [thread is threading.main_thread() for thread in threads] == [True] + [False] * 2048
+
+
 def test_truncation_and_padding_of_the_file_are_switched_off() -> None:
     tokenizer = make_tokenizer()
     tokenizer.enable_truncation(2)
