@@ -76,6 +76,8 @@ class PromptRun:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     vector: bytes = b""
     """See `SequenceOutput.pooled`."""
+    is_sent: bool = False
+    """To the engine."""
     finished: bool = False
 
 
@@ -91,6 +93,7 @@ class PredictionUsage:
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     num_prompt_tokens: int
+    """Of the prompts that were sent to the engine."""
     num_completion_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int | None = None
@@ -133,6 +136,7 @@ class Generation:
         self.prompts = [self._prompt_run(index, prompt) for index, prompt in enumerate(job.prompts)]
         self._prompt_of = {prompt.engine_request.request_id: prompt for prompt in self.prompts}
         self._num_sequences = sum(len(prompt.choices) for prompt in self.prompts)
+        self._num_unfinished = len(self.prompts)
         self.finished = False
         """Whether every choice came to its own end."""
         service.lifecycle.enter(self._num_sequences)
@@ -141,10 +145,6 @@ class Generation:
         """What was gained, as it comes: at most one delta per choice, in order. Raises `ServingError`."""
         self._raise_if_ended()
         self._sent_s = time.monotonic()
-        for prompt in self.prompts:
-            sampling = prompt.engine_request.sampling
-            num_prompt_tokens = len(prompt.engine_request.prompt_token_ids)
-            self._service.metrics.request_started(self._label, num_prompt_tokens, sampling.n, sampling.max_tokens)
         try:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
@@ -166,7 +166,7 @@ class Generation:
         assemblers = [choice.assembler for prompt in self.prompts for choice in prompt.choices]
         has_reasoning = self._job.text.reasoning is not None
         return TokenUsage(
-            num_prompt_tokens=sum(len(prompt.engine_request.prompt_token_ids) for prompt in self.prompts),
+            num_prompt_tokens=sum(len(each.engine_request.prompt_token_ids) for each in self.prompts if each.is_sent),
             num_completion_tokens=sum(assembler.num_tokens for assembler in assemblers),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
             num_reasoning_tokens=sum(each.num_reasoning_tokens for each in assemblers) if has_reasoning else None,
@@ -197,7 +197,7 @@ class Generation:
         """Stop what runs; whoever reads `steps` gets this error."""
         self._ended_by = self._ended_by or error
         for prompt in self.prompts:
-            if not prompt.finished:
+            if prompt.is_sent and not prompt.finished:
                 self._service.engine.abort(prompt.engine_request.request_id)
 
     def _choice_times(self) -> list[ChoiceTimes]:
@@ -213,7 +213,7 @@ class Generation:
             return
         self._closed = True
         for prompt in self.prompts:
-            if not prompt.finished:
+            if prompt.is_sent and not prompt.finished:
                 self._service.engine.abort(prompt.engine_request.request_id)
                 self._count_unfinished(prompt)
         self._service.metrics.request_ended(self._label)
@@ -247,8 +247,16 @@ class Generation:
         return PromptRun(index, request, choices)
 
     def _outputs(self) -> AsyncGenerator[list[SequenceOutput]]:
-        streams = [self._service.engine.generate(prompt.engine_request) for prompt in self.prompts]
-        return merge(streams, self._job.max_prompts_at_once)
+        if len(self.prompts) == 1:
+            return self._send(self.prompts[0])
+        return merge(map(self._send, self.prompts), self._job.max_prompts_at_once or len(self.prompts))
+
+    def _send(self, prompt: PromptRun) -> AsyncGenerator[list[SequenceOutput]]:
+        request, prompt.is_sent = prompt.engine_request, True
+        self._service.metrics.request_started(self._label, len(request.prompt_token_ids))
+        if request.pooling is None:
+            self._service.metrics.request_params(request.sampling.n, request.sampling.max_tokens)
+        return self._service.engine.generate(request)
 
     def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
         now_s = time.monotonic()
@@ -262,7 +270,8 @@ class Generation:
             if delta.finish_reason is None:
                 continue
             prompt.finished = all(choice.assembler.finished for choice in prompt.choices)
-            self.finished = all(prompt.finished for prompt in self.prompts)
+            self._num_unfinished -= prompt.finished
+            self.finished = self._num_unfinished == 0
             if output.finish_reason is None:
                 # It ended on a stop string: the engine does not know of those and would generate on.
                 self._service.engine.abort(output.request_id, output.index)

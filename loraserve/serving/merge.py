@@ -1,7 +1,7 @@
 """Several streams as one."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from itertools import islice
 from typing import TypeVar
@@ -9,36 +9,32 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def merge(streams: list[AsyncGenerator[list[T]]], max_open: int | None = None) -> AsyncGenerator[list[T]]:
+async def merge(streams: Iterable[AsyncGenerator[list[T]]], max_open: int) -> AsyncGenerator[list[T]]:
     """Their items, everything that is there at once. A stream's error is raised and ends all.
 
-    max_open: so many are begun; the next one whenever one of them ends. Closing it early closes every stream that was
-    begun. At most two lists for each of these are held.
+    max_open: so many are taken and begun; the next one whenever one of them ends. Closing it early closes every stream
+    that was begun. At most two lists for each of these are held.
     """
-    return streams[0] if len(streams) == 1 else _merge(streams, max_open or len(streams))
-
-
-async def _merge(streams: list[AsyncGenerator[list[T]]], max_open: int) -> AsyncGenerator[list[T]]:
     queue: asyncio.Queue[list[T] | Exception | None] = asyncio.Queue(maxsize=max_open)
     to_begin = iter(streams)
     pumps: set[asyncio.Task[None]] = set()
 
-    def begin(count: int) -> None:
-        for stream in islice(to_begin, count):
+    def begin(count: int) -> int:
+        streams = [*islice(to_begin, count)]
+        for stream in streams:
             pump = asyncio.create_task(_pump(stream, queue))
             pumps.add(pump)
             pump.add_done_callback(pumps.discard)
+        return len(streams)
 
     try:
-        begin(max_open)
-        num_left = len(streams)
-        while num_left:
+        num_open = begin(max_open)
+        while num_open:
             entries = [await queue.get()]
             while not queue.empty():
                 entries.append(queue.get_nowait())
             num_ended = entries.count(None)
-            num_left -= num_ended
-            begin(num_ended)
+            num_open += begin(num_ended) - num_ended
             if items := _items(entries):
                 yield items
     finally:

@@ -104,9 +104,12 @@ class ServingMetrics:
         self._errors.labels(code.value).inc()
         self._latencies.num_errors += code in SERVER_FAULTS
 
-    def request_started(self, label: str, num_prompt_tokens: int, n: int, max_tokens: int) -> None:
+    def request_started(self, label: str, num_prompt_tokens: int) -> None:
         self._prompt_tokens.labels(label).inc(num_prompt_tokens)
         self._vllm.prompt_tokens.inc(num_prompt_tokens)
+
+    def request_params(self, n: int, max_tokens: int) -> None:
+        """Of one that is answered by tokens."""
         self._vllm.request_params_n.observe(n)
         self._vllm.request_params_max_tokens.observe(max_tokens)
 

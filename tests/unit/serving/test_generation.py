@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.engine.request import EngineErrorCode, FinishReason, SamplingParams
+from loraserve.engine.request import EngineErrorCode, FinishReason, Pooling, PoolingParams, SamplingParams
 from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
@@ -151,6 +151,44 @@ def test_closing_aborts_what_runs_and_is_idempotent(num_prompts: int) -> None:
         assert b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} %d' % num_prompts in (
             runtime.metrics.render()
         )
+
+    asyncio.run(run())
+
+
+def test_of_many_prompts_those_count_that_were_sent() -> None:
+    async def run() -> None:
+        engine = FakeEngine()
+        runtime = runtime_for(engine)
+        generation = runtime.generation.start(replace(job(5, max_tokens=1000), max_prompts_at_once=2))
+        steps = generation.steps()
+        await anext(steps)
+        await steps.aclose()
+        assert len(engine.requests) == 2
+        assert generation.usage().num_prompt_tokens == 4
+        metrics = runtime.metrics.render()
+        assert b'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 4' in metrics
+        assert b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 2' in metrics
+        assert runtime.lifecycle.num_sequences == 0
+
+    asyncio.run(run())
+
+
+def test_what_is_pooled_is_no_text_in_the_metrics() -> None:
+    async def run() -> None:
+        runtime = runtime_for(FakeEngine())
+        prompts = [Prompt([10, index], SamplingParams(1), pooling=PoolingParams(Pooling.LAST)) for index in range(3)]
+        generation = runtime.generation.start(replace(job(), prompts=prompts, max_prompts_at_once=2))
+        await collect(generation.steps())
+        assert generation.finished
+        assert all(prompt.vector for prompt in generation.prompts)
+        assert generation.usage().num_prompt_tokens == 6
+        metrics = runtime.metrics.render()
+        for name, count in [
+            ("request_params_max_tokens", 0),
+            ("time_to_first_token_seconds", 0),
+            ("e2e_request_latency_seconds", 3),
+        ]:
+            assert f'vllm:{name}_count{{engine="0",model_name="tiny"}} {count}.0'.encode() in metrics
 
     asyncio.run(run())
 

@@ -1,5 +1,5 @@
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 
@@ -29,7 +29,7 @@ class Source:
 
 
 async def gather(sources: list[Source]) -> list[int]:
-    return [item async for items in merge([source.stream() for source in sources]) for item in items]
+    return [item async for items in merge([source.stream() for source in sources], len(sources)) for item in items]
 
 
 @pytest.mark.parametrize("num_sources", [1, 2, 5])
@@ -65,15 +65,22 @@ def test_no_more_are_open_than_may_be(max_open: int) -> None:
 
 def test_closing_it_leaves_those_alone_that_were_not_begun() -> None:
     sources = [Source([1], blocks=True) for _ in range(4)]
+    num_taken = 0
+
+    def streams() -> Iterator[AsyncGenerator[list[int]]]:
+        nonlocal num_taken
+        for num_taken, source in enumerate(sources, start=1):  # noqa: B007
+            yield source.stream()
 
     async def run() -> None:
-        merged = merge([source.stream() for source in sources], 2)
+        merged = merge(streams(), 2)
         await anext(merged)
         await merged.aclose()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(run())
+    assert num_taken == 2
     assert [source.closed for source in sources] == [True, True, False, False]
 
 
@@ -96,7 +103,7 @@ def test_closing_it_closes_the_streams(num_sources: int) -> None:
     sources = [Source([1, 2, 3], blocks=True) for _ in range(num_sources)]
 
     async def run() -> None:
-        merged = merge([source.stream() for source in sources])
+        merged = merge([source.stream() for source in sources], len(sources))
         await anext(merged)
         await merged.aclose()
         await asyncio.sleep(0)
@@ -110,7 +117,7 @@ def test_a_slow_consumer_holds_the_streams_back() -> None:
     sources = [Source(list(range(1000))) for _ in range(4)]
 
     async def run() -> None:
-        merged = merge([source.stream() for source in sources])
+        merged = merge([source.stream() for source in sources], len(sources))
         await anext(merged)
         for _ in range(200):
             await asyncio.sleep(0)
