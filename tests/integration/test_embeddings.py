@@ -74,6 +74,12 @@ class TestAnswers:
         assert request.cache_salt.endswith(":mine")
         assert len(answer.data[0].embedding) == 3
 
+    def test_null_is_what_is_not_said(self, server: LiveServer) -> None:
+        names = ("dimensions", "pooling", "normalize", "encoding_format", "add_special_tokens", "cache_salt", "user")
+        answer = post(server, {"input": "hi", **dict.fromkeys((*names, "truncate_prompt_tokens", "priority"))})
+        assert answer.status_code == 200, answer.text
+        assert newest(server)[0].pooling == PoolingParams(Pooling.LAST)
+
     def test_each_name_has_its_own(self, server: LiveServer) -> None:
         def vector(model: str) -> list[float]:
             return post(server, {"input": "hi", "model": model}).json()["data"][0]["embedding"]
@@ -128,7 +134,7 @@ class TestTruncation:
         assert refused.status_code == 400
         error = refused.json()["error"]
         assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
-        assert "512 tokens, but an input has 513" in error["message"]
+        assert "512 tokens, but 'input[1]' has 513" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +144,7 @@ class TestTruncation:
         ({"input": ""}, "input", None),
         ({"input": []}, "input", "is empty"),
         ({"input": [[]]}, "input", "has no tokens"),
+        ({"input": ["a", ""], "add_special_tokens": False}, "input", "'input[1]' has no tokens"),
         ({"input": ["a", 1]}, "input", "mixes texts and token ids"),
         ({"input": [10**6]}, "input", "contains token id 1000000"),
         ({"input": ["a"] * 2049}, "input", "has 2049 inputs; the limit is 2048"),

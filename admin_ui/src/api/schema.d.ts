@@ -4082,10 +4082,10 @@ export interface components {
              */
             pooling: ("last" | "mean") | null;
             /**
-             * @description To a Euclidean length of 1.
-             * @default true
+             * @description To a Euclidean length of 1. Default: true.
+             * @default null
              */
-            normalize: boolean;
+            normalize: boolean | null;
             /**
              * @description Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
              *     the model takes.

@@ -17,7 +17,7 @@ from loraserve.api.http.needs import INFERENCE
 from loraserve.api.http.ranges import check_one_of, check_range
 from loraserve.api.inference.call import Demand
 from loraserve.api.inference.common_fields import check_priority, checked_salt
-from loraserve.api.inference.prompts import check_not_empty, prompt_bytes, split_prompts, truncate_around
+from loraserve.api.inference.prompts import prompt_bytes, split_prompts, truncate_around
 from loraserve.api.inference.respond import respond_whole
 from loraserve.api.openapi.document import answered_with, json_body
 from loraserve.api.schemas.embeddings import ENCODINGS, Embedding, EmbeddingRequest, EmbeddingResponse, EmbeddingUsage
@@ -103,7 +103,7 @@ def _pooling(asked: EmbeddingRequest, model: ModelDescription) -> PoolingParams:
     if pooling is None:
         message = "The model's 1_Pooling/config.json asks for a pooling that this server does not have. Send 'pooling'."
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="pooling")
-    return PoolingParams(pooling, asked.dimensions, asked.normalize)
+    return PoolingParams(pooling, asked.dimensions, normalize=asked.normalize is not False)
 
 
 def _num_values(num_inputs: int, pooling: PoolingParams, model: ModelDescription, limits: Limits) -> int:
@@ -134,10 +134,12 @@ async def _token_ids(
         inputs = cast(list[list[int]], given)
         if limit is not None:
             inputs = [token_ids[:longest] for token_ids in inputs]
-    for token_ids in inputs:
-        check_not_empty("input", token_ids)
+    for index, token_ids in enumerate(inputs):
+        which = "input" if len(inputs) == 1 else f"input[{index}]"
+        if not token_ids:
+            raise ServingError(ErrorCode.INVALID_VALUE, f"'{which}' has no tokens.", param="input")
         if len(token_ids) > longest:
-            message = f"This model's maximum context length is {longest} tokens, but an input has {len(token_ids)}."
+            message = f"This model's maximum context length is {longest} tokens, but '{which}' has {len(token_ids)}."
             message += " Shorten it, or send 'truncate_prompt_tokens': -1."
             raise ServingError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="input")
     return inputs

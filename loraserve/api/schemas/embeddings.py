@@ -25,8 +25,8 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     pooling: Annotated[str, Meta(extra_json_schema={"enum": [*Pooling]})] | None = None
     """The last hidden state of an input's last token, or the mean of all of its tokens'. Default: what the model's
     `1_Pooling/config.json` says, else "last"."""
-    normalize: bool = True
-    """To a Euclidean length of 1."""
+    normalize: bool | None = None
+    """To a Euclidean length of 1. Default: true."""
     truncate_prompt_tokens: int | None = None
     """Keep this many of an input's tokens: the first ones, and what the tokenizer puts around a text; -1 = as many as
     the model takes."""
