@@ -38,7 +38,7 @@ class ModelDescription:
     """Of page-locked memory for adapters beside the arena."""
     layout: BaseLayout
     default_pooling: Pooling | None = Pooling.LAST
-    """What the model's own files say; None = one that the engine does not have."""
+    """What the model's own files say; None = what the engine does not have."""
     is_headless: bool = False
     """It was saved without an `lm_head`: it can embed, and its logits mean nothing."""
     num_speculative_tokens: int = 0

@@ -42,6 +42,11 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
+EMBEDDING_MODULES = {"Transformer", "Pooling", "Normalize"}
+"""Of sentence-transformers, which an answer to /v1/embeddings is made of."""
+UNCOMPUTED_NOTE = (
+    "its modules.json has {}, which is not computed: /v1/embeddings takes 'pooling' and gives what comes before"
+)
 POOLING_MODES = {
     "pooling_mode_lasttoken": Pooling.LAST,
     "pooling_mode_mean_tokens": Pooling.MEAN,
@@ -94,6 +99,9 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
+    pooling_config = loader.load_pooling_config(config.model, config.revision)
+    modules = loader.load_embedding_modules(config.model, config.revision)
+    uncomputed = [module for module in modules if module not in EMBEDDING_MODULES]
     tokenizer_json = loader.tokenizer_json(tokenizer)
     token_ids = set(tokenizer.get_vocab().values())
     num_ids = max(token_ids) + 1  # of some of which there may be no token
@@ -147,7 +155,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         },
         default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
         is_headless=is_headless,
-        default_pooling=_default_pooling(loader.load_pooling_config(config.model, config.revision)),
+        default_pooling=None if uncomputed else _default_pooling(pooling_config),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
@@ -158,6 +166,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         layout=model.layout,
         notes=[
             *([HEADLESS_NOTE] if is_headless else []),
+            *([UNCOMPUTED_NOTE.format(", ".join(uncomputed))] if uncomputed else []),
             *([backend_note] if backend_note else []),
             *plan.notes,
             *model.notes,

@@ -188,9 +188,22 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
 
 def load_pooling_config(model: str, revision: str | None) -> dict[str, Any] | None:
     """As sentence-transformers writes it beside a model; empty where it cannot be read, None where there is none."""
+    config = _load_json(model, "1_Pooling/config.json", revision)
+    return config if isinstance(config, dict) or config is None else {}
+
+
+def load_embedding_modules(model: str, revision: str | None) -> list[str]:
+    """Classes that sentence-transformers runs one after the other: "Transformer", "Pooling", "Normalize" and others."""
+    modules = _load_json(model, "modules.json", revision)
+    kinds = [module.get("type") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    return [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
+
+
+def _load_json(model: str, name: str, revision: str | None) -> Any:
+    """Of a file beside a model; False where it is no JSON, None where there is none."""
     path = cached_file(
         model,
-        "1_Pooling/config.json",
+        name,
         revision=revision,
         local_files_only=True,
         _raise_exceptions_for_missing_entries=False,
@@ -199,10 +212,9 @@ def load_pooling_config(model: str, revision: str | None) -> dict[str, Any] | No
     if path is None:
         return None
     try:
-        config = json.loads(Path(path).read_bytes())
+        return json.loads(Path(path).read_bytes())
     except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+        return False
 
 
 def _first_line(error: Exception) -> str:

@@ -101,7 +101,9 @@ def _pooling(asked: EmbeddingRequest, model: ModelDescription) -> PoolingParams:
         check_one_of("pooling", asked.pooling, [*Pooling])
     pooling = model.default_pooling if asked.pooling is None else Pooling(asked.pooling)
     if pooling is None:
-        message = "The model's 1_Pooling/config.json asks for a pooling that this server does not have. Send 'pooling'."
+        message = (
+            "The model's modules.json or 1_Pooling/config.json asks for what this server does not have. Send 'pooling'."
+        )
         raise ServingError(ErrorCode.MISSING_PARAMETER, message, param="pooling")
     return PoolingParams(pooling, asked.dimensions, normalize=asked.normalize is not False)
 

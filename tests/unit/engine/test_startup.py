@@ -100,6 +100,17 @@ def test_a_started_engine_knows_how_to_pool_and_how_long_a_vector_is(tmp_path: P
     assert (description.default_pooling, description.hidden_size) == (Pooling.MEAN, 256)
 
 
+def test_what_comes_behind_the_pooling_is_not_left_out_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    modules = [{"path": kind, "type": f"sentence_transformers.models.{kind}"} for kind in ("Transformer", "Pooling")]
+    (tmp_path / "model/modules.json").write_text(json.dumps([*modules, {"type": "st.Normalize"}]))
+    assert describe(tmp_path, {}).default_pooling is Pooling.LAST
+    (tmp_path / "model/modules.json").write_text(json.dumps([*modules, {"type": "st.models.Dense"}, {"type": 3}, 4]))
+    description = describe(tmp_path, {})
+    assert description.default_pooling is None
+    assert any("modules.json has Dense, which is not computed" in note for note in description.notes)
+
+
 def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
     """transformers would, at random, and only tell of it."""
     folder = Path(shutil.copytree(DEMO, tmp_path / "model"))
