@@ -321,7 +321,7 @@ def test_errors_are_the_openai_clients_own(client: openai.OpenAI, server: Server
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nope")
     with pytest.raises(openai.NotFoundError):
-        client.embeddings.create(model="spell", input="x")
+        client.moderations.create(model="spell", input="x")
     with pytest.raises(openai.APIStatusError) as large:
         client.completions.create(model="spell", prompt="x" * MAX_BODY_BYTES)
     assert large.value.status_code == 413

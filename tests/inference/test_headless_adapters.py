@@ -56,9 +56,10 @@ class WithHead(nn.Module):
         super().__init__()
         self.body, self.head = body, head
 
-    def forward(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, use_cache: bool, output_hidden_states: bool) -> SimpleNamespace:
+        """As a causal model, whether its hidden states are asked for or not."""
         hidden = self.body(input_ids=input_ids, use_cache=use_cache).last_hidden_state
-        return SimpleNamespace(logits=self.head(hidden))
+        return SimpleNamespace(logits=self.head(hidden), hidden_states=(hidden,))
 
 
 def load_body(folder: Path) -> PreTrainedModel:
