@@ -9,6 +9,7 @@ from litestar import Request
 
 from loraserve.api.http.bodies import read_body
 from loraserve.api.http.nesting import nesting_depth
+from loraserve.api.http.quoting import MAX_QUOTED, beginning
 from loraserve.api.http.state import runtime_of
 from loraserve.api.schemas.unsupported import refuse_unsupported
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -17,8 +18,6 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>.*)`")
-MAX_QUOTED = 64
-"""Characters of a name or value that an error repeats: a body may be one name of megabytes."""
 PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
@@ -60,7 +59,7 @@ def _refused(reason: str) -> ServingError:
     if found := MISSING_FIELD.fullmatch(expectation):
         param = _joined(path, found["field"])
         return ServingError(ErrorCode.MISSING_PARAMETER, f"Missing required parameter: '{param}'.", param=param)
-    expectation = _beginning(expectation, 2 * MAX_QUOTED)
+    expectation = beginning(expectation, 2 * MAX_QUOTED)
     if expectation.startswith(("Invalid enum value", "Invalid value")):
         return ServingError(
             ErrorCode.INVALID_VALUE, f"'{path}': {expectation[0].lower()}{expectation[1:]}.", param=path
@@ -70,8 +69,4 @@ def _refused(reason: str) -> ServingError:
 
 
 def _joined(path: str, field: str) -> str:
-    return _beginning(f"{path}.{field}" if path else field, MAX_QUOTED)
-
-
-def _beginning(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return beginning(f"{path}.{field}" if path else field)

@@ -2,9 +2,8 @@
 
 from collections.abc import Collection
 
+from loraserve.api.http.quoting import beginning
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-
-MAX_SHOWN_CHARS = 64
 
 
 def check_range(param: str, value: float, low: float, high: float) -> None:
@@ -21,7 +20,7 @@ def check_at_most(param: str, count: int, limit: int, what: str) -> None:
 def check_one_of(param: str, value: str, allowed: Collection[str]) -> None:
     if value not in allowed:
         choices = " or ".join(f"'{each}'" for each in allowed)
-        raise invalid_value(param, f"is {_beginning(value)!r}; it must be {choices}.")
+        raise invalid_value(param, f"is {beginning(value)!r}; it must be {choices}.")
 
 
 def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
@@ -36,10 +35,6 @@ def check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> 
 
 def unsupported(param: str, message: str) -> ServingError:
     return ServingError(ErrorCode.UNSUPPORTED_PARAMETER, f"'{param}' {message}", param=param)
-
-
-def _beginning(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}…"
 
 
 def _shown(number: float) -> str:

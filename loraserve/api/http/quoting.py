@@ -1,0 +1,8 @@
+"""How much an error repeats of what was sent: a body may be one name or value of megabytes."""
+
+MAX_QUOTED = 64
+"""Characters of a name or value."""
+
+
+def beginning(text: str, limit: int = MAX_QUOTED) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
