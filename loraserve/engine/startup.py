@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES
@@ -25,7 +24,7 @@ from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import Pooling
+from loraserve.engine.pooling_defaults import pooling_defaults
 from loraserve.engine.scheduling.drafter import FreeRows
 from loraserve.engine.steps.batch_builder import BatchBuilder
 from loraserve.engine.steps.gpu_batch_builder import GpuBatchBuilder
@@ -42,17 +41,6 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
-EMBEDDING_MODULES = {"Transformer", "Pooling", "Normalize"}
-"""Of sentence-transformers, which an answer to /v1/embeddings is made of."""
-UNCOMPUTED_NOTE = (
-    "its modules.json has {}, which is not computed: /v1/embeddings takes 'pooling' and gives what comes before"
-)
-POOLING_MODES = {
-    "pooling_mode_lasttoken": Pooling.LAST,
-    "pooling_mode_mean_tokens": Pooling.MEAN,
-    "pooling_mode_mean": Pooling.MEAN,
-}
-"""Of sentence-transformers, of which several at once would be concatenated."""
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -99,9 +87,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
     generation_config = loader.load_generation_config(config.model, config.revision)
-    pooling_config = loader.load_pooling_config(config.model, config.revision)
-    modules = loader.load_embedding_modules(config.model, config.revision)
-    uncomputed = [module for module in modules if module not in EMBEDDING_MODULES]
+    default_pooling, pooling_notes = pooling_defaults(config.model, config.revision)
     tokenizer_json = loader.tokenizer_json(tokenizer)
     token_ids = set(tokenizer.get_vocab().values())
     num_ids = max(token_ids) + 1  # of some of which there may be no token
@@ -155,7 +141,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         },
         default_sampling={} if config.generation_config == "vllm" else _default_sampling(generation_config),
         is_headless=is_headless,
-        default_pooling=None if uncomputed else _default_pooling(pooling_config),
+        default_pooling=default_pooling,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
@@ -166,7 +152,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         layout=model.layout,
         notes=[
             *([HEADLESS_NOTE] if is_headless else []),
-            *([UNCOMPUTED_NOTE.format(", ".join(uncomputed))] if uncomputed else []),
+            *pooling_notes,
             *([backend_note] if backend_note else []),
             *plan.notes,
             *model.notes,
@@ -366,16 +352,6 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Of several named templates, the default one."""
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
-
-
-def _default_pooling(config: dict[str, Any] | None) -> Pooling | None:
-    """As `ModelDescription` has it. config: None = the model's files say nothing."""
-    if config is None:
-        return Pooling.LAST
-    modes = {name for name, is_on in config.items() if name.startswith("pooling_mode_") and is_on is True}
-    if isinstance(config.get("pooling_mode"), str):
-        modes.add(f"pooling_mode_{config['pooling_mode']}")
-    return POOLING_MODES.get(modes.pop()) if len(modes) == 1 else None
 
 
 def _default_sampling(generation_config: GenerationConfig | None) -> dict[str, float | int]:

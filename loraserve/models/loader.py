@@ -186,21 +186,8 @@ def load_generation_config(model: str, revision: str | None) -> GenerationConfig
         return None
 
 
-def load_pooling_config(model: str, revision: str | None) -> dict[str, Any] | None:
-    """As sentence-transformers writes it beside a model; empty where it cannot be read, None where there is none."""
-    config = _load_json(model, "1_Pooling/config.json", revision)
-    return config if isinstance(config, dict) or config is None else {}
-
-
-def load_embedding_modules(model: str, revision: str | None) -> list[str]:
-    """Classes that sentence-transformers runs one after the other: "Transformer", "Pooling", "Normalize" and others."""
-    modules = _load_json(model, "modules.json", revision)
-    kinds = [module.get("type") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    return [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
-
-
-def _load_json(model: str, name: str, revision: str | None) -> Any:
-    """Of a file beside a model; False where it is no JSON, None where there is none."""
+def load_json(model: str, name: str, revision: str | None) -> Any:
+    """Of a file beside a model; False where it cannot be read, None where there is none."""
     path = cached_file(
         model,
         name,

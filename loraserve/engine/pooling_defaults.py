@@ -1,0 +1,50 @@
+"""How a model's own files say that hidden states become an embedding: those of sentence-transformers."""
+
+from typing import Any, NamedTuple
+
+from loraserve.engine.request import Pooling
+from loraserve.models import loader
+
+COMPUTED_MODULES = {"Transformer", "Pooling", "Normalize"}
+"""What an answer to /v1/embeddings is made of."""
+UNCOMPUTED_NOTE = (
+    "its modules.json has {}, which is not computed: /v1/embeddings takes 'pooling' and gives what comes before"
+)
+POOLING_MODES = {
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_mean": Pooling.MEAN,
+}
+"""Several at once would be concatenated."""
+
+
+class PoolingDefaults(NamedTuple):
+    pooling: Pooling | None
+    """None = what they ask for is not computed."""
+    notes: list[str]
+    """For the person who started the server."""
+
+
+def pooling_defaults(model: str, revision: str | None) -> PoolingDefaults:
+    """Of a model's directory, or its name in the Hugging Face cache."""
+    uncomputed = _uncomputed(loader.load_json(model, "modules.json", revision))
+    if uncomputed:
+        return PoolingDefaults(None, [UNCOMPUTED_NOTE.format(", ".join(uncomputed))])
+    return PoolingDefaults(_pooling(loader.load_json(model, "1_Pooling/config.json", revision)), [])
+
+
+def _uncomputed(modules: Any) -> list[str]:
+    kinds = [module.get("type") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    names = [kind.rpartition(".")[2] for kind in kinds if isinstance(kind, str)]
+    return [name for name in names if name not in COMPUTED_MODULES]
+
+
+def _pooling(config: Any) -> Pooling | None:
+    if config is None:
+        return Pooling.LAST
+    if not isinstance(config, dict):
+        return None
+    modes = {name for name, is_on in config.items() if name.startswith("pooling_mode_") and is_on is True}
+    if isinstance(config.get("pooling_mode"), str):
+        modes.add(f"pooling_mode_{config['pooling_mode']}")
+    return POOLING_MODES.get(modes.pop()) if len(modes) == 1 else None
