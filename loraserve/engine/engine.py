@@ -251,8 +251,9 @@ class Engine:
         if not prompt.is_finite:
             return self._fail_not_finite(sequence)
         self._scheduler.remember_blocks(sequence)
-        output = SequenceOutput(sequence.request.request_id, sequence.index, [], pooled=prompt.vector)
-        output.finish_reason = FinishReason.STOP
+        output = SequenceOutput(
+            sequence.request.request_id, sequence.index, [], finish_reason=FinishReason.STOP, pooled=prompt.vector
+        )
         _add_what_comes_once(output, sequence)
         self._finish(sequence)
         return [output]

@@ -35,7 +35,7 @@ class TransformersForward:
     def __call__(self, batch: StepBatch) -> ModelOutput:
         if batch.pooled_rows is None:
             return ModelOutput(self._logits(batch))
-        hidden: list[Tensor] = []
+        hidden: list[Tensor] = []  # [T, hidden_size], of the model without its head
         hook = self._model.base_model.register_forward_hook(lambda _module, _args, output: hidden.append(output[0][0]))
         try:
             logits = self._logits(batch)

@@ -69,7 +69,8 @@ def test_closing_it_leaves_those_alone_that_were_not_begun() -> None:
 
     def streams() -> Iterator[AsyncGenerator[list[int]]]:
         nonlocal num_taken
-        for num_taken, source in enumerate(sources, start=1):  # noqa: B007
+        for source in sources:
+            num_taken += 1
             yield source.stream()
 
     async def run() -> None:
