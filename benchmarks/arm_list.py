@@ -11,6 +11,7 @@ from arms import (
     HERE,
     Arm,
     Server,
+    Turn,
     last_line,
     llama_cpp,
     load_test,
@@ -41,7 +42,7 @@ class Rivals:
 
 def all_arms(folder: Path, rivals: Rivals, num_requests: int, num_registered: int = NUM_REGISTERED) -> list[Arm]:
     """The folder takes the requests."""
-    llama = Work(folder, "llama-100m", num_requests, name="llama")
+    llama = Work(folder, "llama-100m", num_requests, name="llama", is_small=True)
     qwen = Work(folder, "qwen3-0.6b", num_requests // 2, name="qwen")
     prefixes = Work(folder, "llama-100m", num_requests // 2, 4, prompt_mean=64, prefix_tokens=2048, name="prefixes")
     return [
@@ -110,13 +111,13 @@ def _llama_cpp(name: str, rivals: Rivals, work: Work, mix: str) -> list[Arm]:
 
 def _of_many(work: Work, num_registered: int) -> Server:
     idle = shapes.make_idle_adapters(work.shape, OUT, num_registered - work.num_adapters)
-    return loraserve(work, "--adapter-dir", str(idle))
+    return loraserve(work, "--adapter-dir", str(idle), data=f"data-{num_registered}")
 
 
 def _decode_step(label: str, work: Work, mix: str) -> Arm:
     figures = f"decode step ms, {label}", f"byte floor ms, {label}"
 
-    def run() -> dict[str, float]:
+    def run(turn: Turn) -> dict[str, float]:
         found = last_line([sys.executable, str(HERE / "arm_decode_step.py"), *model_options(work, mix)])
         return dict(zip(figures, (found["step_ms"], found["read_ms"]), strict=True))
 
@@ -128,8 +129,8 @@ def _ttft(work: Work) -> Arm:
     long = Work(work.folder, work.shape, 8, prompt_mean=1024, output_mean=1, spread=0, name="long")
     figures = "TTFT ms, 1,024 tokens uncached", "TTFT ms, 1,024 tokens cached"
 
-    def run() -> dict[str, float]:
-        requests = long.requests("base")
+    def run(turn: Turn) -> dict[str, float]:
+        requests = long.requests("base", turn.repeat)
         with running("ttft", loraserve(work, lora=False)) as url:
             found = [load_test(url, requests, concurrency=1)["total"]["ttft_ms"]["p50"] for _ in figures]
         return dict(zip(figures, found, strict=True))
@@ -141,7 +142,7 @@ def _step_overhead(work: Work) -> Arm:
     parts = [(part, size) for size in (16, 64) for part in ("overhead", "step")]
     figures = tuple(f"{part} ms, {size} sequences" for part, size in parts)
 
-    def run() -> dict[str, float]:
+    def run(turn: Turn) -> dict[str, float]:
         lines = output_lines([sys.executable, str(HERE / "bench_step_overhead.py"), "--model", str(work.model)])
         cases = {case["sequences"]: case for case in map(json.loads, lines) if case["prompt_tokens"] == 128}
         return dict(zip(figures, (cases[size][f"{part}_ms"] for part, size in parts), strict=True))
@@ -154,7 +155,7 @@ def _start() -> Arm:
     figure, data = "start ms, demo", OUT / "demo"
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", "--port", "{port}", "--data-dir", str(data)]
 
-    def run() -> dict[str, float]:
+    def run(turn: Turn) -> dict[str, float]:
         if not data.exists():
             _seconds_to_start(command)
         return {figure: _seconds_to_start(command) * 1000}

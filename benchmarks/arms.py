@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Arm:
     name: str
     figures: tuple[str, ...]
     """What it measures."""
-    run: Callable[[], dict[str, float]]
+    run: Callable[["Turn"], dict[str, float]]
     """Runs once and returns the figures by name."""
 
 
@@ -43,15 +43,43 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
+class Servers:
+    """Those that stay up once they were started, one for a name, until `close`.
+
+    What is compared then meets the same minutes of the machine: a start takes several times as long as a load.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._urls: dict[str, str] = {}
+
+    def url(self, name: str, server: Callable[[], Server]) -> str:
+        if name not in self._urls:
+            self._urls[name] = self._stack.enter_context(running(name, server()))
+        return self._urls[name]
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the arms of one repeat share."""
+
+    repeat: int
+    """From 0. Each has requests of its own, so that no server has them in its cache."""
+    servers: Servers
+
+
 def script(name: str, file: str, work: Work, mix: str, *, adapters_of: str | None = None) -> Arm:
     """A library arm: a Python script of this folder that takes --model, --adapters and --requests.
 
     `adapters_of` is the mix whose adapters it loads, if not those that are asked for.
     """
 
-    def command() -> list[str]:
+    def command(requests: Path) -> list[str]:
         options = model_options(work, adapters_of or mix)
-        return [sys.executable, str(HERE / file), "--requests", str(work.requests(mix)), *options]
+        return [sys.executable, str(HERE / file), "--requests", str(requests), *options]
 
     return _library(name, work, mix, command)
 
@@ -64,22 +92,23 @@ def model_options(work: Work, mix: str) -> list[str]:
 def llama_cpp(name: str, node_modules: Path, work: Work, mix: str) -> Arm:
     """Models and adapters are converted when it first runs."""
 
-    def command() -> list[str]:
+    def command(requests: Path) -> list[str]:
         from gguf_convert import convert
 
         folder = convert(work.model, work.adapters_for(mix), OUT / f"{work.shape}-gguf")
         script = HERE / "arm_llama_cpp.mjs"
-        return ["node", str(script), str(node_modules.resolve()), str(folder), str(work.requests(mix))]
+        return ["node", str(script), str(node_modules.resolve()), str(folder), str(requests)]
 
     return _library(name, work, mix, command)
 
 
-def _library(name: str, work: Work, mix: str, command: Callable[[], list[str]]) -> Arm:
-    """The command prints output_tokens and seconds."""
+def _library(name: str, work: Work, mix: str, command: Callable[[Path], list[str]]) -> Arm:
+    """The command answers a file of requests and prints output_tokens and seconds."""
 
-    def run() -> dict[str, float]:
-        found = last_line(command())
-        wanted = num_output_tokens(work.requests(mix))
+    def run(turn: Turn) -> dict[str, float]:
+        requests = work.requests(mix, turn.repeat)
+        found = last_line(command(requests))
+        wanted = num_output_tokens(requests)
         assert found["output_tokens"] == wanted, f"{name}: {found['output_tokens']} tokens instead of {wanted}"
         return {name: found["output_tokens"] / found["seconds"]}
 
@@ -98,10 +127,15 @@ def output_lines(command: list[str]) -> list[str]:
 def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> Arm:
     """A server arm: 16 requests kept running by `loraserve bench`, which shares the cores with the server."""
 
-    def run() -> dict[str, float]:
+    def run(turn: Turn) -> dict[str, float]:
+        requests = work.requests(mix, turn.repeat)
+        if work.is_small:
+            return measured(turn.servers.url(name, server), requests)
         with running(name, server()) as url:
-            report = load_test(url, work.requests(mix), CONCURRENCY)
-        return {name: report["total"]["output_tokens_per_s"]}
+            return measured(url, requests)
+
+    def measured(url: str, requests: Path) -> dict[str, float]:
+        return {name: load_test(url, requests, CONCURRENCY)["total"]["output_tokens_per_s"]}
 
     return Arm(name, (name,), run)
 
@@ -150,14 +184,14 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise RuntimeError(f"the server did not become ready: see {log}")
 
 
-def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
-    """With lora false: the engine built without it. What it packs is kept for the next start.
+def loraserve(work: Work, *flags: str, lora: bool = True, data: str = "data") -> Server:
+    """With lora false: the engine built without it. What it packs is kept for the next start with that data.
 
     Without certificates: computed once for a version, after it was published, they would meet the first requests.
     Without drafts: what random weights say repeats itself as no text does.
     """
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
-    command += ["--served-model-name", BASE, "--data-dir", str(OUT / "data"), "--num-speculative-tokens", "0", *flags]
+    command += ["--served-model-name", BASE, "--data-dir", str(OUT / data), "--num-speculative-tokens", "0", *flags]
     if not lora:
         return Server([*command, "--no-enable-lora"])
     modules = [f"{path.name}={path}" for path in work.adapters]

@@ -30,10 +30,11 @@ import datetime
 import signal
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 
 from arm_list import NUM_REGISTERED, Rivals, all_arms
-from arms import Arm
+from arms import Arm, Servers, Turn
 from goals import GOALS, Goal
 from machine import describe_machine, versions
 from results_file import Figures, Run, merged, new_id, read_runs, result_path, write_runs
@@ -103,14 +104,16 @@ def _measure(args: argparse.Namespace, arms: list[Arm], rivals: Rivals) -> None:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     run_id = new_id(date, before)
     libraries = versions(rivals.vllm_python, rivals.node_modules)
-    for repeat in range(args.repeats):
-        # There and back: both orders count alike.
-        for arm in arms[:: 1 if repeat % 2 == 0 else -1]:
-            for figure, value in arm.run().items():
-                figures.setdefault(figure, []).append(value)
-                print(f"{repeat + 1}/{args.repeats} {figure}: {value:.2f}", file=sys.stderr, flush=True)
-        run = Run(run_id, date, args.num_requests, repeat + 1, machine, libraries, figures)
-        write_runs(path, merged(before, run, [pair for goal in GOALS for pair in goal.pairs]))
+    with closing(Servers()) as servers:
+        for repeat in range(args.repeats):
+            turn = Turn(repeat, servers)
+            # There and back: both orders count alike.
+            for arm in arms[:: 1 if repeat % 2 == 0 else -1]:
+                for figure, value in arm.run(turn).items():
+                    figures.setdefault(figure, []).append(value)
+                    print(f"{repeat + 1}/{args.repeats} {figure}: {value:.2f}", file=sys.stderr, flush=True)
+            run = Run(run_id, date, args.num_requests, repeat + 1, machine, libraries, figures)
+            write_runs(path, merged(before, run, [pair for goal in GOALS for pair in goal.pairs]))
 
 
 if __name__ == "__main__":

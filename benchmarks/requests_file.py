@@ -1,4 +1,5 @@
-"""The requests every arm answers: drawn once, kept as JSON lines, read by `loraserve bench --requests` and libraries.
+"""The requests every arm answers: drawn once for each repeat, kept as JSON lines, which `loraserve bench --requests`
+and libraries read.
 
 The mixes differ in the models asked for; prompts and lengths are the same in all of them.
 """
@@ -23,14 +24,15 @@ def draw_requests(
     models: list[str],
     *,
     vocab_size: int,
+    seed: int = 0,
     prompt_mean: int = 128,
     output_mean: int = 64,
     spread: float = 0.5,
     prefix_tokens: int = 0,
 ) -> list[Request]:
     """One request per model, lengths uniform in mean * (1 ± spread); before it, so many tokens that its model's
-    requests share."""
-    rng = Random(0)
+    requests share, whatever the seed."""
+    rng = Random(seed)
 
     def length(mean: int) -> int:
         return rng.randint(round(mean * (1 - spread)), round(mean * (1 + spread)))

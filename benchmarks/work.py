@@ -25,6 +25,8 @@ class Work:
     spread: float = 0.5
     name: str = field(kw_only=True)
     """Of its files."""
+    is_small: bool = False
+    """Whether all servers with it fit into memory at once."""
 
     @cached_property
     def model(self) -> Path:
@@ -41,8 +43,9 @@ class Work:
     def dtype(self) -> str:
         return str(shapes.shapes()[self.shape].dtype).removeprefix("torch.")
 
-    def requests(self, mix: str) -> Path:
-        """The file of a mix: `distinct`, `zipf` or `base`. Prompts and lengths are the same in all of them."""
+    def requests(self, mix: str, repeat: int) -> Path:
+        """The file of a mix: `distinct`, `zipf` or `base`. Prompts and lengths are the same in all of them, others in
+        each repeat."""
         names, count = [path.name for path in self.adapters_for(mix)], self.num_requests
         match mix:
             case "base":
@@ -51,15 +54,16 @@ class Work:
                 models = zipf(names, count)
             case _:
                 models = in_turn(names, count)
-        return self._write(mix, models)
+        return self._write(mix, models, repeat)
 
-    def _write(self, mix: str, models: list[str]) -> Path:
-        path = self.folder / f"{self.name}-{mix}.jsonl"
-        return path if path.exists() else write_requests(path, self._draw(models))
+    def _write(self, mix: str, models: list[str], repeat: int) -> Path:
+        path = self.folder / f"{self.name}-{mix}-{repeat}.jsonl"
+        return path if path.exists() else write_requests(path, self._draw(models, repeat))
 
-    def _draw(self, models: list[str]) -> list[Request]:
+    def _draw(self, models: list[str], repeat: int) -> list[Request]:
         return draw_requests(
             models,
+            seed=repeat,
             vocab_size=shapes.shapes()[self.shape].config.vocab_size - 1,
             prompt_mean=self.prompt_mean,
             output_mean=self.output_mean,

@@ -11,6 +11,15 @@ def test_mixes_differ_in_models_only() -> None:
     ]
 
 
+def test_each_seed_draws_others_of_the_same_models() -> None:
+    first, second, again = (draw_requests(["a", "b"], vocab_size=100, prefix_tokens=5, seed=seed) for seed in (0, 1, 0))
+    assert first == again
+    for one, other in zip(first, second, strict=True):
+        assert one.model == other.model
+        assert one.prompt_token_ids[:5] == other.prompt_token_ids[:5]
+        assert one.prompt_token_ids[5:] != other.prompt_token_ids[5:]
+
+
 def test_lengths_are_within_the_spread() -> None:
     requests = draw_requests(["a"] * 200, vocab_size=100, prompt_mean=20, output_mean=10)
     assert {len(request.prompt_token_ids) for request in requests} == set(range(10, 31))
