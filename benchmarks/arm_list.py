@@ -42,7 +42,7 @@ class Rivals:
 
 def all_arms(folder: Path, rivals: Rivals, num_requests: int, num_registered: int = NUM_REGISTERED) -> list[Arm]:
     """The folder takes the requests."""
-    llama = Work(folder, "llama-100m", num_requests, name="llama", is_small=True)
+    llama = Work(folder, "llama-100m", num_requests, name="llama", keeps_servers=True)
     qwen = Work(folder, "qwen3-0.6b", num_requests // 2, name="qwen")
     prefixes = Work(folder, "llama-100m", num_requests // 2, 4, prompt_mean=64, prefix_tokens=2048, name="prefixes")
     return [
@@ -111,7 +111,7 @@ def _llama_cpp(name: str, rivals: Rivals, work: Work, mix: str) -> list[Arm]:
 
 def _of_many(work: Work, num_registered: int) -> Server:
     idle = shapes.make_idle_adapters(work.shape, OUT, num_registered - work.num_adapters)
-    return loraserve(work, "--adapter-dir", str(idle), data=f"data-{num_registered}")
+    return loraserve(work, "--adapter-dir", str(idle))
 
 
 def _decode_step(label: str, work: Work, mix: str) -> Arm:

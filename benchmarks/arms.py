@@ -27,17 +27,12 @@ START_TIMEOUT_S = 1200
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
-    name: str
-    figures: tuple[str, ...]
-    """What it measures."""
-    run: Callable[["Turn"], dict[str, float]]
-    """Runs once and returns the figures by name."""
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
-    """How to start an OpenAI-compatible server; `{port}` in the command is replaced by a free one."""
+    """How to start an OpenAI-compatible server.
+
+    In the command, `{port}` is replaced by a free one and `{data}` by a folder that no other server has: what one
+    registers, all have that share it.
+    """
 
     command: list[str]
     env: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +64,15 @@ class Turn:
     repeat: int
     """From 0. Each has requests of its own, so that no server has them in its cache."""
     servers: Servers
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    figures: tuple[str, ...]
+    """What it measures."""
+    run: Callable[[Turn], dict[str, float]]
+    """Runs once and returns the figures by name."""
 
 
 def script(name: str, file: str, work: Work, mix: str, *, adapters_of: str | None = None) -> Arm:
@@ -129,7 +133,7 @@ def over_http(name: str, server: Callable[[], Server], work: Work, mix: str) -> 
 
     def run(turn: Turn) -> dict[str, float]:
         requests = work.requests(mix, turn.repeat)
-        if work.is_small:
+        if work.keeps_servers:
             return measured(turn.servers.url(name, server), requests)
         with running(name, server()) as url:
             return measured(url, requests)
@@ -160,7 +164,8 @@ def running(name: str, server: Server) -> Iterator[str]:
         port = probe.getsockname()[1]
     log = OUT / "logs" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [part.replace("{port}", str(port)) for part in server.command]
+    data = OUT / "data" / name
+    command = [part.replace("{port}", str(port)).replace("{data}", str(data)) for part in server.command]
     with log.open("wb") as file:
         process = subprocess.Popen(command, env={**os.environ, **server.env}, stdout=file, stderr=file)
     try:
@@ -184,14 +189,14 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise RuntimeError(f"the server did not become ready: see {log}")
 
 
-def loraserve(work: Work, *flags: str, lora: bool = True, data: str = "data") -> Server:
-    """With lora false: the engine built without it. What it packs is kept for the next start with that data.
+def loraserve(work: Work, *flags: str, lora: bool = True) -> Server:
+    """With lora false: the engine built without it. What it packs is kept for its next start.
 
     Without certificates: computed once for a version, after it was published, they would meet the first requests.
     Without drafts: what random weights say repeats itself as no text does.
     """
     command = [sys.executable, "-m", "loraserve.cli.main", "serve", str(work.model), "--port", "{port}"]
-    command += ["--served-model-name", BASE, "--data-dir", str(OUT / data), "--num-speculative-tokens", "0", *flags]
+    command += ["--served-model-name", BASE, "--data-dir", "{data}", "--num-speculative-tokens", "0", *flags]
     if not lora:
         return Server([*command, "--no-enable-lora"])
     modules = [f"{path.name}={path}" for path in work.adapters]

@@ -25,8 +25,9 @@ class Work:
     spread: float = 0.5
     name: str = field(kw_only=True)
     """Of its files."""
-    is_small: bool = False
-    """Whether all servers with it fit into memory at once."""
+    keeps_servers: bool = False
+    """Whether they stay up through all repeats. They must fit into memory at once, and no repeat may find another's
+    prompts in their caches, as it would with a prefix."""
 
     @cached_property
     def model(self) -> Path:
