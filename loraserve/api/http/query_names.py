@@ -9,8 +9,11 @@ from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 
-def refuse_unknown_query(connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+async def refuse_unknown_query(connection: ASGIConnection, handler: BaseRouteHandler) -> None:
     """A guard. Inference and health are left alone: clients and load balancers add parameters of their own there.
+
+    NOTE: one that is no coroutine function, Litestar calls in a thread of the event loop. Every request would wait for
+    that, and for the disks that keep those threads busy.
 
     Raises `ServingError`.
     """
