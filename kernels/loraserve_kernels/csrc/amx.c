@@ -21,7 +21,7 @@ bool amx_is_on(void) { return is_on; }
 #define PAGE_BYTES 4096
 #define NUM_PAGES 12 /* asked for at a time */
 #define LINE_BYTES (4 * AMX_WORDS)
-#define TILES_AHEAD 6 /* of one compressed panel, asked for ahead */
+#define TILES_AHEAD 2 /* of one compressed panel, asked for ahead */
 #define MAX_STEP_LINES 8 /* more would wait for each other */
 
 #ifdef EMULATED_AMX /* a header of the tests, with the same in software */
@@ -234,16 +234,18 @@ AMX_FUNCTION INLINE void multiply_panels(float *sums, const struct amx_rows *row
         const int64_t offset = i * WEIGHT_TILE_BYTES;
         for (int64_t line = 0; line < asked.step_lines; line++)
             ask_for_line(&asked);
-        _tile_loadd(6, stretch->weight + offset, LINE_BYTES);
         LOAD_ROWS(4, first, rows[0].stride)
-        _tile_dpbf16ps(0, 4, 6);
+        if (is_pair) {
+            LOAD_ROWS(5, second, rows[1].stride)
+            second += rows[1].step;
+        }
+        _tile_loadd(6, stretch->weight + offset, LINE_BYTES);
         _tile_loadd(7, stretch->weight + stretch->panel_bytes + offset, LINE_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (refill && i < refill->num_tiles)
             decompress_tile(refill->weight + offset, refill->panels, 0);
         if (is_pair) {
-            LOAD_ROWS(5, second, rows[1].stride)
-            second += rows[1].step;
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
