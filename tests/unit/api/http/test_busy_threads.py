@@ -1,8 +1,8 @@
 """The event loop's threads are for disks: who asks for text, or for what is in memory, never waits for them."""
 
-import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +12,6 @@ import pytest
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import LiveServer, live_server, make_settings
 
-NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)
-"""Of an event loop, unless it is given others."""
 PATIENCE_S = 20.0
 REQUESTS = {
     "/v1/models": None,
@@ -24,15 +22,16 @@ REQUESTS = {
 
 @contextmanager
 def busy_threads(live: LiveServer) -> Iterator[None]:
-    disk_answers, waiting = threading.Event(), threading.Semaphore(0)
+    """All that the server's event loop has: one, here."""
+    is_reading, disk_answers = threading.Event(), threading.Event()
 
     def read() -> None:
-        waiting.release()
+        is_reading.set()
         disk_answers.wait()
 
-    live.call(lambda: [live.loop.run_in_executor(None, read) for _ in range(NUM_THREADS)])
-    for _ in range(NUM_THREADS):
-        assert waiting.acquire(timeout=PATIENCE_S)
+    live.call(lambda: live.loop.set_default_executor(ThreadPoolExecutor(1)))
+    live.call(lambda: live.loop.run_in_executor(None, read))
+    assert is_reading.wait(PATIENCE_S)
     try:
         yield
     finally:
