@@ -230,6 +230,8 @@ class Engine:
         self._counts.num_steps += 1
         self._counts.recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
+        if step.takes_best and all(sampled.is_finite):
+            return self._append_each(step.sequences, sampled.token_ids)
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         outputs: list[SequenceOutput] = []
         for sequence, item, chosen in zip(step.sequences, step.items, rows, strict=False):
@@ -297,6 +299,15 @@ class Engine:
             return self._end_request(sequence.state, FinishReason.ERROR, matcher.error, EngineErrorCode.GRAMMAR)
         self._scheduler.remember_blocks(sequence)
         return [self._append(sequence, token_id, logprob)]
+
+    def _append_each(self, sequences: list[Sequence], token_ids: list[int]) -> list[SequenceOutput]:
+        """`_collect` of a step with nothing but one token of each."""
+        outputs: list[SequenceOutput] = []
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
+            if sequence.status is not Status.FINISHED:
+                self._scheduler.remember_blocks(sequence)
+                outputs.append(self._append(sequence, token_id, None))
+        return outputs
 
     def _append(self, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> SequenceOutput:
         sequence.token_ids.append(token_id)

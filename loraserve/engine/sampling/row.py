@@ -110,8 +110,10 @@ class SamplingRow:
     """Else `output_token_ids` may stay empty."""
     takes_argmax: bool = field(init=False)
     """Whatever the outputs are, the token is its largest logit, unless that is banned."""
+    takes_best: bool = field(init=False)
+    """As well, and none is ever banned, nor a log-probability asked for."""
     draws_freely: bool = field(init=False)
-    """As well, but that the token is drawn from the logits as they are, unless some are banned."""
+    """As `takes_argmax`, but that the token is drawn from the logits as they are."""
     is_always_edited: bool = field(init=False)
     """Its logits are, whatever the outputs are."""
     all_stop_token_ids: frozenset[int] = field(init=False)
@@ -126,6 +128,7 @@ class SamplingRow:
         self.is_always_edited = bool(params.allowed_token_ids or params.logit_bias or params.has_penalties)
         is_plain = not (self.is_always_edited or params.grammar)
         self.takes_argmax = self.is_greedy and is_plain
+        self.takes_best = self.takes_argmax and params.min_tokens == 0 and params.logprobs is None
         self.draws_freely = not self.is_greedy and is_plain
 
     def after(self, token_ids: Sequence[int]) -> "SamplingRow":

@@ -1,6 +1,6 @@
 """One engine step's logits to one token per row."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from loraserve_kernels.argmax import BestTokens
@@ -25,6 +25,12 @@ class Sampled:
     """None where the row asked for none or is not finite."""
     is_finite: list[bool]
     """False: the row has NaN, +inf or nothing but -inf, or allows no token there is; its token is undefined."""
+
+    @classmethod
+    def of_best(cls, best: BestTokens) -> "Sampled":
+        """Of rows that take these, and ask for nothing else."""
+        token_ids, is_finite = best
+        return cls(token_ids, [None] * len(token_ids), is_finite)
 
     @classmethod
     def collect(cls, queued: QueuedTokens) -> "Sampled":
@@ -58,7 +64,7 @@ class Sampler:
         self._host = host
         self._device = device
 
-    def draws_of(self, rows: Sequence[tuple[int, SamplingRow]]) -> list[Draw]:
+    def draws_of(self, rows: Iterable[tuple[int, SamplingRow]]) -> list[Draw]:
         """What `sample` will draw, for a model that can do so with its forward pass; rows with their row of its logits.
 
         None where it draws from edited logits, or tokens are chosen on a device.

@@ -66,6 +66,24 @@ class BatchBuilder:
         self._fill(scheduled)
         return self._filled(scheduled)
 
+    def build_again(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
+        """As `build`, of the last batch's sequences in their order, one row of each in both: of the token after."""
+        batch, size, num_rows = self._batch, self._block_size, len(scheduled)
+        assert batch is not None
+        sequences = [item.sequence for item in scheduled]
+        positions = [each.num_computed_tokens for each in sequences]
+        self._token_ids.array[:num_rows] = [each.token_ids[-1] for each in sequences]
+        self._positions.array[:num_rows] = positions
+        self._slot_mapping.array[:num_rows] = [
+            each.blocks[position // size] * size + position % size
+            for each, position in zip(sequences, positions, strict=True)
+        ]
+        self._context_lens.array[:num_rows] = [position + 1 for position in positions]
+        for i, position in enumerate(positions):
+            if position % size == 0:
+                self._in_table[i] = self._fill_block_table(i, sequences[i], position, position + 1)
+        return batch
+
     def _filled(self, scheduled: Seq[ScheduledSequence]) -> StepBatch:
         """The batch whose values are in the buffers, with what follows from its shape."""
         shape = BatchShape(

@@ -100,7 +100,7 @@ class GpuBatchBuilder(BatchBuilder):
             tokens.copy_to(batch.token_ids, chosen, rows)
         return batch
 
-    def build_again(
+    def build_again_ahead(
         self, scheduled: Seq[ScheduledSequence], tokens: QueuedTokens, sampled: Seq[SamplingRow]
     ) -> StepBatch:
         """As `build_ahead`, of the last batch's sequences in their order, one row of each in both, whose tokens that

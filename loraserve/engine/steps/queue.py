@@ -24,6 +24,8 @@ from loraserve.engine.steps.in_flight import StepInFlight
 from loraserve.engine.steps.model_runner import ModelRunner
 from loraserve.engine.steps.pooling import pool
 
+_NO_COPIES = "who had a row in the last step has its last block alone"
+
 
 class StepQueue:
     """Where tokens are chosen on a device, a step is queued while the one before runs.
@@ -54,6 +56,8 @@ class StepQueue:
         self._runner = runner
         self._sampler = sampler
         self._eos = eos_token_ids
+        self._last: StepInFlight | None = None
+        """The last step, where steps are not queued ahead and no grammar awaits its tokens."""
         self.num_prompt_tokens = 0
         """Computed."""
 
@@ -64,7 +68,17 @@ class StepQueue:
         waited for, but where log-probabilities of prompts are asked for, or vectors.
         """
         if before is not None and _goes_on(before, plan):
-            return self._queue_again(plan, before)
+            return self._queue_again_ahead(plan, before)
+        if self._last is not None and _goes_on(self._last, plan):
+            self._last = step = self._queue_again(plan, self._last)
+            return step
+        step = self._queue(plan, before)
+        is_known = not isinstance(self._builder, GpuBatchBuilder) and not step.is_awaited
+        self._last = step if is_known else None
+        return step
+
+    def _queue(self, plan: StepPlan, before: StepInFlight | None) -> StepInFlight:
+        """`queue` for any plan."""
         now = time.monotonic()
         if plan.block_copies:
             self._runner.copy_blocks(plan.block_copies)
@@ -104,16 +118,42 @@ class StepQueue:
         queued = self._sampler.try_queue(logits, sampling_rows, sampling)
         drawn = output.drawn if batch.draws else None
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
-        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled)
+        is_single = best is not None and len(rows) == len(sequences) and not pooled
+        takes_best = is_single and all(row.takes_best for row in sampling_rows)
+        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, takes_best)
 
-    def _queue_again(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
-        """`queue` for a plan that `_goes_on`."""
+    def _queue_again(self, plan: StepPlan, last: StepInFlight) -> StepInFlight:
+        """`queue` for a plan that `_goes_on` from a step whose tokens are known."""
+        # NOTE: a model's weights drive all code and objects from the caches, and what runs between two steps takes
+        # about three times as long as it otherwise would. Code that was not needed yet is dear, above all numpy's.
+        assert not plan.block_copies, _NO_COPIES
+        sequences = last.sequences
+        rows = [] if last.takes_best else self._rows_after(sequences)
+        batch = self._builder.build_again(plan.scheduled)
+        batch.draws = self._sampler.draws_of(enumerate(rows))
+        output = self._runner.forward(batch, self._arrivals(plan))
+        best = output.best if last.takes_best else None
+        if best is not None:
+            sampled = Sampled.of_best(best)
+        else:
+            rows = rows or self._rows_after(sequences)
+            sampled = self._sampler.sample(output.logits, rows, output.best, output.drawn if batch.draws else None)
+        for sequence in sequences:
+            sequence.num_computed_tokens += 1
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], last.takes_best)
+
+    def _rows_after(self, sequences: Seq[Sequence]) -> list[SamplingRow]:
+        """To sample, once one row more of each is computed."""
+        return [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
+
+    def _queue_again_ahead(self, plan: StepPlan, before: StepInFlight) -> StepInFlight:
+        """`queue` for a plan that `_goes_on` from a step that chooses its tokens."""
         assert isinstance(self._builder, GpuBatchBuilder)
         assert isinstance(before.sampled, QueuedTokens)
-        assert not plan.block_copies, "who had a row in the last step has its last block alone"
+        assert not plan.block_copies, _NO_COPIES
         sequences = before.sequences
-        rows = [each.row_to_sample(each.num_computed_tokens + 1, self._eos) for each in sequences]
-        batch = self._builder.build_again(plan.scheduled, before.sampled, rows)
+        rows = self._rows_after(sequences)
+        batch = self._builder.build_again_ahead(plan.scheduled, before.sampled, rows)
         output = self._runner.forward(batch, self._arrivals(plan))
         for sequence in sequences:
             sequence.num_computed_tokens += 1
@@ -192,7 +232,11 @@ class StepQueue:
 
 def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:
     """Whether the plan is of `before`'s sequences in their order, one row of each in both: of the token that `before`
-    chooses."""
+    chooses.
+
+    NOTE: their blocks and adapter slots are the same but for blocks that were added. Who is preempted by a plan is not
+    in it, others are, and so the next plan is of more than this one.
+    """
     if not len(plan.scheduled) == len(before.scheduled) == len(before.sequences):
         return False
     return all(

@@ -143,11 +143,11 @@ def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> Non
 @pytest.mark.parametrize(
     ("params", "num_drawn_within"),
     [
-        ({}, 3),  # in every other of six forward passes
-        ({"n": 3}, 6),  # but in the first, whose one row is drawn from three times
-        ({"prompt_logprobs": 0}, 3),
-        ({"logprobs": 0}, 3),
-        ({"min_tokens": 4}, 1),
+        ({}, 4),  # of six forward passes two do not draw
+        ({"n": 3}, 9),  # nor does the first, whose one row is drawn from three times
+        ({"prompt_logprobs": 0}, 4),
+        ({"logprobs": 0}, 4),
+        ({"min_tokens": 4}, 2),
         ({"presence_penalty": 0.5}, 0),
     ],
     ids=str,

@@ -130,6 +130,37 @@ def test_a_row_left_for_a_while_is_filled_anew(builder: BatchBuilder) -> None:
     assert builder.build([second, first]).block_table[1, :3].tolist() == [7, 5, 6]
 
 
+def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_them(builder: BatchBuilder) -> None:
+    """Over the ends of blocks, and then of other sequences."""
+    blocks = [[7, 2, 5, 9], [1, 3, 4, 8], [6, 0, 11, 12]]
+    items = [
+        scheduled(
+            list(range(num_computed + 1)), num_computed, num_rows=1, num_sampled=1, blocks=held, adapter_slot=slot
+        )
+        for num_computed, held, slot in zip((3, 4, 6), blocks, (-1, 0, 2), strict=True)
+    ]
+    for admitted, item in enumerate(items, 1):
+        item.sequence.admitted = admitted
+    batch = builder.build(items)
+    for step in range(8):
+        for item in items:
+            item.sequence.num_computed_tokens += 1
+            item.sequence.token_ids.append(100 + step)
+        fresh = BatchBuilder(max_num_rows=16, max_num_seqs=4, max_blocks=5, block_size=BLOCK_SIZE)
+        expected = fresh.build(items)
+        assert builder.build_again(items) is batch
+        for name in ("token_ids", "positions", "slot_mapping", "context_lens", "row_start", "num_rows", "sampled_rows"):
+            assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
+        for row, context_len in enumerate(batch.context_lens.tolist()):
+            num_blocks = -(-context_len // BLOCK_SIZE)
+            assert batch.block_table[row, :num_blocks].tolist() == blocks[row][:num_blocks]
+    others = items[1:]
+    for item in others:
+        item.sequence.num_computed_tokens += 1
+        item.sequence.token_ids.append(7)
+    assert builder.build(others).block_table[:, :4].tolist() == blocks[1:]
+
+
 def test_batches_are_views_of_buffers_allocated_once(builder: BatchBuilder) -> None:
     first = builder.build([scheduled([1], 0, 1, 1, [0])])
     second = builder.build([scheduled([2], 0, 1, 1, [1])])

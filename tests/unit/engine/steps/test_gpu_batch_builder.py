@@ -325,7 +325,7 @@ def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_t
         scheduled = decodes(num_steps)
         fresh = GpuBatchBuilder(MAX_ROWS, MAX_SEQS, MAX_BLOCKS, BLOCK_SIZE, HostAccelerator(), None, NO_GRAPHS)
         expected = without_lists(fresh.build_ahead(scheduled, tokens, [0, 1, 2]))
-        assert builder.build_again(scheduled, tokens, rows) is batch
+        assert builder.build_again_ahead(scheduled, tokens, rows) is batch
         assert without_lists(batch) == expected
         assert captured.token_ids.tolist() == [7, 8, 9, 0]
         assert captured.slot_mapping[3] == -1
@@ -340,7 +340,7 @@ def test_the_next_tokens_of_the_same_sequences_make_the_batch_that_is_built_of_t
 def test_the_next_tokens_of_the_same_sequences_are_drawn_by_their_places(builder: GpuBatchBuilder) -> None:
     tokens = QueuedTokens(torch.tensor([7]), torch.zeros(1, dtype=torch.int64), HostEvent())
     builder.build_ahead(decodes(0)[:1], tokens, [0], [row(41, temperature=1.0)])
-    builder.build_again(decodes(1)[:1], tokens, [row(42, temperature=1.0)])
+    builder.build_again_ahead(decodes(1)[:1], tokens, [row(42, temperature=1.0)])
     assert builder.sampling is not None
     assert builder.sampling.draws is not None
     assert builder.sampling.draws.position.tolist() == [42]

@@ -1,4 +1,5 @@
-"""Steps queued ahead on a device that is behind the host give what steps one by one give."""
+"""Steps that go on from the last one, queued ahead on a device that is behind the host or not, give what steps one by
+one give."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -141,9 +142,11 @@ workload = st.lists(
 )
 
 
+@pytest.mark.parametrize("device", ["host", "gpu", "gpu that cannot sample"])
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(workload=workload, num_blocks=st.sampled_from([12, 40]))
 def test_tokens_are_those_of_one_step_at_a_time(
+    device: str,
     paths: dict[TinyAdapter, Path],
     workload: list[tuple[list[int], TinyAdapter | None, SamplingParams, int]],
     num_blocks: int,
@@ -151,8 +154,13 @@ def test_tokens_are_those_of_one_step_at_a_time(
     """12 blocks make sequences give way to each other; requests come while others run."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         engine, _ = make_hash_engine(
-            monkeypatch, adapters=make_adapter_memory(6), num_blocks=num_blocks, accelerator=DelayedAccelerator()
+            monkeypatch,
+            adapters=make_adapter_memory(6),
+            num_blocks=num_blocks,
+            accelerator=None if device == "host" else DelayedAccelerator(),
         )
+    if device == "gpu that cannot sample":
+        engine._steps._sampler._device = None
     for adapter, path in paths.items():
         engine.load_adapter(adapter.digest, str(path))
     choices: dict[tuple[str, int], Choice] = {}
@@ -178,6 +186,53 @@ def test_choices_of_one_prompt_are_queued_ahead_once_each_has_its_own_last_block
     engine.add_request(request)
     assert run_to_idle(engine) == {("r", index): answer(request, index=index) for index in range(3)}
     assert runner.num_ahead >= 9
+
+
+# ---- steps that go on from the last one, on the host
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        DRAWN,
+        replace(GREEDY, logprobs=1),
+        replace(DRAWN, repetition_penalty=1.3, frequency_penalty=0.5),
+        replace(GREEDY, prompt_logprobs=1),
+    ],
+    ids=["greedy", "drawn", "logprobs", "penalties", "prompt_logprobs"],
+)
+def test_a_step_of_the_last_ones_sequences_is_built_on_it(
+    params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runner = make_hash_engine(monkeypatch, num_blocks=40)
+    asked = {name: ask(name, [length] * length, params=params) for length, name in enumerate("abcd", 1)}
+    for request in asked.values():
+        engine.add_request(request)
+    assert run_to_idle(engine) == {(name, 0): answer(request) for name, request in asked.items()}
+    assert runner.num_forwards == 12
+    assert runner.num_again == 12 - 2, "beside the prompts, the first step of decoding alone"
+
+
+def test_a_token_that_is_banned_for_now_is_not_taken_by_a_step_built_on_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop_token_id = answer(ask()).token_ids[2]
+    request = ask(params=replace(GREEDY, min_tokens=10, stop_token_ids=(stop_token_id,)))
+    assert stop_token_id not in answer(request).token_ids[:9]
+    engine, runner = make_hash_engine(monkeypatch)
+    engine.add_request(request)
+    assert run_to_idle(engine) == {("r", 0): answer(request)}
+    assert runner.num_again > 7
+
+
+def test_a_step_after_one_came_or_went_is_not_built_on_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runner = make_hash_engine(monkeypatch)
+    engine.add_request(ask("short", params=replace(GREEDY, max_tokens=4)))
+    engine.add_request(ask("long", params=replace(GREEDY, max_tokens=9)))
+    run_to_idle(engine)
+    assert runner.num_forwards == 9
+    assert runner.num_again == (4 - 2) + (5 - 1)
 
 
 # ---- what is waited for
