@@ -125,7 +125,7 @@ class Engine:
             self._finish(next(sequence for sequence in state.sequences if sequence.index == index))
         else:
             # Not to be forked; the first choice goes on computing the prompt for the others.
-            state.unfinished.discard(index)
+            self._scheduler.give_up_choice(state, index)
         return [SequenceOutput(request_id, index, [], finish_reason=FinishReason.ABORT)]
 
     def has_work(self) -> bool:
@@ -406,6 +406,10 @@ class Engine:
 
     def _forget_request(self, state: RequestState) -> None:
         del self._states[state.request.request_id]
+        # They point back at it: else all that a request holds, its prompt too, waits for the garbage collector.
+        state.sequences = []
+        if not self._scheduler.running:
+            self._steps.forget()
         digest = state.request.adapter_digest
         if digest is not None:
             self._users.leave(digest)

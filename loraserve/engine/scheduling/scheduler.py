@@ -85,11 +85,14 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """NOTE: not while a step is queued whose tokens are unknown: a sequence of it may be preempted."""
         plan = StepPlan()
-        self._num_closed_steps = 0
         num_preempted_before = self.num_preemptions
         if not self._try_schedule_rows(self.running, plan):
             self._schedule_each(self.running, plan)
-        if self.num_preemptions == num_preempted_before:
+        if self.num_preemptions != num_preempted_before:
+            self._num_closed_steps = 0
+        elif self.running and self._is_closed():
+            self._num_closed_steps -= 1
+        else:
             self._admit_waiting(self.running, plan)
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
@@ -133,6 +136,11 @@ class Scheduler:
         if parent.index not in state.unfinished:
             self.finish(parent)
         return [sequence for sequence in state.sequences if sequence.status is Status.RUNNING]
+
+    def give_up_choice(self, state: RequestState, index: int) -> None:
+        """It will not be forked, and its seat is another's."""
+        state.unfinished.discard(index)
+        self._num_closed_steps = 0
 
     def try_lengthen(self, item: ScheduledSequence, num_drafted: int) -> bool:
         """Compute and sample so many rows more of a scheduled sequence, for tokens that it does not have yet.

@@ -77,6 +77,10 @@ class StepQueue:
         self._last = step if is_known else None
         return step
 
+    def forget(self) -> None:
+        """Nobody runs any more: the last step's sequences, and all they hold, need not be kept."""
+        self._last = None
+
     def _queue(self, plan: StepPlan, before: StepInFlight | None) -> StepInFlight:
         """`queue` for any plan."""
         now = time.monotonic()

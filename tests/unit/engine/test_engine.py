@@ -1,3 +1,6 @@
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,6 +17,7 @@ from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
 from loraserve.engine.scheduling.fair_queue import FairQueue
+from loraserve.engine.scheduling.sequence import RequestState
 from tests.support.hash_model import (
     BASE,
     VOCAB_SIZE,
@@ -74,6 +78,17 @@ def ask(
 
 def answer(request: EngineRequest, adapter: TinyAdapter | None = None, index: int = 0) -> Choice:
     return expected_choice(request, index, BASE if adapter is None else adapter.value)
+
+
+@contextmanager
+def garbage_left_alone() -> Iterator[None]:
+    """What others left is collected before."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 # ---- idle time
@@ -372,6 +387,29 @@ def test_an_aborted_choice_ends_alone_whether_or_not_it_was_forked(
     assert choices == {("r", index): answer(request, ADAPTERS[0], index) for index in {0, 1, 2} - aborted}
     assert engine._states == {}
     memory.check_invariants({})
+
+
+def test_a_choice_that_is_given_up_before_it_is_forked_leaves_its_seat_at_once(engine: Engine) -> None:
+    engine.add_request(ask("forks", [1] * 15, params=replace(GREEDY, n=6)))
+    engine.add_request(ask("waits"))
+    engine.step()
+    assert engine.stats().num_waiting == 1
+    engine.abort("forks", 5)
+    engine.step()
+    assert engine.stats().num_waiting == 0
+
+
+def test_what_ended_is_not_kept_for_the_garbage_collector(engine: Engine, runner: HashRunner) -> None:
+    """Which comes seldom: it looks at objects by their number, and a long prompt is few."""
+    with garbage_left_alone():
+        engine.add_request(ask("ends"))
+        engine.add_request(ask("forks", params=replace(GREEDY, n=3, logprobs=1)))
+        engine.add_request(ask("aborted", [1] * 12))
+        engine.step()
+        engine.abort("aborted")
+        run_to_idle(engine)
+        runner.scheduled = []
+        assert [kept for kept in gc.get_objects() if isinstance(kept, RequestState)] == []
 
 
 def test_aborting_every_choice_by_itself_ends_the_request(engine: Engine, memory: AdapterMemory) -> None:

@@ -785,6 +785,17 @@ def test_where_there_is_no_room_those_who_wait_are_tried_again_after_some_steps(
     assert num_ahead == MAX_CLOSED_STEPS
 
 
+def test_those_who_wait_are_tried_again_after_some_steps_also_where_none_is_queued_ahead() -> None:
+    bench, _ = full_bench()
+    bench.scheduler._max_num_seqs = bench.max_num_seqs = 2
+    collect(bench.scheduler.running)
+    num_steps = 0
+    while rows(plan := bench.step()) == {"sits": 1}:
+        num_steps += 1
+    assert rows(plan) == {"sits": 1, "waits": 4}
+    assert num_steps == MAX_CLOSED_STEPS
+
+
 def test_who_will_leave_gives_his_seat_to_who_waits() -> None:
     bench, _ = full_bench()
     assert rows(ahead(bench, lambda _: True)) == {"waits": 4}
