@@ -154,6 +154,7 @@ def build_control(
         declared.access,
         declared.declarations,
         declared.quota,
+        declared.authenticator,
         base=base,
         base_names=settings.base_names,
         keep_versions=settings.keep_versions,

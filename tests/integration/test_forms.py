@@ -103,3 +103,28 @@ def test_a_form_that_fits_to_the_byte_is_taken(keyed: Keyed, tmp_path: Path) -> 
     with client(keyed.server, keyed.tenant("short", size_bytes - 1)) as http:
         refused = http.post("/v1/adapters", data={"name": "skill"}, files=files)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+
+
+def test_a_form_whose_key_is_revoked_before_its_last_byte_publishes_nothing(keyed: Keyed, tmp_path: Path) -> None:
+    keyed.tenant("robbed", 10_000_000)
+    stolen = new_key(keyed.admin, "robbed", "operator")
+    folder = fake_adapter(tmp_path / "evil", 1)
+    form = httpx.Request(
+        "POST",
+        keyed.server.url,
+        data={"name": "sql"},
+        files=[("files", (name, (folder / name).read_bytes())) for name in ADAPTER_FILES],
+    )
+    body = form.read()
+    connection = keyed.begin(
+        stolen["secret"], **{"content-type": form.headers["content-type"], "content-length": str(len(body))}
+    )
+    connection.send(body[:-10])
+    wait_until(lambda: keyed.stored() != [], "the form is being received")
+    assert keyed.admin.delete(f"/v1/keys/{stolen['id']}").status_code == 204
+    connection.send(body[-10:])
+    status, error = error_of(connection)
+    assert (status, error["code"]) == (401, "invalid_api_key")
+    headers = {"x-tenant": "robbed"}
+    assert keyed.admin.get("/v1/adapters/sql", headers=headers).status_code == 404
+    assert keyed.admin.get("/v1/uploads", headers=headers).json()["data"] == []

@@ -324,6 +324,51 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     asyncio.run(run())
 
 
+def test_a_commit_of_a_key_that_is_revoked_meanwhile_fails_and_another_key_can_commit_it(bench: UploadBench) -> None:
+    async def run() -> None:
+        session = await opened(bench, files())
+        bench.publisher.refusal = ServingError(ErrorCode.INVALID_API_KEY, "The API key was revoked.")
+        failed = await settled(bench, session.id)
+        assert failed.state is UploadState.FAILED
+        assert failed.error == (
+            "Whoever committed it may not publish it any more, so nothing was published: "
+            "The API key was revoked. Commit again."
+        )
+        assert bench.publisher.documents == {}
+        bench.publisher.refusal = None
+        assert (await settled(bench, session.id)).state is UploadState.READY
+
+    asyncio.run(run())
+
+
+def test_a_folder_of_a_key_that_is_revoked_meanwhile_is_refused_as_any_request_of_that_key(
+    bench: UploadBench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for name, data in files().items():
+        (folder / name).write_bytes(data)
+
+    @asynccontextmanager
+    async def revoked_while_it_is_tried(digest: str) -> AsyncIterator[None]:
+        bench.smoked.append(digest)
+        bench.publisher.refusal = ServingError(ErrorCode.INVALID_API_KEY, "The API key was revoked.")
+        yield
+
+    bench.smoke = revoked_while_it_is_tried
+
+    async def run() -> None:
+        # The first is refused by its commit, the second before anything of it is kept.
+        for _ in range(2):
+            with refused(ErrorCode.INVALID_API_KEY, "revoked"):
+                await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
+            assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
+        assert len(bench.smoked) == 1
+        assert bench.publisher.documents == {}
+
+    asyncio.run(run())
+
+
 def test_of_a_large_folder_that_is_refused_no_more_is_copied_than_tells(bench: UploadBench, tmp_path: Path) -> None:
     folder = tmp_path / "source"
     folder.mkdir()

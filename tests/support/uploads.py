@@ -36,13 +36,21 @@ class MemoryPublisher:
     def __init__(self) -> None:
         self.documents: dict[str, AdapterDoc] = {}
         self.error: Exception | None = None
+        self.refusal: Exception | None = None
+        """Of whoever asks."""
 
     def check_name(self, name: str) -> None:
         assert name
 
+    async def check_may_publish(self, principal: Principal, name: str) -> None:
+        principal.require_adapter(name)
+        if self.refusal is not None:
+            raise self.refusal
+
     async def publish(
         self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
     ) -> Published:
+        await self.check_may_publish(principal, name)
         if self.error is not None:
             raise self.error
         document_id = adapter_id(principal.acting_tenant, name)

@@ -1,7 +1,8 @@
 """Versions of an adapter: published by uploads, deleted by people."""
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from loraserve.control.documents.adapter_edits import (
@@ -15,7 +16,8 @@ from loraserve.control.documents.adapter_edits import (
 )
 from loraserve.control.documents.declarations import Declarations
 from loraserve.control.names.adapter_access import AdapterAccess
-from loraserve.control.tenancy.principal import Principal
+from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.tenancy.quota import Quota
 from loraserve.serving.errors import invalid_value
 from loraserve.store.errors import InvalidNameError
@@ -39,6 +41,7 @@ class VersionService:
         access: AdapterAccess,
         declarations: Declarations,
         quota: Quota,
+        authenticator: Authenticator,
         *,
         base: BaseRecord,
         base_names: Sequence[str],
@@ -52,6 +55,7 @@ class VersionService:
         self._access = access
         self._declarations = declarations
         self._quota = quota
+        self._authenticator = authenticator
         self._base = base
         self._base_names = base_names
         self._keep_versions = keep_versions
@@ -64,20 +68,26 @@ class VersionService:
         except InvalidNameError as error:
             raise invalid_value(param, f"is refused: {error}.") from None
 
+    async def check_may_publish(self, principal: Principal, name: str) -> None:
+        """By the newest documents, whenever the principal was found good. Raises `ServingError`: 401 or 403."""
+        await self._authenticator.reread(principal)
+        self._check_still_may(principal, name)
+
     async def publish(
         self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
     ) -> Published:
         """Of the acting tenant. The first version becomes live in any case. Idempotent by upload id and by digest.
 
-        The blob must be in the store, which is not checked here.
+        The blob must be in the store, which is not checked here. NOTE: an upload takes as long as its sender likes, so
+        who may not publish any more when it is committed is refused: 401 or 403.
         """
         self.check_name(name)
-        principal.require_adapter(name)
         tenant = principal.acting_tenant
         created = False
 
         def change(current: Document[AdapterDoc] | None) -> AdapterDoc:
             nonlocal created
+            self._check_still_may(principal, name)
             doc = current.doc if current is not None else None
             created = doc is None or doc.deleted_at is not None or find_published(doc, content) is None
             if created:
@@ -95,11 +105,23 @@ class VersionService:
             actor=principal.actor,
             action="version.publish",
             request_id=request_id,
-            turn=self._quota.turn(tenant),
+            turn=self._turn(principal),
         )
         version = find_published(document.doc, content)
         assert version is not None
         return Published(document, version, created)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, principal: Principal) -> AsyncGenerator[None]:
+        """The tenant's, with what is known of the principal as new as what is known of the quota."""
+        async with self._quota.turn(principal.acting_tenant):
+            await self._authenticator.reread(principal)
+            yield
+
+    def _check_still_may(self, principal: Principal, name: str) -> None:
+        current = self._authenticator.current(principal)
+        current.require(Action.OPERATE)
+        current.require_adapter(name)
 
     async def list(self, principal: Principal, name: str) -> tuple[Document[AdapterDoc], list[VersionRecord]]:
         """Newest first, without deleted ones; with what any server committed before this call, as `read`."""

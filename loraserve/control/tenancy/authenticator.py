@@ -112,6 +112,13 @@ class Authenticator:
         self._check_tenant(newest)
         return newest
 
+    async def reread(self, principal: Principal) -> None:
+        """`current` goes by whatever any server committed of its key and tenant before this call."""
+        if principal.key_id is not None:
+            await self._catalog.reread(DocumentKind.KEY, principal.key_id)
+        if not principal.is_any_tenant:
+            await self._catalog.reread(DocumentKind.TENANT, principal.acting_tenant)
+
     async def _of_text(self, text: str) -> Principal:
         key_id = try_parse_id(text)
         document = self._catalog.key(key_id) if key_id is not None else None

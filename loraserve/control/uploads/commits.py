@@ -19,7 +19,7 @@ from loraserve.control.ingest.report import AdapterRejectedError, Report
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.uploads.errors import sentence
 from loraserve.control.uploads.states import to_state
-from loraserve.serving.errors import ServingError
+from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.blobs import BlobStore
 from loraserve.store.errors import StoreError
 from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
@@ -28,6 +28,9 @@ from loraserve.store.uploads import UploadStore
 COMMIT_AGAIN = " Commit again."
 """Ends what a failed session says, for whoever has its id."""
 
+REFUSALS = (ErrorCode.INVALID_API_KEY, ErrorCode.FORBIDDEN, ErrorCode.TENANT_SUSPENDED)
+"""What `Publisher.publish` raises because of who asks, not of what is published."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -35,6 +38,8 @@ class Publisher(Protocol):
     """See `VersionService`."""
 
     def check_name(self, name: str) -> None: ...
+
+    async def check_may_publish(self, principal: Principal, name: str) -> None: ...
 
     async def publish(
         self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
@@ -113,7 +118,10 @@ class UploadCommits:
             except AdapterRejectedError as error:
                 await self._settle(session.id, UploadState.REJECTED, report=error.report)
             except (ServingError, IngestError, StoreError) as error:
-                await self._settle(session.id, UploadState.FAILED, error=f"{sentence(str(error))}{COMMIT_AGAIN}")
+                reason = sentence(str(error))
+                if isinstance(error, ServingError) and error.code in REFUSALS:
+                    reason = f"Whoever committed it may not publish it any more, so nothing was published: {reason}"
+                await self._settle(session.id, UploadState.FAILED, error=f"{reason}{COMMIT_AGAIN}")
             except OSError as error:
                 _logger.exception("upload %s failed", session.id)
                 reason = f"the data directory cannot be written ({error.strerror})"

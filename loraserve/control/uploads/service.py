@@ -137,10 +137,10 @@ class UploadService:
     ) -> UploadSession:
         """Name, files, sizes and quota are checked here; sessions that are not settled count as used, and forms.
 
-        form: what the session is made of.
+        form: what the session is made of. Whoever lost the right to publish while they sent it is refused (401 or 403).
         """
         self._publisher.check_name(name)
-        principal.require_adapter(name)
+        await self._publisher.check_may_publish(principal, name)
         self._check_announced(files)
         tenant = principal.acting_tenant
         async with self._opening:
@@ -275,6 +275,8 @@ class UploadService:
         if session.state is UploadState.REJECTED:
             raise rejection_of(session)
         if session.state is not UploadState.READY:
+            # If that was the reason, with the status that it has.
+            await self._publisher.check_may_publish(principal, name)
             reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
             message = f"{reason} Nothing of it was kept: try again."
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)

@@ -270,6 +270,7 @@ async def build_node(
             access,
             declarations,
             quota,
+            authenticator,
             base=base,
             base_names=[base_name],
             keep_versions=keep_versions,

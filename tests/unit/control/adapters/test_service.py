@@ -7,12 +7,25 @@ import pytest
 from loraserve.control.adapters.queries import AdapterQuery, AdapterSort, AdapterState
 from loraserve.control.adapters.service import AdapterPatch
 from loraserve.control.documents.adapter_edits import RESTORABLE_S, SWEPT_WITHIN_S, CanaryShare, wants
+from loraserve.control.tenancy.key_documents import KeyPatch
+from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import Limits, Role, Tier
+from loraserve.store.records import DocumentKind, Limits, Role, Status, Tier, adapter_id
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, content, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import (
+    ACME,
+    ADMIN,
+    DONE,
+    Node,
+    content,
+    eventually,
+    run,
+    running_node,
+    two_nodes,
+    with_tenants,
+)
 
 __all__ = ["valkey"]
 
@@ -53,6 +66,69 @@ def test_publishing_the_same_upload_or_content_again_gives_the_same_version(valk
             # Another adapter has its own version of the same content.
             other = await node.versions.publish(GLOBEX, "r", "sql", content("a" * 64))
             assert (other.created, other.version.n) == (True, 1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lost", "code"),
+    [
+        ("revoked", ErrorCode.INVALID_API_KEY),
+        ("revoked offline", ErrorCode.INVALID_API_KEY),
+        ("suspended", ErrorCode.INVALID_API_KEY),
+        ("expired", ErrorCode.INVALID_API_KEY),
+        ("its tenant suspended", ErrorCode.TENANT_SUSPENDED),
+        ("its tenant deleted", ErrorCode.INVALID_API_KEY),
+        ("another role", ErrorCode.FORBIDDEN),
+        ("other adapters", ErrorCode.FORBIDDEN),
+    ],
+)
+def test_who_lost_the_right_to_publish_meanwhile_publishes_nothing(
+    valkey: Valkey, tmp_path: Path, lost: str, code: ErrorCode
+) -> None:
+    """On the server that has not heard of it yet, too."""
+
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, two):
+            issued = await one.keys.create(ACME, "r", role=Role.OPERATOR, expires_at=one.clock() + 60)
+            await two.catalog.catch_up()
+            principal, key_id = await two.authenticator.authenticate(issued.text), issued.document.id
+            await two.versions.publish(principal, "r", "sql", content("a" * 64))
+            match lost:
+                case "revoked":
+                    await one.keys.revoke(ACME, "r", key_id)
+                case "revoked offline":
+                    revoke_key_offline(one.documents, key_id)
+                case "expired":
+                    two.clock.now += 61
+                case "its tenant suspended":
+                    await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
+                case "its tenant deleted":
+                    await one.tenant_deletion.delete(ADMIN, "r", "acme")
+                case _:
+                    patches = {
+                        "suspended": KeyPatch(status=Status.SUSPENDED),
+                        "another role": KeyPatch(role=Role.VIEWER),
+                        "other adapters": KeyPatch(adapters=["math"]),
+                    }
+                    await one.keys.patch(ACME, "r", key_id, patches[lost])
+            with pytest.raises(ServingError) as refused:
+                await two.versions.publish(principal, "r", "sql", content("b" * 64))
+            assert refused.value.code is code
+            document = two.documents.get(DocumentKind.ADAPTER, adapter_id("acme", "sql"))
+            assert document is not None
+            assert document.rev == 1
+
+    run(scenario)
+
+
+def test_who_has_no_key_publishes_beside_those_who_have(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            anyone = await node.authenticator.authenticate(None)
+            for n, principal in enumerate((anyone, ACME, SHARED)):
+                assert (await node.versions.publish(principal, "r", f"a{n}", content("a" * 64))).created
 
     run(scenario)
 
