@@ -117,3 +117,15 @@ def aim(case: Case, known: dict[str, str | int]) -> None:
 
 def min_of(value: Any, most: float) -> Any:
     return value if isinstance(value, int | float) and value < most else most
+
+
+@pytest.mark.parametrize("ttl_s", ["0", "-1", "2592001", "1" + 320 * "0"], ids=["none", "negative", "long", "huge"])
+def test_the_time_of_a_pin_is_refused_with_its_limits_however_many_digits_it_has(bench: Bench, ttl_s: str) -> None:
+    with client(bench.server, bench.admin_key) as admin:
+        body = f'{{"tier": "host", "ttl_s": {ttl_s}}}'
+        answer = admin.put("/v1/adapters/skill/residency", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    shown = ttl_s if len(ttl_s) < 20 else "beyond 64 bits"
+    assert (error["code"], error["param"]) == ("invalid_value", "ttl_s")
+    assert error["message"] == f"'ttl_s' is {shown}; it must be between 1 and 2592000."

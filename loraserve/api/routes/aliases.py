@@ -9,6 +9,7 @@ from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body, decode_optional
 from loraserve.api.http.needs import needs
+from loraserve.api.http.ranges import check_range
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.management.adapter_items import alias_item
 from loraserve.api.management.answers import changed
@@ -17,6 +18,7 @@ from loraserve.api.openapi.document import ERROR_RESPONSES, json_body
 from loraserve.api.openapi.operation_docs import CREATE_ONLY, IF_MATCH, heeds
 from loraserve.api.schemas.adapters import PinItem, PinRequest
 from loraserve.api.schemas.aliases import AliasItem, PutAliasRequest, RollbackRequest
+from loraserve.control.adapters.service import MAX_PIN_S
 from loraserve.control.documents.adapter_edits import CanaryShare
 from loraserve.control.tenancy.principal import Action
 
@@ -93,6 +95,8 @@ async def roll_back(request: Request, context: NamedDependency[AppContext], name
 async def pin_adapter(request: Request, context: NamedDependency[AppContext], name: FromPath[str]) -> PinItem:
     """Load its live version now and keep it in memory, for a while or until it is taken off."""
     asked = await decode_body(request, PIN_DECODER)
+    if asked.ttl_s is not None:
+        check_range("ttl_s", asked.ttl_s, 1, MAX_PIN_S)
     document = await context.control.adapters.pin(
         principal_of(request),
         request_id_of(request.scope),
