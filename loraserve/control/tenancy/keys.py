@@ -106,6 +106,7 @@ class KeyService:
         self, principal: Principal, request_id: str, key_id: str, patch: KeyPatch, *, expected_rev: int | None = None
     ) -> Document[KeyDoc]:
         def change(doc: KeyDoc) -> KeyDoc:
+            _check_no_wider(principal, doc)
             changed = patched(doc, patch, self._clock())
             _check_no_wider(principal, changed)
             return changed
@@ -128,13 +129,19 @@ class KeyService:
     async def revoke(
         self, principal: Principal, request_id: str, key_id: str, *, expected_rev: int | None = None
     ) -> Document[KeyDoc]:
-        """For good. Revoking a revoked key changes nothing."""
+        """For good. Revoking a revoked key changes nothing. Every admin key can revoke itself."""
+
+        def change(doc: KeyDoc) -> KeyDoc:
+            if key_id != principal.key_id:
+                _check_no_wider(principal, doc)
+            return replace(doc, status=Status.REVOKED)
+
         return await self._change(
             principal,
             request_id,
             key_id,
             "key.revoke",
-            lambda doc: replace(doc, status=Status.REVOKED),
+            change,
             expected_rev,
             with_revoked=True,
         )
@@ -184,7 +191,7 @@ class KeyService:
 
 
 def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:
-    """Nobody makes, changes or lends a key that may do more than their own."""
+    """Nobody makes, changes, revokes or lends a key that may do more than their own."""
     if principal.adapters is None:
         return
     if doc.adapters is None or not principal.adapters.issuperset(doc.adapters):

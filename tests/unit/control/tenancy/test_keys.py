@@ -85,6 +85,34 @@ def test_nobody_makes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_
     run(scenario)
 
 
+def test_nobody_changes_or_revokes_a_key_that_may_do_more_than_their_own(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            own = await node.keys.create(ACME, "r", role=Role.ADMIN, adapters=["sql"])
+            listed = await node.authenticator.authenticate(own.text)
+            for adapters in (None, ["sql", "other"]):
+                wider = (await node.keys.create(ACME, "r", role=Role.ADMIN, adapters=adapters)).document
+                for call in (
+                    node.keys.patch(listed, "r", wider.id, KeyPatch(role=Role.INFER, adapters=["sql"])),
+                    node.keys.patch(listed, "r", wider.id, KeyPatch(status=Status.SUSPENDED)),
+                    node.keys.rotate(listed, "r", wider.id, grace_s=0),
+                    node.keys.revoke(listed, "r", wider.id),
+                ):
+                    with pytest.raises(ServingError) as refused:
+                        await call
+                    assert refused.value.code is ErrorCode.FORBIDDEN
+                assert (await node.keys.read(ACME, wider.id)).rev == wider.rev
+            as_wide = await node.keys.create(ACME, "r", role=Role.ADMIN, adapters=["sql"])
+            await node.keys.patch(listed, "r", as_wide.document.id, KeyPatch(name="the other"))
+            assert (await node.keys.revoke(listed, "r", as_wide.document.id)).doc.status is Status.REVOKED
+            # Whoever has a key can end it, even one that may do more since they were asked who they are.
+            await node.keys.patch(ACME, "r", own.document.id, KeyPatch(adapters=None))
+            assert (await node.keys.revoke(listed, "r", own.document.id)).doc.status is Status.REVOKED
+
+    run(scenario)
+
+
 def test_revoking_is_final_and_can_be_repeated(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
