@@ -40,9 +40,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScanMark:
-    """What `scan_changed` has seen; opaque, kept in memory only."""
+    """What `scan_changed` has seen; kept in memory only."""
 
     mtimes_ns: Mapping[str, int] = field(default_factory=dict)
+    """By folder; only for `scan_changed`."""
+    is_complete: bool = True
+    """False: there is something that the system did not let be read."""
 
 
 def log_damage(damage: DamagedFileError) -> None:
@@ -133,6 +136,7 @@ class DocumentStore:
         settled_before_ns = time.time_ns() - UNSETTLED_NS
         changed: list[AnyDocument] = []
         mtimes_ns: dict[str, int] = {}
+        is_complete = True
         for entry in self._document_folders(kind):
             try:
                 mtime_ns = entry.stat().st_mtime_ns
@@ -146,10 +150,11 @@ class DocumentStore:
                         changed.append(document)
                 except DamagedFileError as damage:
                     self._on_damage(damage)
-                    is_settled = is_settled and not isinstance(damage, UnreadFileError)
+                    if isinstance(damage, UnreadFileError):
+                        is_settled = is_complete = False
             if is_settled:
                 mtimes_ns[entry.name] = mtime_ns
-        return changed, ScanMark(mtimes_ns)
+        return changed, ScanMark(mtimes_ns, is_complete)
 
     def last_commit_ns(self) -> int:
         """Changes with every commit to any document, by any process: a cheap sign that there is something to scan.

@@ -155,23 +155,30 @@ class Catalog(DocumentIndex):
         commits_ns = await asyncio.to_thread(self._documents.last_commit_ns)
         if commits_ns == self._commits_seen_ns:
             return
-        if commits_ns < time.time_ns() - UNSETTLED_NS:
+        is_settled = commits_ns < time.time_ns() - UNSETTLED_NS
+        # NOTE: seen only once all was read, or what could not be read for a moment waits for a reconciliation.
+        if await self._scan([DocumentKind.TENANT, DocumentKind.KEY]) and is_settled:
             self._commits_seen_ns = commits_ns
-        await self._scan([DocumentKind.TENANT, DocumentKind.KEY])
 
-    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> None:
-        """Know the documents whose folders changed since the last scan; Redis is told of them later."""
+    async def _scan(self, kinds: Iterable[DocumentKind] = DocumentKind) -> bool:
+        """Know the documents whose folders changed since the last scan; Redis is told of them later.
+
+        False: the system did not let some be read, which the next scan tries again.
+        """
+        is_complete = True
         # First: what is there now, and not known after all was read, cannot be read.
         has_key_files = not self.has_keys and await asyncio.to_thread(self._documents.has_any, DocumentKind.KEY)
         for kind in kinds:
             changed, self._marks[kind] = await asyncio.to_thread(
                 self._documents.scan_changed, kind, self._marks.get(kind)
             )
+            is_complete = is_complete and self._marks[kind].is_complete
             for document in changed:
                 self.apply(document)
                 self.tell_later(document)
         if has_key_files:
             self._note_keys()
+        return is_complete
 
     async def _level(self, kind: DocumentKind) -> None:
         """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""

@@ -1,6 +1,9 @@
 import asyncio
+import contextlib
+import errno
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +11,7 @@ from msgspec.structs import replace
 from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.documents import DocumentStore
+from loraserve.store.documents import UNSETTLED_NS, DocumentStore
 from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, Status
 from tests.support.store_documents import adapter_document, key_document, tenant_document
 from tests.support.valkey import Valkey, valkey
@@ -168,6 +171,46 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
                     await asyncio.sleep(0.01)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("unread", ["_content", "_names"], ids=["a file", "a folder"])
+def test_a_key_revoked_in_the_data_directory_that_could_not_be_read_for_a_moment_is_noticed_as_soon(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str
+) -> None:
+    """Once the disk can be read again nobody commits anything, so nothing else would tell."""
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            revoke_key_offline(DocumentStore(tmp_path / "data"), issued.document.id)
+            monkeypatch.setattr("loraserve.control.documents.catalog.UNSETTLED_NS", -UNSETTLED_NS)
+            with monkeypatch.context() as patched, contextlib.suppress(OSError):
+                patched.setattr(f"loraserve.store.documents.{unread}", too_many_open)
+                await node.catalog._notice_commits()
+            await node.catalog._notice_commits()
+            with pytest.raises(ServingError):
+                await node.authenticator.authenticate(issued.text)
+
+    run(scenario)
+
+
+def test_what_was_committed_and_read_is_not_looked_at_again(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            monkeypatch.setattr("loraserve.control.documents.catalog.UNSETTLED_NS", -UNSETTLED_NS)
+            await node.catalog._notice_commits()
+            monkeypatch.setattr(node.documents, "scan_changed", too_many_open)
+            await node.catalog._notice_commits()
+
+    run(scenario)
+
+
+def too_many_open(path: str, *_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, "Too many open files", path)
 
 
 def test_a_tenant_deleted_by_a_server_that_died_before_it_told_is_noticed_as_soon(
