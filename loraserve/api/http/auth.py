@@ -1,6 +1,7 @@
 """Who asks. Every route needs a key unless it says otherwise, and a role that it names."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 from litestar import Request
@@ -14,6 +15,7 @@ from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import ErrorCode, ServingError
 
 STATE_KEY = "loraserve_principal"
+AGAIN_KEY = "loraserve_guard_again"
 TENANT_HEADER = "x-tenant"
 
 
@@ -41,22 +43,32 @@ class KeyCredentials:
 class Guard:
     """Runs on the matched route, so no trick with the URL leads past it."""
 
-    def __init__(self, credentials: list[Credentials], on_refusal: OnRefusal) -> None:
-        """credentials: the first kind that was sent counts."""
+    def __init__(
+        self, credentials: list[Credentials], current: Callable[[Principal], Principal], on_refusal: OnRefusal
+    ) -> None:
+        """credentials: the first kind that was sent counts. current: `Authenticator.current`."""
         self._credentials = credentials
+        self._current = current
         self._on_refusal = on_refusal
 
     async def __call__(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
         if handler.opt.get(PUBLIC_OPT):
             return
         try:
-            await self._check(connection, handler)
+            self._let_in(connection, handler, await self._principal(connection))
+        except ServingError as error:
+            self._on_refusal(connection, handler, error)
+            raise
+        connection.scope["state"][AGAIN_KEY] = partial(self._check_again, connection, handler)
+
+    def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+        try:
+            self._let_in(connection, handler, self._current(connection.scope["state"][STATE_KEY]))
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
 
-    async def _check(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
-        principal = await self._principal(connection)
+    def _let_in(self, connection: ASGIConnection, handler: BaseRouteHandler, principal: Principal) -> None:
         connection.scope["state"][STATE_KEY] = principal
         if handler.opt.get(ANYONE):
             return
@@ -78,6 +90,14 @@ class Guard:
 def principal_of(request: Request) -> Principal:
     """Of a route that is not public."""
     return request.scope["state"][STATE_KEY]
+
+
+def check_again(request: Request) -> None:
+    """Once the body is there, which takes as long as its sender likes: whoever lost the right to call the route
+    meanwhile is refused (`ServingError`), and `principal_of` is what the rest may do now."""
+    again = request.scope["state"].get(AGAIN_KEY)
+    if again is not None:
+        again()
 
 
 def method_of(connection: ASGIConnection) -> str:

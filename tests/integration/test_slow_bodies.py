@@ -1,0 +1,62 @@
+"""A body takes as long as its sender likes: the key counts as it is when the last byte comes."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.support.management import client, new_key, offline_admin_key
+from tests.support.server_process import WAIT_S, serve_fake, stop
+
+
+@pytest.fixture(scope="module")
+def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    data_dir = tmp_path_factory.mktemp("slow") / "data"
+    key = offline_admin_key(data_dir)
+    with serve_fake(data_dir) as server, client(server, key) as admin:
+        admin.post("/v1/tenants", json={"id": "acme"}).raise_for_status()
+        yield admin
+        stop(server)
+
+
+class SlowRequest:
+    """All of it is sent but the last byte."""
+
+    def __init__(self, admin: httpx.Client, key: str, method: str, path: str, asked: dict[str, object]) -> None:
+        body = json.dumps(asked).encode()
+        self._last = body[-1:]
+        self._connection = http.client.HTTPConnection(urlsplit(str(admin.base_url)).netloc, timeout=WAIT_S)
+        self._connection.putrequest(method, path)
+        headers = {"x-api-key": key, "content-type": "application/json", "content-length": str(len(body))}
+        for name, value in headers.items():
+            self._connection.putheader(name, value)
+        self._connection.endheaders(body[:-1])
+
+    def finish(self) -> tuple[int, str]:
+        """Its status and the code of its error."""
+        self._connection.send(self._last)
+        response = self._connection.getresponse()
+        error = json.loads(response.read())["error"]
+        self._connection.close()
+        return response.status, error["code"]
+
+
+def test_a_key_that_is_revoked_meanwhile_makes_no_other(admin: httpx.Client) -> None:
+    stolen = new_key(admin, "acme", "admin")
+    slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/keys", {"role": "admin", "tenant": "acme"})
+    assert admin.get("/v1/keys", params={"tenant": "acme"}).status_code == 200
+    assert admin.delete(f"/v1/keys/{stolen['id']}").status_code == 204
+    assert slow.finish() == (401, "invalid_api_key")
+    keys = admin.get("/v1/keys", params={"tenant": "acme"}).json()["data"]
+    assert [key["id"] for key in keys if key["status"] == "active"] == []
+
+
+def test_a_key_that_gets_another_role_meanwhile_changes_nothing(admin: httpx.Client) -> None:
+    key, other = new_key(admin, "acme", "admin"), new_key(admin, "acme", "viewer")
+    slow = SlowRequest(admin, key["secret"], "PATCH", f"/v1/keys/{other['id']}", {"role": "admin"})
+    assert admin.patch(f"/v1/keys/{key['id']}", json={"role": "viewer"}).status_code == 200
+    assert slow.finish() == (403, "forbidden")
+    assert admin.get(f"/v1/keys/{other['id']}").json()["role"] == "viewer"
