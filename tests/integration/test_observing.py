@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from loraserve.control.ingest.child import OF_THE_FILES
@@ -278,6 +279,38 @@ def test_refusals_are_in_the_audit_trail(observed: Observed) -> None:
         return any(act["subject"] == "GET /v1/keys" and act["outcome"] == "refused" for act in found)
 
     wait_until(noted, "the refusal in the audit trail")
+
+
+def test_the_audit_trail_is_saved_as_it_is_listed(observed: Observed) -> None:
+    listed = data(observed.admin, "/v1/audit", kind="key", limit=500)
+    assert any(entry["after"] is not None for entry in listed)
+    query = {"kind": "key", "format": "ndjson"}
+    saved = observed.admin.get("/v1/audit", params=query)
+    assert saved.headers["content-type"].startswith("application/x-ndjson")
+    assert saved.headers["content-disposition"] == 'attachment; filename="audit.ndjson"'
+    assert saved.headers["x-content-type-options"] == "nosniff"
+    assert [json.loads(line) for line in saved.text.splitlines()] == listed
+    table = observed.admin.get("/v1/audit", params={**query, "format": "csv"})
+    assert table.headers["content-disposition"] == 'attachment; filename="audit.csv"'
+    rows = list(csv.DictReader(io.StringIO(table.text)))
+    assert [(row["id"], row["subject"]) for row in rows] == [(entry["id"], entry["subject"]) for entry in listed]
+    refused = observed.viewer.get("/v1/audit", params=query)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    empty = observed.admin.get("/v1/audit", params={**query, "action": "no-such"})
+    assert (empty.status_code, empty.text) == (200, "")
+
+
+def test_saving_an_audit_trail_of_large_documents_takes_little_memory(observed: Observed) -> None:
+    names = [f"{number:064}" for number in range(1000)]
+    key = observed.admin.post("/v1/keys", json={"role": "infer", "tenant": "acme", "adapters": names}).json()
+    for number in range(150):
+        assert observed.admin.patch(f"/v1/keys/{key['id']}", json={"name": str(number)}).status_code == 200
+    server = psutil.Process(observed.a.process.pid)
+    before = server.memory_info().rss
+    for wanted in ("csv", "ndjson"):
+        with observed.admin.stream("GET", "/v1/audit", params={"format": wanted, "kind": "key"}) as saved:
+            for _ in saved.iter_raw():
+                assert server.memory_info().rss - before < 16 << 20
 
 
 @pytest.mark.parametrize("version", ["1", "2"])

@@ -1,5 +1,6 @@
 """GET /v1/audit."""
 
+import asyncio
 from enum import StrEnum
 from typing import Annotated, Any, cast
 
@@ -11,7 +12,7 @@ from litestar.params import FromQuery, QueryParameter
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.needs import needs
-from loraserve.api.management.table_format import as_attachment
+from loraserve.api.management.table_format import as_attachment, streamed_attachment
 from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.audit import AuditItem, AuditList
 from loraserve.control.csv_text import csv_text
@@ -50,12 +51,12 @@ async def list_audit(
     if wanted_format is AuditFormat.JSON:
         page = await trail.list(principal, query)
         return Response(AuditList([audit_item(act) for act in page.items], page.next_cursor))
-    items = [audit_item(act) for act in await trail.export(principal, query)]
+    acts = await trail.export(principal, query, with_documents=wanted_format is not AuditFormat.CSV)
+    items = map(audit_item, acts)
     if wanted_format is AuditFormat.CSV:
-        text = csv_text(COLUMNS, ([getattr(item, column) for column in COLUMNS] for item in items))
+        text = await asyncio.to_thread(csv_text, COLUMNS, map(_row, items))
         return as_attachment(text, "text/csv", "audit.csv")
-    text = b"".join(msgspec.json.encode(item) + b"\n" for item in items).decode()
-    return as_attachment(text, "application/x-ndjson", "audit.ndjson")
+    return streamed_attachment(map(_line, items), "application/x-ndjson", "audit.ndjson")
 
 
 def audit_item(act: AuditedAct) -> AuditItem:
@@ -74,3 +75,11 @@ def audit_item(act: AuditedAct) -> AuditItem:
         before=cast(dict[str, Any] | None, act.before),
         after=cast(dict[str, Any] | None, act.after),
     )
+
+
+def _row(item: AuditItem) -> list[object]:
+    return [getattr(item, column) for column in COLUMNS]
+
+
+def _line(item: AuditItem) -> bytes:
+    return msgspec.json.encode(item) + b"\n"

@@ -23,7 +23,7 @@ def audit(
     if as_csv:
         print_csv(client.get_text("/v1/audit", format="csv", **query))
         return
-    found = client.get("/v1/audit", limit=limit, **query)["data"]
+    found = client.first("/v1/audit", limit, **query)
     if connection.as_json:
         print_json(found)
         return

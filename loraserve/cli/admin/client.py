@@ -75,6 +75,17 @@ class AdminClient:
             if cursor is None:
                 return found
 
+    def first(self, path: str, count: int, **query: str | None) -> list[Json]:
+        """Of a list whose pages may have fewer than asked for."""
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            page = self.get(path, limit=count - len(found), cursor=cursor, **query)
+            found += page["data"]
+            cursor = page["next_cursor"]
+            if cursor is None or len(found) == count:
+                return found
+
     def _call(
         self, method: str, path: str, *, body: Json | None = None, params: Mapping[str, Any] | None = None
     ) -> Json:

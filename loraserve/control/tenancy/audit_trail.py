@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from loraserve.store.records import DocumentKind, adapter_id
 
 SCANNED_AT_ONCE = 500
 MAX_EXPORTED = 10_000
+MAX_PAGE_BYTES = 4 << 20
+"""As JSON, and one entry's documents more: those of a key for 1,000 adapters are 140 kB, so 500 entries' were 70 MB."""
 POSITION = re.compile(r"(?!0+-0+\Z)[0-9]{1,19}-[0-9]{1,19}")
 """19 digits: Redis takes numbers below 2^64. Nothing is before 0-0, and Redis refuses to be asked for that."""
 SECRETS = frozenset({"sha256", "previous_sha256", "kv_salt", "salt"})
@@ -67,18 +69,20 @@ class AuditTrail:
         self._documents = documents
 
     async def list(self, principal: Principal, query: AuditQuery) -> Page[AuditedAct]:
-        """Newest first, with what each changed."""
+        """Newest first, with what each changed: fewer than asked for where those documents are large."""
         if not 1 <= query.limit <= MAX_PAGE:
             raise invalid_value("limit", f"is {query.limit}; it must be 1 to {MAX_PAGE}.")
         found = await self._found(principal, query, query.limit + 1)
-        page = found[: query.limit]
-        next_cursor = encode_cursor(page[-1].position) if len(found) > query.limit else None
-        return Page(await asyncio.to_thread(self._with_documents, page), next_cursor)
+        page = await asyncio.to_thread(self._page, found[: query.limit])
+        next_cursor = encode_cursor(page[-1].position) if len(found) > len(page) else None
+        return Page(page, next_cursor)
 
-    async def export(self, principal: Principal, query: AuditQuery) -> "list[AuditedAct]":
-        """The newest 10,000 that match, with what each changed."""
+    async def export(
+        self, principal: Principal, query: AuditQuery, *, with_documents: bool = True
+    ) -> "Iterator[AuditedAct]":
+        """The newest 10,000 that match. What each changed is read when it is its turn: on another thread, please."""
         found = await self._found(principal, query, MAX_EXPORTED)
-        return await asyncio.to_thread(self._with_documents, found)
+        return map(self._with_document if with_documents else _without_document, found)
 
     async def _found(self, principal: Principal, query: AuditQuery, count: int) -> "list[AuditRecord]":
         principal.require(Action.ADMINISTER)
@@ -95,13 +99,21 @@ class AuditTrail:
             raise live_unavailable() from error
         return found[:count]
 
-    def _with_documents(self, records: "Iterable[AuditRecord]") -> "list[AuditedAct]":
-        return [self._with_document(record) for record in records]
+    def _page(self, records: "Iterable[AuditRecord]") -> "list[AuditedAct]":
+        """The first of them, until their documents make `MAX_PAGE_BYTES`."""
+        page: list[AuditedAct] = []
+        size_bytes = 0
+        for act in map(self._with_document, records):
+            page.append(act)
+            size_bytes += len(msgspec.json.encode((act.before, act.after)))
+            if size_bytes >= MAX_PAGE_BYTES:
+                break
+        return page
 
     def _with_document(self, record: AuditRecord) -> AuditedAct:
         entry = record.entry
         if entry.rev == 0 or entry.kind not in KINDS:
-            return AuditedAct(record.position, entry)
+            return _without_document(record)
         before, after = (self._shown(entry, rev) for rev in (entry.rev - 1, entry.rev))
         return AuditedAct(record.position, entry, before, after)
 
@@ -111,6 +123,10 @@ class AuditTrail:
             return None
         # All fields, also those that the file leaves out.
         return without_secrets(msgspec.to_builtins(asdict(document.doc)))
+
+
+def _without_document(record: AuditRecord) -> AuditedAct:
+    return AuditedAct(record.position, record.entry)
 
 
 def without_secrets(value: Any) -> Any:

@@ -3,7 +3,7 @@ import pytest
 from click.testing import CliRunner
 
 from loraserve.cli.admin import client as client_module
-from loraserve.cli.admin.client import TIMEOUT_S
+from loraserve.cli.admin.client import TIMEOUT_S, AdminClient
 from loraserve.cli.main import main
 
 
@@ -26,3 +26,20 @@ def test_a_removal_is_waited_for_as_long_as_what_runs_gets(
     (request,) = asked
     assert float(request.url.params["drain_s"]) == float(drain_s)
     assert request.extensions["timeout"]["read"] == least_s
+
+
+def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
+    limits: list[int] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        start, limit = int(request.url.params.get("cursor", "0")), int(request.url.params["limit"])
+        limits.append(limit)
+        end = min(start + min(limit, 2), 7)
+        items = [{"id": number} for number in range(start, end)]
+        return httpx.Response(200, json={"data": items, "next_cursor": str(end) if end < 7 else None})
+
+    with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as http:
+        client = AdminClient(http)
+        assert [item["id"] for item in client.first("/v1/audit", 5)] == [0, 1, 2, 3, 4]
+        assert limits == [5, 3, 1]
+        assert len(client.first("/v1/audit", 9)) == 7

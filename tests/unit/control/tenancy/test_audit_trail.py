@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.paging import encode_cursor
+from loraserve.control.tenancy import audit_trail
 from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.refusals import HOUR_S, MAX_AN_HOUR, SAME_AGAIN_S, Refusals
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.store.records import Role
+from loraserve.store.records import AnyDocument, DocumentKind, Role
 from tests.support.clock import Clock
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, run, running_node, with_tenants
@@ -92,12 +93,61 @@ def test_entries_are_filtered_and_paged(valkey: Valkey, tmp_path: Path) -> None:
                 if cursor is None:
                     break
             assert found == [f"req-{number}" for number in reversed(range(5))]
-            assert len(await trail(node).export(ADMIN, AuditQuery(action="key.create", actor="cli"))) == 5
-            assert await trail(node).export(ADMIN, AuditQuery(action="key")) == []
+            assert len([*await trail(node).export(ADMIN, AuditQuery(action="key.create", actor="cli"))]) == 5
+            assert [*await trail(node).export(ADMIN, AuditQuery(action="key"))] == []
             for made_up in ("x", f"{10**20 - 1}-0", f"0-{2**64}", "0-0", "00-000"):
                 with pytest.raises(ServingError) as refused:
                     await trail(node).list(ADMIN, AuditQuery(cursor=encode_cursor(made_up)))
                 assert refused.value.param == "cursor"
+
+    run(scenario)
+
+
+def test_no_more_documents_are_in_memory_at_once_than_somebody_looks_at(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            for _ in range(3):
+                await node.keys.create(ACME, "r", role=Role.INFER)
+            read: list[int] = []
+            revision = node.documents.revision
+
+            def noted(kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
+                read.append(rev)
+                return revision(kind, document_id, rev)
+
+            monkeypatch.setattr(node.documents, "revision", noted)
+            query = AuditQuery(kind="key")
+            assert [act.after for act in await trail(node).export(ADMIN, query, with_documents=False)] == [None] * 3
+            assert read == []
+            acts = iter(await trail(node).export(ADMIN, query))
+            assert read == []
+            assert next(acts).after is not None
+            assert read == [0, 1]
+
+    run(scenario)
+
+
+def test_a_page_of_large_documents_is_shorter_and_goes_on_at_its_cursor(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_trail, "MAX_PAGE_BYTES", 2000)
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            for number, num_adapters in enumerate((1, 1, 100, 100, 1, 1)):
+                adapters = frozenset(f"adapter-{each:032}" for each in range(num_adapters))
+                await node.keys.create(ACME, f"req-{number}", role=Role.INFER, adapters=adapters)
+            pages: list[list[str]] = []
+            cursor: str | None = None
+            while cursor is not None or not pages:
+                page = await trail(node).list(ADMIN, AuditQuery(kind="key", limit=6, cursor=cursor))
+                pages.append([act.entry.request_id for act in page.items])
+                cursor = page.next_cursor
+            assert pages == [["req-5", "req-4", "req-3"], ["req-2"], ["req-1", "req-0"]]
 
     run(scenario)
 
@@ -120,7 +170,7 @@ def test_refusals_are_noted_but_not_each_of_a_flood(valkey: Valkey, tmp_path: Pa
                     request_id="r",
                 )
                 await refusals.close()
-                return len(await trail(node).export(ADMIN, AuditQuery(kind="request")))
+                return len([*await trail(node).export(ADMIN, AuditQuery(kind="request"))])
 
             assert [await note("GET /v1/keys"), await note("GET /v1/keys")] == [1, 1]
             assert await note("GET /v1/keys", "key-1") == 2
