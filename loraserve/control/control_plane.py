@@ -177,6 +177,7 @@ def build_control(
     observer = build_observer(declared, admission, running, residency, usage_writer, process)
     revocation = Revocation(catalog, declared.authenticator, running)
     upload_store = UploadStore(settings.data_dir)
+    login_attempts = LoginAttempts()
     return ControlPlane(
         process=process,
         live=declared.live,
@@ -194,8 +195,8 @@ def build_control(
         tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
         erasure=_erasure(declared, engine, upload_store, packed_dir),
         keys=declared.keys,
-        sessions=SessionService(declared.authenticator, declared.live),
-        login_attempts=LoginAttempts(),
+        sessions=SessionService(declared.authenticator, declared.live, login_attempts),
+        login_attempts=login_attempts,
         uploads=UploadService(
             upload_store,
             declared.blobs,

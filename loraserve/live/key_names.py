@@ -103,6 +103,10 @@ class KeyNames:
     def session(self, token_sha256: str) -> str:
         return self._name("s", token_sha256)
 
+    def key_sessions(self, key_id: str) -> str:
+        """Sorted set: hash of a session's token → its end in ms."""
+        return self._name("s", "k", key_id)
+
     def login_link(self, token_sha256: str) -> str:
         return self._name("o", token_sha256)
 

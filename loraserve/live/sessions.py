@@ -5,8 +5,11 @@ import msgspec
 from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.key_names import KeyNames
+from loraserve.live.script_loader import load_script
 
 SESSION_S = 12 * 3600
+MAX_SESSIONS = 50
+"""Of one key: about 35 kB of Redis, which all tenants share."""
 LINK_S = 15 * 60
 IDEMPOTENCY_S = 24 * 3600
 UNFINISHED_S = 60
@@ -53,13 +56,16 @@ class LiveSessions:
     def __init__(self, connection: LiveConnection, names: KeyNames) -> None:
         self._connection = connection
         self._names = names
+        self._put = load_script("session_put", "buckets")
         self._session_decoder = msgspec.json.Decoder(Session)
         self._link_decoder = msgspec.json.Decoder(LoginLink)
         self._record_decoder = msgspec.json.Decoder(IdempotencyRecord)
 
     async def put(self, session: Session) -> None:
-        name = self._names.session(session.token_sha256)
-        await self._connection.call("SET", name, msgspec.json.encode(session), "EX", SESSION_S)
+        """Where the key has `MAX_SESSIONS`, its oldest ends."""
+        keys = [self._names.session(session.token_sha256), self._names.key_sessions(session.key_id)]
+        args = [session.token_sha256, msgspec.json.encode(session), SESSION_S, MAX_SESSIONS]
+        await self._connection.run_script(self._put, keys, args)
 
     async def get(self, token_sha256: str) -> Session | None:
         body = await self._connection.call("GET", self._names.session(token_sha256))
@@ -68,8 +74,13 @@ class LiveSessions:
         session = self._session_decoder.decode(body)
         return session if session.token_sha256 == token_sha256 else None
 
-    async def remove(self, token_sha256: str) -> None:
-        await self._connection.call("DEL", self._names.session(token_sha256))
+    async def remove(self, session: Session) -> None:
+        await self._connection.call_many(
+            [
+                ["DEL", self._names.session(session.token_sha256)],
+                ["ZREM", self._names.key_sessions(session.key_id), session.token_sha256],
+            ]
+        )
 
     async def put_link(self, link: LoginLink) -> None:
         name = self._names.login_link(link.token_sha256)

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loraserve.control.tenancy.login_attempts import LOGINS_WINDOW_S, MAX_LOGINS
 from tests.support.management import client, new_key, offline_admin_key
 from tests.support.server_process import WAIT_S, ServerProcess, run_command, serve_fake, stop
 
@@ -155,6 +156,23 @@ def test_nobody_lends_more_than_they_may_do(keyed: Keyed) -> None:
             for key in (own, narrow, wide)
         }
     assert codes == {own["id"]: 201, narrow["id"]: 201, wide["id"]: 403}
+
+
+def test_a_key_that_logs_in_all_the_time_is_told_to_wait_and_its_oldest_sessions_end(
+    keyed: Keyed, browser: httpx.Client
+) -> None:
+    key = new_key(keyed.admin, "default", "viewer")["secret"]
+    log_in(browser, key=key)
+    first = dict(browser.cookies)
+    for _ in range(MAX_LOGINS - 1):
+        log_in(browser, key=key)
+    refused = browser.post("/v1/session", json={"key": key})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 0 < int(refused.headers["retry-after"]) <= LOGINS_WINDOW_S
+    assert browser.get("/v1/session").status_code == 200
+    with httpx.Client(base_url=keyed.server.url, cookies=first, timeout=WAIT_S) as of_first:
+        assert of_first.get("/v1/session").status_code == 401
+    log_in(browser, key=keyed.admin_key)
 
 
 def test_logins_and_refusals_are_in_the_audit_trail(keyed: Keyed, browser: httpx.Client) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from loraserve.control.tenancy.api_keys import hash_key
 from loraserve.control.tenancy.authenticator import Authenticator
+from loraserve.control.tenancy.login_attempts import LoginAttempts
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.control.unavailable import live_unavailable
 from loraserve.live.audit import AuditEntry
@@ -48,10 +49,16 @@ class SessionService:
     """Called on the event loop. Every method raises `ServingError`, 503 while Redis is gone."""
 
     def __init__(
-        self, authenticator: Authenticator, live: LiveStore, *, clock: Callable[[], float] = time.time
+        self,
+        authenticator: Authenticator,
+        live: LiveStore,
+        attempts: LoginAttempts,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._authenticator = authenticator
         self._live = live
+        self._attempts = attempts
         self._clock = clock
         self._found: OrderedDict[str, tuple[float, Session]] = OrderedDict()
         """When each was last found, by its hash."""
@@ -61,6 +68,7 @@ class SessionService:
         if principal.is_open:
             message = "This server requires no key, so there is no login."
             raise ServingError(ErrorCode.INVALID_REQUEST, message)
+        self._attempts.logs_in(_check_may_log_in(principal))
         return await self._begin(principal, hash_key(key), request_id)
 
     async def log_in_with_token(self, token: str, request_id: str) -> NewSession:
@@ -101,7 +109,8 @@ class SessionService:
         hashed = _hash(token)
         try:
             session = await self._live.sessions.get(hashed)
-            await self._live.sessions.remove(hashed)
+            if session is not None:
+                await self._live.sessions.remove(session)
         except LiveUnavailableError as error:
             raise live_unavailable() from error
         self._remember(hashed, None)
@@ -111,7 +120,8 @@ class SessionService:
     async def make_link(self, key_id: str, actor: str, request_id: str) -> NewLink:
         """For one login with the rights of this key, as long as it has the secret that it has now."""
         principal = await self._authenticator.of_key(key_id)
-        _check_may_log_in(principal)
+        # Counted here, since a link that was taken is used up.
+        self._attempts.logs_in(_check_may_log_in(principal))
         token, link = new_link(key_id, self._authenticator.newest_sha256(key_id), self._clock())
         try:
             await self._live.sessions.put_link(link)
@@ -121,12 +131,11 @@ class SessionService:
         return NewLink(token, link.created_at + LINK_S)
 
     async def _begin(self, principal: Principal, key_sha256: str, request_id: str) -> NewSession:
-        _check_may_log_in(principal)
-        assert principal.key_id is not None
+        key_id = _check_may_log_in(principal)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         session = Session(
             token_sha256=_hash(token),
-            key_id=principal.key_id,
+            key_id=key_id,
             key_sha256=key_sha256,
             csrf=secrets.token_urlsafe(TOKEN_BYTES),
             created_at=self._clock(),
@@ -172,10 +181,12 @@ class SessionService:
             return
 
 
-def _check_may_log_in(principal: Principal) -> None:
+def _check_may_log_in(principal: Principal) -> str:
+    """The id of its key."""
     if principal.key_id is None or not principal.can(Action.READ):
         message = "This key may only be used for inference. Log in with a key of the role viewer, operator or admin."
         raise ServingError(ErrorCode.FORBIDDEN, message)
+    return principal.key_id
 
 
 def new_link(key_id: str, key_sha256: str, now: float) -> tuple[str, LoginLink]:

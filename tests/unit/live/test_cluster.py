@@ -16,6 +16,7 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.script_loader import Script
+from loraserve.live.sessions import MAX_SESSIONS, LiveSessions, Session
 from tests.support.clock import Clock
 
 START_S = 20.0
@@ -136,6 +137,18 @@ def test_any_node_leads_to_the_one_with_the_keys(cluster: Cluster) -> None:
 
     connected(cluster.other, check)
     assert cluster.owner.command("GET", NAMES.probe()) == "$1\r\nb\r\n"
+
+
+def test_the_oldest_session_of_a_key_ends_there_too(cluster: Cluster) -> None:
+    async def check(connection: LiveConnection) -> None:
+        sessions = LiveSessions(connection, NAMES)
+        for number in range(MAX_SESSIONS + 1):
+            await sessions.put(Session(token_sha256=f"{number:064}", key_id="k1", csrf="c", created_at=1.0))
+            await asyncio.sleep(0.002)  # the next one is younger by the clock of Redis
+        found = [await sessions.get(f"{number:064}") for number in range(MAX_SESSIONS + 1)]
+        assert [number for number, session in enumerate(found) if session is None] == [0]
+
+    connected(cluster.owner, check)
 
 
 def test_keys_that_move_are_followed_and_compared_anew(cluster: Cluster) -> None:

@@ -17,6 +17,7 @@ def test_all_names_share_one_hash_tag() -> None:
         names.usage_hour("acme", "2026010112"),
         names.series("engine-1", 10),
         names.session("0" * 64),
+        names.key_sessions("0" * 64),
         names.idempotency("acme", "any } { : text"),
     ]
     assert all(name.startswith("{prod}:") and name.count("{") == 1 for name in found)

@@ -14,7 +14,15 @@ from loraserve.live.key_names import KeyNames
 from loraserve.live.live_store import LiveStore
 from loraserve.live.requests import RECENT_S, EndState
 from loraserve.live.series import NUM_SAMPLES, Interval, Sample
-from loraserve.live.sessions import IDEMPOTENCY_S, UNFINISHED_S, IdempotencyRecord, LoginLink, Session
+from loraserve.live.sessions import (
+    IDEMPOTENCY_S,
+    MAX_SESSIONS,
+    SESSION_S,
+    UNFINISHED_S,
+    IdempotencyRecord,
+    LoginLink,
+    Session,
+)
 from loraserve.live.snapshots import Snapshot, SnapshotKind
 from loraserve.store.records import DocumentKind
 from tests.support.clock import Clock
@@ -99,10 +107,51 @@ def test_a_session_lives_until_it_is_removed(on_any_server: RunCheck) -> None:
         await store.sessions.put(session)
         assert await store.sessions.get("a" * 64) == session
         assert await store.sessions.get("b" * 64) is None
-        await store.sessions.remove("a" * 64)
+        await store.sessions.remove(session)
         assert await store.sessions.get("a" * 64) is None
 
     on_any_server(check)
+
+
+def session_number(number: int, key_id: str = "k1") -> Session:
+    return Session(token_sha256=f"{number:064}", key_id=key_id, csrf="c", created_at=1.0)
+
+
+def test_a_key_has_so_many_sessions_and_a_further_one_ends_the_oldest(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.sessions.put(session_number(1000, "k2"))
+        for number in range(MAX_SESSIONS):
+            await store.sessions.put(session_number(number))
+            await asyncio.sleep(0.002)  # the next one is younger by the clock of Redis
+        assert await store.sessions.get(f"{0:064}") is not None
+        # One that was logged out makes room.
+        await store.sessions.remove(session_number(5))
+        await store.sessions.put(session_number(MAX_SESSIONS))
+        assert await store.sessions.get(f"{0:064}") is not None
+        await asyncio.gather(*(store.sessions.put(session_number(MAX_SESSIONS + 1 + number)) for number in range(3)))
+        found = [await store.sessions.get(f"{number:064}") is not None for number in range(MAX_SESSIONS + 4)]
+        assert [number for number, is_there in enumerate(found) if not is_there] == [0, 1, 2, 5]
+        assert await store.sessions.get(f"{1000:064}") is not None
+
+    on_any_server(check)
+
+
+def test_what_is_known_of_a_keys_sessions_goes_with_them(on_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        of_key = KeyNames().key_sessions("k1")
+        await store.sessions.put(session_number(1))
+        left_s = await store.connection.call("TTL", of_key)
+        assert SESSION_S - 5 < left_s <= SESSION_S
+        # One that has expired is forgotten when the next one begins.
+        await store.connection.call("ZADD", of_key, 1, f"{2:064}")
+        await store.sessions.put(session_number(3))
+        assert await store.connection.call("ZRANGE", of_key, 0, -1) == [f"{each:064}".encode() for each in (1, 3)]
+        for number in (1, 3):
+            await store.sessions.remove(session_number(number))
+        assert await store.connection.call("EXISTS", of_key) == 0
+        assert await store.connection.call("KEYS", "*:s:*") == []
+
+    on_server(check)
 
 
 def test_a_session_stored_for_somebody_else_is_not_taken(on_server: RunCheck) -> None:

@@ -1,6 +1,13 @@
 import pytest
 
-from loraserve.control.tenancy.login_attempts import MAX_ADDRESSES, MAX_FAILURES, WINDOW_S, LoginAttempts
+from loraserve.control.tenancy.login_attempts import (
+    LOGINS_WINDOW_S,
+    MAX_FAILURES,
+    MAX_LOGINS,
+    MAX_REMEMBERED,
+    WINDOW_S,
+    LoginAttempts,
+)
 from loraserve.serving.errors import ErrorCode, ServingError
 from tests.support.clock import Clock
 
@@ -20,10 +27,25 @@ def test_an_address_that_fails_too_often_waits_until_its_oldest_failure_is_forgo
     attempts.failed("1.2.3.4")
 
 
+def test_a_key_that_logs_in_too_often_waits_and_no_other_one_does() -> None:
+    clock = Clock()
+    attempts = LoginAttempts(clock=clock)
+    for _ in range(MAX_LOGINS):
+        attempts.logs_in("k1")
+        clock.now += 1
+    with pytest.raises(ServingError) as refused:
+        attempts.logs_in("k1")
+    assert refused.value.code is ErrorCode.RATE_LIMITED
+    assert refused.value.retry_after_s == LOGINS_WINDOW_S - MAX_LOGINS
+    attempts.logs_in("k2")
+    clock.now += refused.value.retry_after_s
+    attempts.logs_in("k1")
+
+
 def test_memory_is_bounded() -> None:
     attempts = LoginAttempts(clock=Clock())
     for _ in range(MAX_FAILURES):
         attempts.failed("first")
-    for number in range(MAX_ADDRESSES):
+    for number in range(MAX_REMEMBERED):
         attempts.failed(str(number))
     attempts.failed("first")

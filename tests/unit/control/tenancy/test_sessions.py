@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
+from loraserve.control.tenancy.login_attempts import LOGINS_WINDOW_S, MAX_LOGINS, LoginAttempts
 from loraserve.control.tenancy.sessions import REMEMBERED_S, SessionService, is_csrf_token
+from loraserve.live.sessions import MAX_SESSIONS
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
 from tests.support.valkey import Valkey, valkey
@@ -15,7 +17,7 @@ __all__ = ["valkey"]
 
 
 def service(node: Node) -> SessionService:
-    return SessionService(node.authenticator, node.live, clock=node.clock)
+    return SessionService(node.authenticator, node.live, LoginAttempts(clock=node.clock), clock=node.clock)
 
 
 def test_a_session_is_worth_what_its_key_is_worth_now(valkey: Valkey, tmp_path: Path) -> None:
@@ -102,12 +104,43 @@ def test_a_link_logs_in_once(valkey: Valkey, tmp_path: Path) -> None:
                 with pytest.raises(ServingError) as refused:
                     await sessions.log_in_with_token(token, "r")
                 assert refused.value.code is ErrorCode.INVALID_API_KEY
-            acts = await AuditTrail(node.live, node.documents).export(ADMIN, AuditQuery(kind="session"))
+            acts = [*await AuditTrail(node.live, node.documents).export(ADMIN, AuditQuery(kind="session"))]
             assert [(act.entry.actor, act.entry.action, act.entry.id) for act in acts] == [
                 (issued.document.id, "session.login", issued.document.id),
                 ("somebody", "session.link", issued.document.id),
             ]
             assert link.token not in repr(acts)
+
+    run(scenario)
+
+
+def test_a_key_that_logs_in_again_and_again_fills_neither_redis_nor_the_audit_list(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.VIEWER)
+            other = await node.keys.create(ACME, "r", role=Role.VIEWER)
+            sessions = service(node)
+            link = await sessions.make_link(issued.document.id, "somebody", "r")
+            for _ in range(MAX_LOGINS - 1):
+                await sessions.log_in_with_key(issued.text, "r")
+            for call in (
+                sessions.log_in_with_key(issued.text, "r"),
+                sessions.make_link(issued.document.id, "somebody", "r"),
+            ):
+                with pytest.raises(ServingError) as refused:
+                    await call
+                assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.RATE_LIMITED, LOGINS_WINDOW_S)
+            # A link was counted when it was made, and is not lost.
+            assert (await sessions.log_in_with_token(link.token, "r")).principal.key_id == issued.document.id
+            assert (await sessions.log_in_with_key(other.text, "r")).principal.key_id == other.document.id
+            acts = [*await AuditTrail(node.live, node.documents).export(ADMIN, AuditQuery(kind="session"))]
+            assert len(acts) == MAX_LOGINS + 2
+            assert len(await node.live.connection.call("KEYS", "{ls}:s:*")) == MAX_SESSIONS + 1 + 2
+            node.clock.now += LOGINS_WINDOW_S
+            await sessions.log_in_with_key(issued.text, "r")
 
     run(scenario)
 
