@@ -85,16 +85,19 @@ class _ASGIEventStream(ASGIStreamingResponse):
 
     async def send_body(self, send: Send, receive: Receive) -> None:
         async with asyncio.TaskGroup() as tasks:
-            sending = [tasks.create_task(self._stream(send)), tasks.create_task(self._ping(send))]
-            # Also ends the pings: after the last chunk the server reports a disconnect.
+            pings = tasks.create_task(self._ping(send))
+            sending = [tasks.create_task(self._send_all(send, pings)), pings]
+            # After the last chunk the server reports a disconnect, too.
             while (await receive())["type"] != "http.disconnect":
                 pass
             for task in sending:
                 task.cancel()
 
-    async def _stream(self, send: Send) -> None:
+    async def _send_all(self, send: Send, pings: asyncio.Task[None]) -> None:
         async for chunk in self._body:
             await self._send_chunk(send, chunk)
+        # NOTE: a ping that waits until the client takes more would be sent after the end.
+        pings.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _ping(self, send: Send) -> None:

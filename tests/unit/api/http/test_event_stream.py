@@ -102,3 +102,32 @@ def test_pings_only_while_nothing_else_is_sent() -> None:
         assert PING not in quick.chunks
 
     asyncio.run(run())
+
+
+class Drain(Exchange):
+    """To a client that takes nothing until told to: what is to be sent waits, and goes on in its order."""
+
+    def __init__(self, stream: EventStream) -> None:
+        super().__init__(stream, num_taken=100)
+        self.room = asyncio.Event()
+        self.waiting = asyncio.Semaphore(0)
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and not self.room.is_set():
+            self.waiting.release()
+            await self.room.wait()
+        assert not self.gone.is_set(), "sent after the end"
+        await super()._send(message)
+
+
+def test_a_ping_that_waits_behind_the_last_chunk_is_not_sent_after_the_end() -> None:
+    async def run() -> None:
+        exchange = Drain(EventStream(counting(1), lambda: None, 0.01))
+        running = asyncio.create_task(exchange.run())
+        for _ in ("the chunk", "a ping"):
+            await exchange.waiting.acquire()
+        exchange.room.set()
+        await running
+        assert exchange.chunks == [b"0", b""]
+
+    asyncio.run(run())
