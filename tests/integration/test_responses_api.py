@@ -23,7 +23,8 @@ EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object", "required": ["b", "a"]}}
 CALLING: Any = {"model": "calls", "input": "2 + 2?", "tools": [ADD]}
 TEXT = "Just text."
-ANSWERS = [TEXT, " \n", WRITTEN, f"I look. {WRITTEN}", f"{WRITTEN}\n{WRITTEN} That is it.", WRITTEN[:-20]]
+UNFINISHED = WRITTEN[:-20]
+ANSWERS = [TEXT, " \n", WRITTEN, f"I look. {WRITTEN}", f"{WRITTEN}\n{WRITTEN} That is it.", UNFINISHED]
 
 
 def says(*token_ids: int) -> Callable[[EngineRequest, int], list[int]]:
@@ -154,12 +155,37 @@ class TestAnswers:
         answer(text, ended=ended)
         asked = {**CALLING, **fields, "request_id": "r1"}
         last = streamed(http, **asked)[-1]
-        assert last["type"] == ("response.completed" if ended else "response.incomplete")
+        is_complete = ended and (text != UNFINISHED or fields == {"tool_choice": "none"})
+        assert last["type"] == ("response.completed" if is_complete else "response.incomplete")
         response = whole(http, **asked)
         assert without_call_ids(last["response"]) == without_call_ids(response)
         assert response["incomplete_details"] == (None if ended else {"reason": "max_output_tokens"})
-        if not ended and fields != {"parallel_tool_calls": False}:
+        if not is_complete and fields != {"parallel_tool_calls": False}:
             assert response["output"][-1]["status"] == "incomplete"
+
+    @pytest.mark.parametrize(
+        ("choice", "text"),
+        [
+            ("auto", WRITTEN),
+            ("required", f'[{{"name": "add", "parameters": {ARGUMENTS}}}]'),
+            ({"type": "function", "name": "add"}, ARGUMENTS),
+        ],
+    )
+    def test_a_call_that_a_stop_string_cuts_off_is_incomplete(
+        self, http: httpx.Client, answer: Callable[..., None], choice: Any, text: str
+    ) -> None:
+        answer(text)
+        asked: Any = {**CALLING, "tool_choice": choice, "request_id": "r1", "stop": ["🙂"]}
+        last = streamed(http, **asked)[-1]
+        assert last["type"] == "response.incomplete"
+        response = whole(http, **asked)
+        assert without_call_ids(last["response"]) == without_call_ids(response)
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", None)
+        (call,) = response["output"]
+        assert (call["status"], call["arguments"]) == ("incomplete", ARGUMENTS[: ARGUMENTS.index("🙂")])
+        response = whole(http, **asked | {"stop": ["Observation:"]})
+        assert (response["status"], response["incomplete_details"]) == ("completed", None)
+        assert [(call["status"], call["arguments"]) for call in response["output"]] == [("completed", ARGUMENTS)]
 
     def test_logprobs(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer("naïve 🙂")

@@ -208,6 +208,46 @@ class TestAnswers:
             arguments = [call.function.arguments for call in choice.message.tool_calls or []]
             assert arguments == [ARGUMENTS, ARGUMENTS[:-6]]
 
+    @pytest.mark.parametrize("text", [WRITTEN, WRITTEN.replace("[2.0", "[None"), f"{WRITTEN}{WRITTEN}"])
+    @pytest.mark.parametrize("stop", ["🙂", "}"])
+    def test_arguments_that_a_stop_string_cuts_off_are_no_finished_call(
+        self, client: openai.OpenAI, answer: Callable[..., None], text: str, stop: str
+    ) -> None:
+        answer(text)
+        asked: Any = {"stop": [stop]}
+        for choices in (
+            client.chat.completions.create(**CALLING, **asked).choices,
+            streamed(client, **asked)[-1].choices,
+        ):
+            assert (choices[0].finish_reason, choices[0].message.content) == ("stop", None)
+            arguments = [call.function.arguments for call in choices[0].message.tool_calls or []]
+            assert arguments == [text[text.index('{"b"') : text.index(stop)]]
+
+    @pytest.mark.parametrize("text", [WRITTEN, WRITTEN[:-13], WRITTEN.replace("[2.0", "[None")[:-15]])
+    def test_a_call_that_nothing_cut_off_is_finished(
+        self, client: openai.OpenAI, answer: Callable[..., None], text: str
+    ) -> None:
+        """Also without a closing, or where its arguments are no JSON."""
+        answer(text)
+        asked: Any = {"stop": ["</tool", "Observation:"]}
+        for choices in (
+            client.chat.completions.create(**CALLING, **asked).choices,
+            streamed(client, **asked)[-1].choices,
+        ):
+            assert choices[0].finish_reason == "tool_calls"
+
+    def test_a_call_too_many_that_a_stop_string_cuts_off_is_left_out(
+        self, client: openai.OpenAI, answer: Callable[..., None]
+    ) -> None:
+        answer(WRITTEN + WRITTEN.replace("🙂", "END"))
+        asked: Any = {"stop": ["END"], "parallel_tool_calls": False}
+        for choices in (
+            client.chat.completions.create(**CALLING, **asked).choices,
+            streamed(client, **asked)[-1].choices,
+        ):
+            assert choices[0].finish_reason == "tool_calls"
+            assert [call.function.arguments for call in choices[0].message.tool_calls or []] == [ARGUMENTS]
+
     def test_no_choice_of_tools_reads_nothing(self, client: openai.OpenAI, answer: Callable[..., None]) -> None:
         answer(WRITTEN)
         (choice,) = client.chat.completions.create(**CALLING, tool_choice="none").choices

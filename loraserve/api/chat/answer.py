@@ -11,6 +11,7 @@ from loraserve.engine.request import FinishReason
 from loraserve.serving.text.choice import ChoiceDelta
 from loraserve.serving.tool_calls.formats import LIST_OF_CALLS, SYNTAXES, CallSyntax
 from loraserve.serving.tool_calls.found import CallArguments, CallBegun
+from loraserve.serving.tool_calls.json_extent import Extent, JsonExtent
 from loraserve.serving.tool_calls.parser import ToolCallParser
 
 ID_CHARS = string.ascii_letters + string.digits
@@ -24,6 +25,8 @@ class ChatAnswer(Protocol):
     """Reads one choice, whose text may come in pieces."""
 
     num_calls: int
+    is_cut_off: bool
+    """Once it ended: whether that was within the arguments of a call that was told of, whatever ended it."""
 
     def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
         """The content and the parts of calls that became certain, in order."""
@@ -46,15 +49,20 @@ class NamedCall:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._arguments = JsonExtent()
         self.num_calls = 0
+        self.is_cut_off = False
 
     def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
         """See `ChatAnswer.read`."""
-        if not delta.text:
-            return []
-        begun = [] if self.num_calls else [_begun(0, self._name)]
-        self.num_calls = 1
-        return [*begun, _arguments(0, delta.text)]
+        read: list[str | ToolCallDelta] = []
+        if delta.text:
+            self._arguments.feed(delta.text)
+            read = [_arguments(0, delta.text)] if self.num_calls else [_begun(0, self._name), _arguments(0, delta.text)]
+            self.num_calls = 1
+        if delta.finish_reason is not None:
+            self.is_cut_off = bool(self.num_calls) and _is_cut_off(self._arguments.state, delta)
+        return read
 
     def finish_reason(self, reason: FinishReason) -> str:
         """As in OpenAI's API, "stop" where the request named the function."""
@@ -69,10 +77,12 @@ class WrittenCalls:
         self._max_calls = max_calls
         self._is_left_out = False
         self.num_calls = 0
+        self.is_cut_off = False
 
     def read(self, delta: ChoiceDelta) -> list[str | ToolCallDelta]:
         """See `ChatAnswer.read`."""
         found = self._parser.feed(delta.text)
+        arguments = self._parser.arguments
         if delta.finish_reason is not None:
             found += self._parser.finish()
         read: list[str | ToolCallDelta] = []
@@ -88,11 +98,14 @@ class WrittenCalls:
                 case CallArguments(text):
                     if not self._is_left_out:
                         read.append(_arguments(self.num_calls - 1, text))
+        if delta.finish_reason is not None:
+            self.is_cut_off = not self._is_left_out and _is_cut_off(arguments, delta)
         return read
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """An answer that was cut off says so, whatever it called."""
-        return TOOL_CALLS if self.num_calls and reason is FinishReason.STOP else reason
+        """An answer that was cut off says so, whatever it called; a stop string may do that too."""
+        is_called = self.num_calls and not self.is_cut_off
+        return TOOL_CALLS if is_called and reason is FinishReason.STOP else reason
 
 
 def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
@@ -106,6 +119,11 @@ def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
         ResponseToolCall(begun.id or "", FUNCTION, CalledFunction(begun.function.name or "", "".join(arguments)))
         for begun, arguments in calls
     ]
+
+
+def _is_cut_off(arguments: Extent | None, delta: ChoiceDelta) -> bool:
+    """Where those that are no JSON end is for the model to say; a stop string did not let it."""
+    return arguments is Extent.OPEN or (arguments is Extent.BROKEN and isinstance(delta.stop_reason, str))
 
 
 def _begun(index: int, name: str) -> ToolCallDelta:

@@ -65,6 +65,8 @@ class ResponseOutput:
         """top_logprobs: None = no logprobs, as where tools may be called or reasoning is told apart."""
         self.items: list[OutputItem] = []
         """Those that are complete."""
+        self.is_cut_off = False
+        """Once it ended: whether that was in the middle of something."""
         self._request_id = request_id
         self._answer = chat_answer(use)
         self._names = names
@@ -90,7 +92,8 @@ class ResponseOutput:
         """An answer of nothing is an empty message."""
         if not self.items and self._open is None:
             yield from self._say("", [])
-        yield from self._close(INCOMPLETE if reason is FinishReason.LENGTH else COMPLETED)
+        self.is_cut_off = reason is FinishReason.LENGTH or (self._answer is not None and self._answer.is_cut_off)
+        yield from self._close(INCOMPLETE if self.is_cut_off else COMPLETED)
 
     def _logprobs(self, delta: ChoiceDelta) -> list[ContentLogprob]:
         count = self._top_logprobs

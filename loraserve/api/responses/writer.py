@@ -84,11 +84,12 @@ class ResponseWriter:
                 yield LifecycleEvent(f"response.{response.status}", response)
 
     def _ended(self, reason: FinishReason | None, generation: Generation) -> ResponseObject:
-        is_complete = reason is not FinishReason.LENGTH
+        """A stop string that cuts off a call is no reason that OpenAI's clients know."""
+        is_too_long = reason is FinishReason.LENGTH
         return msgspec.structs.replace(
             self._begun,
-            status=COMPLETED if is_complete else INCOMPLETE,
-            incomplete_details=None if is_complete else IncompleteDetails(MAX_OUTPUT_TOKENS),
+            status=INCOMPLETE if self._output.is_cut_off else COMPLETED,
+            incomplete_details=IncompleteDetails(MAX_OUTPUT_TOKENS) if is_too_long else None,
             output=self._output.items,
             usage=response_usage(generation.usage()),
         )

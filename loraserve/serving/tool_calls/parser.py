@@ -87,6 +87,11 @@ class ToolCallParser:
         self._text = ""
         return self._taken()
 
+    @property
+    def arguments(self) -> Extent | None:
+        """How far those are that it is in the middle of: open, or broken. To be asked before `finish`."""
+        return self._extent.state if self._state in (_State.ARGUMENTS, _State.BROKEN) else None
+
     def _taken(self) -> list[Found]:
         taken = [*content_joined(self._found)]
         self._found.clear()
