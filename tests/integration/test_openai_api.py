@@ -5,7 +5,7 @@ import base64
 import json
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loraserve.api.inference.call import salted
+from loraserve.api.routes import completions
 from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats
 from loraserve.serving.settings import Limits
+from loraserve.serving.text.tokenizer import TextTokenizer
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, digest_of, live_server, make_settings, tenant_of
 
@@ -69,6 +71,21 @@ def events(body: str) -> list[Any]:
     assert blocks[-1] == "data: [DONE]"
     assert "data: [DONE]" not in blocks[:-1]
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+
+
+def noting(work: Callable[..., Any], on_loop: list[bool]) -> Callable[..., Any]:
+    """Whether it is done on an event loop."""
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            on_loop.append(False)
+        else:
+            on_loop.append(True)
+        return work(*args, **kwargs)
+
+    return noted
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -195,6 +212,28 @@ class TestCompletions:
         assert "".join(choice.logprobs.tokens) == "<|bos|>so: "
         assert completion.usage is not None
         assert completion.usage.completion_tokens == 0
+
+    @pytest.mark.parametrize(
+        "fields",
+        [{}, {"truncate_prompt_tokens": 3}, {"skip_special_tokens": False, "truncate_prompt_tokens": -1}],
+        ids=str,
+    )
+    @pytest.mark.parametrize("are_texts", [True, False])
+    def test_many_prompts_are_no_work_for_the_event_loop_and_answered_as_alone(
+        self, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, fields: Any, are_texts: bool
+    ) -> None:
+        prompts: list[Any] = [f"{index} naïve 🙂 " * (1 + index % 16) for index in range(64)]
+        if not are_texts:
+            prompts = [TOKENIZER.encode(prompt).ids for prompt in prompts]
+        asked = {"model": "tiny", "max_tokens": 1, "echo": True, "logprobs": 0, **fields}
+        alone = [http.post("/v1/completions", json={**asked, "prompt": prompt}).json() for prompt in prompts]
+        on_loop: list[bool] = []
+        for owner, name in (TextTokenizer, "_encode"), (TextTokenizer, "_decode"), (completions, "_text_offsets"):
+            monkeypatch.setattr(owner, name, noting(getattr(owner, name), on_loop))
+        together = http.post("/v1/completions", json={**asked, "prompt": prompts}).raise_for_status().json()
+        choices = [choice | {"index": 0} for choice in together["choices"]]
+        assert choices == [answered["choices"][0] for answered in alone]
+        assert set(on_loop) == {False}
 
     def test_token_ids_and_prompt_logprobs(self, http: httpx.Client) -> None:
         body = {

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
+from typing import cast
 
 import msgspec
 from litestar import Request, Response, post
@@ -34,7 +34,7 @@ from loraserve.control.requests.admission import reserve_tokens
 from loraserve.control.requests.running import Asked, Route
 from loraserve.serving.errors import invalid_value
 from loraserve.serving.generation import Prompt
-from loraserve.serving.text.tokenizer import TextTokenizer
+from loraserve.serving.text.tokenizer import TEXT_SIZE, TextTokenizer
 
 DEFAULT_MAX_TOKENS = 16
 DECODER = msgspec.json.Decoder(CompletionRequest, strict=True)
@@ -95,7 +95,7 @@ async def _complete(
                 prompt_logprobs=asked.prompt_logprobs,
                 return_token_ids=bool(asked.return_token_ids),
                 tokens_as_ids=bool(asked.return_tokens_as_token_ids),
-                echo=await _echoes(context, asked, prompts) if asked.echo else None,
+                echo=await _echoes(context, asked, given, prompts) if asked.echo else None,
             ),
             runtime.tokenizer.token_text,
         )
@@ -129,12 +129,14 @@ async def _prompts(
     context: AppContext, asked: CompletionRequest, given: Sequence[str | list[int]], checked: CheckedSampling
 ) -> list[Prompt]:
     model = context.runtime.engine.model
-    add_special_tokens = asked.add_special_tokens is not False
+    if isinstance(given[0], str):
+        texts, add_special_tokens = cast(Sequence[str], given), asked.add_special_tokens is not False
+        sequences = await context.runtime.tokenizer.encode_all(texts, add_special_tokens=add_special_tokens)
+    else:
+        sequences = cast(list[list[int]], given)
     prompts: list[Prompt] = []
-    for prompt in given:
-        if isinstance(prompt, str):
-            prompt = await context.runtime.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-        token_ids = truncate(prompt, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
+    for sequence in sequences:
+        token_ids = truncate(sequence, asked.truncate_prompt_tokens, model.max_model_len, checked.max_tokens)
         check_not_empty("prompt", token_ids)
         # For max_tokens=0 the engine generates one token, which is dropped.
         check_context(len(token_ids), checked.max_tokens, model.max_model_len, "prompt", "max_tokens")
@@ -152,27 +154,25 @@ async def _prompts(
     return prompts
 
 
-async def _echoes(context: AppContext, asked: CompletionRequest, prompts: list[Prompt]) -> list[EchoedPrompt]:
-    if isinstance(asked.prompt, str):
-        texts = [asked.prompt]
-    else:
-        texts = [text for text in asked.prompt if isinstance(text, str)]
-    are_given = len(texts) == len(prompts) and asked.truncate_prompt_tokens is None
-    return [
-        await _echo(context, prompt, texts[index] if are_given else None, asked.skip_special_tokens)
-        for index, prompt in enumerate(prompts)
-    ]
-
-
-async def _echo(context: AppContext, prompt: Prompt, given: str | None, skip_special_tokens: bool) -> EchoedPrompt:
+async def _echoes(
+    context: AppContext, asked: CompletionRequest, given: Sequence[str | list[int]], prompts: list[Prompt]
+) -> list[EchoedPrompt]:
     tokenizer = context.runtime.tokenizer
-    if given is not None:
-        # It may spell out special tokens.
-        text, skip_special_tokens = given, False
+    sequences = [prompt.token_ids for prompt in prompts]
+    if isinstance(given[0], str) and asked.truncate_prompt_tokens is None:
+        # They may spell out special tokens.
+        texts, skip_special_tokens = cast(Sequence[str], given), False
     else:
-        text = await tokenizer.decode(prompt.token_ids, skip_special_tokens=skip_special_tokens)
-    work = partial(_text_offsets, tokenizer, prompt.token_ids, text, skip_special_tokens)
-    return EchoedPrompt(text, await tokenizer.run(len(prompt.token_ids), work))
+        skip_special_tokens = asked.skip_special_tokens
+        texts = await tokenizer.decode_all(sequences, skip_special_tokens=skip_special_tokens)
+
+    def echoes() -> list[EchoedPrompt]:
+        return [
+            EchoedPrompt(text, _text_offsets(tokenizer, token_ids, text, skip_special_tokens))
+            for token_ids, text in zip(sequences, texts, strict=True)
+        ]
+
+    return await tokenizer.run(sum(map(len, sequences)) + TEXT_SIZE * len(sequences), echoes)
 
 
 def _text_offsets(tokenizer: TextTokenizer, token_ids: list[int], text: str, skip_special_tokens: bool) -> list[int]:
