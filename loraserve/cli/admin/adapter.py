@@ -9,6 +9,7 @@ import rich_click as click
 from loraserve.cli.adapter_place import AdapterFolderType
 from loraserve.cli.admin.limit_options import NO_LIMIT, LimitType
 from loraserve.cli.admin.options import Connection, with_connection
+from loraserve.cli.admin.paths import api_path
 
 Json = dict[str, Any]
 CANARY = re.compile(r"v?(?P<version>\d+)=(?P<percent>\d{1,3}(\.\d{1,2})?)%?")
@@ -77,7 +78,7 @@ def show(connection: Connection, name: str) -> None:
     from loraserve.cli.admin.adapter_details import print_adapter
     from loraserve.cli.admin.output import print_json
 
-    found = connection.client().get(f"/v1/adapters/{name}")
+    found = connection.client().get(api_path("adapters", name))
     if connection.as_json:
         print_json(found)
     else:
@@ -95,7 +96,7 @@ def alias(
     connection: Connection, name: str, alias: str, version: int | None, canary: str | None, is_deleted: bool
 ) -> None:
     """Make NAME@ALIAS mean VERSION. The alias `live` is what the bare name means."""
-    path = f"/v1/adapters/{name}/aliases/{alias}"
+    path = api_path("adapters", name, "aliases", alias)
     if is_deleted:
         connection.client().delete(path)
         connection.show({}, f"{name}@{alias} is gone")
@@ -113,7 +114,7 @@ def alias(
 @with_connection
 def rollback(connection: Connection, name: str, alias: str) -> None:
     """Go back to the version before the last move; a second rollback undoes it."""
-    found = connection.client().post(f"/v1/adapters/{name}/rollback", {"alias": alias})
+    found = connection.client().post(api_path("adapters", name, "rollback"), {"alias": alias})
     connection.show(found, f"{name}@{alias} is v{found['version']} again; it was v{found['previous']}")
 
 
@@ -127,7 +128,7 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: 
     """Load an adapter now and keep it in memory, for a while or until --off."""
     from loraserve.cli.admin.output import time_text
 
-    path = f"/v1/adapters/{name}/residency"
+    path = api_path("adapters", name, "residency")
     if is_off:
         connection.client().delete(path)
         connection.show({}, f"{name} is not pinned any more")
@@ -145,10 +146,10 @@ def pin(connection: Connection, name: str, tier: str, ttl_s: int | str, is_off: 
 def remove(connection: Connection, name: str, version: int | None, drain_s: float) -> None:
     """Delete an adapter, which can be restored for 24 hours; or one version of it, which cannot."""
     if version is not None:
-        connection.client().delete(f"/v1/adapters/{name}/versions/{version}")
+        connection.client().delete(api_path("adapters", name, "versions", version))
         connection.show({}, f"{name}@v{version} is deleted")
         return
-    found = connection.client().delete(f"/v1/adapters/{name}", drain_s=drain_s)
+    found = connection.client().delete(api_path("adapters", name), drain_s=drain_s)
     rest = "; requests still run with it" if found["status"] == "draining" else ""
     connection.show(found, f"{name} is deleted{rest}; `loraserve adapter restore {name}` undoes it for 24 hours")
 
@@ -158,7 +159,7 @@ def remove(connection: Connection, name: str, version: int | None, drain_s: floa
 @with_connection
 def restore(connection: Connection, name: str) -> None:
     """Undo a deletion."""
-    found = connection.client().post(f"/v1/adapters/{name}/restore")
+    found = connection.client().post(api_path("adapters", name, "restore"))
     connection.show(found, f"{name} is {found['status']}")
 
 

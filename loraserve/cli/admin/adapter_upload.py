@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from loraserve.cli.admin.client import AdminClient, AdminError, ConnectionLostError
+from loraserve.cli.admin.paths import api_path
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """In the order they are sent: what is wrong with the config shows before the weights are sent."""
@@ -36,7 +37,7 @@ def upload(
         "files": [{"name": path.name, "size_bytes": size} for path, size in zip(paths, sizes, strict=True)],
         "activate": activate,
     }
-    session = client.post(f"/v1/adapters/{name}/uploads", body)
+    session = client.post(api_path("adapters", name, "uploads"), body)
     num_sent = 0
     for path, size in zip(paths, sizes, strict=True):
         _send_file(client, session, path, size, lambda offset, before=num_sent: on_sent(before + offset))
@@ -46,7 +47,7 @@ def upload(
 
 def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_offset: OnSent) -> None:
     offset = 0
-    url = f"/v1/uploads/{session['id']}/files/{path.name}"
+    url = api_path("uploads", session["id"], "files", path.name)
     with path.open("rb") as file:
 
         def send(is_again: bool) -> int:
@@ -75,15 +76,15 @@ def _patiently(attempt: Callable[[bool], T]) -> T:
 
 
 def _received(client: AdminClient, upload_id: str, name: str) -> int:
-    session = client.get(f"/v1/uploads/{upload_id}")
+    session = client.get(api_path("uploads", upload_id))
     return next(file["offset"] for file in session["files"] if file["name"] == name)
 
 
 def _committed(client: AdminClient, upload_id: str, on_state: Callable[[str], None]) -> Json:
-    session = _patiently(lambda _: client.post(f"/v1/uploads/{upload_id}/commit"))  # which may be repeated
+    session = _patiently(lambda _: client.post(api_path("uploads", upload_id, "commit")))  # which may be repeated
     while session["state"] in ("validating", "loading"):
         on_state(session["state"])
-        session = _patiently(lambda _: client.get(f"/v1/uploads/{upload_id}", wait_s=WAIT_S))
+        session = _patiently(lambda _: client.get(api_path("uploads", upload_id), wait_s=WAIT_S))
     on_state(session["state"])
     if session["state"] == "rejected":
         raise AdminError("The adapter is refused.", session["report"])

@@ -8,6 +8,7 @@ import rich_click as click
 
 from loraserve.cli.admin.limit_options import KEY_LIMITS, given_limits, with_limits
 from loraserve.cli.admin.options import Connection, with_connection
+from loraserve.cli.admin.paths import api_path
 
 ROLES = click.Choice(["infer", "viewer", "operator", "admin"])
 DATA_DIR = click.Path(file_okay=False, path_type=Path)
@@ -93,7 +94,7 @@ def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
 
         revoke_offline(data_dir, key_id)
     else:
-        connection.client().delete(f"/v1/keys/{key_id}")
+        connection.client().delete(api_path("keys", key_id))
     if not connection.as_json:
         click.echo(f"{key_id} is revoked")
 
@@ -104,7 +105,7 @@ def revoke(connection: Connection, key_id: str, data_dir: Path | None) -> None:
 @with_connection
 def rotate(connection: Connection, key_id: str, grace_s: int) -> None:
     """Give a key a new secret."""
-    path = f"/v1/keys/{key_id}/rotate"
+    path = api_path("keys", key_id, "rotate")
     _show_secret(connection, connection.client().post(path, {"grace_s": grace_s}))
 
 

@@ -6,6 +6,7 @@ import rich_click as click
 
 from loraserve.cli.admin.limit_options import TENANT_LIMITS, given_limits, with_limits
 from loraserve.cli.admin.options import Connection, with_connection
+from loraserve.cli.admin.paths import api_path
 
 Json = dict[str, Any]
 
@@ -71,7 +72,7 @@ def update(
     **limits: Any,
 ) -> None:
     """Change a tenant. Limits that are not named stay as they are; `none` lifts one."""
-    path = f"/v1/tenants/{tenant_id}"
+    path = api_path("tenants", tenant_id)
     body: Json = {"description": description, "weight": weight, "status": status}
     body = {name: value for name, value in body.items() if value is not None}
     client = connection.client(as_tenant=False)
@@ -85,7 +86,7 @@ def update(
 @with_connection
 def remove(connection: Connection, tenant_id: str) -> None:
     """Delete a tenant with its keys and adapters; what runs ends. It can be restored for 24 hours."""
-    found = connection.client(as_tenant=False).delete(f"/v1/tenants/{tenant_id}")
+    found = connection.client(as_tenant=False).delete(api_path("tenants", tenant_id))
     if found["status"] == "erased":
         connection.show(found, f"{tenant_id} is erased")
         return
@@ -99,7 +100,7 @@ def remove(connection: Connection, tenant_id: str) -> None:
 @with_connection
 def restore(connection: Connection, tenant_id: str) -> None:
     """Undo a deletion, with the keys and adapters as they were."""
-    found = connection.client(as_tenant=False).post(f"/v1/tenants/{tenant_id}/restore")
+    found = connection.client(as_tenant=False).post(api_path("tenants", tenant_id, "restore"))
     connection.show(found, f"{tenant_id} is {found['status']}")
 
 

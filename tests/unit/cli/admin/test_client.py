@@ -1,5 +1,6 @@
 import httpx
 import pytest
+import rich_click as click
 from click.testing import CliRunner
 
 from loraserve.cli.admin import client as client_module
@@ -43,3 +44,55 @@ def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
         assert [item["id"] for item in client.first("/v1/audit", 5)] == [0, 1, 2, 3, 4]
         assert limits == [5, 3, 1]
         assert len(client.first("/v1/audit", 9)) == 7
+
+
+NAME = "NAME"
+NAMED = [
+    ("adapter", "show", NAME),
+    ("adapter", "remove", NAME),
+    ("adapter", "remove", NAME, "--version", "1"),
+    ("adapter", "restore", NAME),
+    ("adapter", "rollback", NAME),
+    ("adapter", "pin", NAME),
+    ("adapter", "pin", NAME, "--off"),
+    ("adapter", "alias", NAME, "prod", "1"),
+    ("adapter", "alias", "sql", NAME, "--delete"),
+    ("keys", "revoke", NAME),
+    ("keys", "rotate", NAME),
+    ("tenants", "update", NAME, "--weight", "2"),
+    ("tenants", "update", NAME, "--max-queued", "2"),
+    ("tenants", "remove", NAME),
+    ("tenants", "restore", NAME),
+]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
+    """What a server was asked that has nothing of any name."""
+    requests: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        return httpx.Response(404, json={"error": {"message": "There is none."}})
+
+    def client(*_: object) -> httpx.Client:
+        return httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer))
+
+    monkeypatch.setattr(client_module, "http_client", client)
+    return requests
+
+
+@pytest.mark.parametrize("command", NAMED, ids=" ".join)
+def test_what_is_no_name_is_refused_without_asking_a_server(
+    asked: list[httpx.Request], command: tuple[str, ...]
+) -> None:
+    with pytest.raises(click.UsageError, match=r"'\.\./tenants/bob' is no name"):
+        main([word.replace(NAME, "../tenants/bob") for word in command], standalone_mode=False)
+    assert asked == []
+
+
+@pytest.mark.parametrize("command", NAMED, ids=" ".join)
+def test_a_name_is_one_segment_of_the_path(asked: list[httpx.Request], command: tuple[str, ...]) -> None:
+    with pytest.raises(click.ClickException, match="There is none"):
+        main([word.replace(NAME, "sql#old?drain_s=0") for word in command], standalone_mode=False)
+    assert b"sql%23old%3Fdrain_s%3D0" in asked[0].url.raw_path.partition(b"?")[0].split(b"/")
