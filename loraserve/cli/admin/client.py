@@ -29,6 +29,10 @@ class ConnectionLostError(AdminError):
     """There was no answer; whether the request had its effect is not known."""
 
 
+class ChangedMeanwhileError(AdminError):
+    """What was to be changed is at another revision than the one that the change was decided on."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdminClient:
     http: httpx.Client
@@ -50,8 +54,10 @@ class AdminClient:
     def put(self, path: str, body: Json) -> Json:
         return self._call("PUT", path, body=body)
 
-    def patch(self, path: str, body: Json) -> Json:
-        return self._call("PATCH", path, body=body)
+    def patch(self, path: str, body: Json, *, expected_rev: int | None = None) -> Json:
+        """expected_rev: raises `ChangedMeanwhileError` where that is not the newest."""
+        headers = None if expected_rev is None else {"if-match": f'"{expected_rev}"'}
+        return _checked(self._send("PATCH", path, json=body, headers=headers))
 
     def delete(self, path: str, *, drain_s: float | None = None) -> Json:
         """drain_s: for which the answer waits, if need be."""
@@ -118,6 +124,8 @@ def _check(response: httpx.Response) -> None:
         return
     try:
         error = response.json()["error"]
+        if response.status_code == httpx.codes.PRECONDITION_FAILED:
+            raise ChangedMeanwhileError(error["message"])
         raise AdminError(error["message"], error.get("report"))
     except (ValueError, KeyError, TypeError):
         status = f"{response.status_code} {response.reason_phrase}"

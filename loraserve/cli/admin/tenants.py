@@ -1,6 +1,7 @@
 """`loraserve tenants`: tenants of a running server."""
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
@@ -8,7 +9,11 @@ from loraserve.cli.admin.limit_options import TENANT_LIMITS, given_limits, with_
 from loraserve.cli.admin.options import Connection, with_connection
 from loraserve.cli.admin.paths import api_path
 
+if TYPE_CHECKING:
+    from loraserve.cli.admin.client import AdminClient
+
 Json = dict[str, Any]
+MAX_TRIES = 10
 
 
 @click.group()
@@ -76,9 +81,8 @@ def update(
     body: Json = {"description": description, "weight": weight, "status": status}
     body = {name: value for name, value in body.items() if value is not None}
     client = connection.client(as_tenant=False)
-    if changed := given_limits(limits):
-        body["limits"] = client.get(path)["limits"] | changed
-    _show(connection, client.patch(path, body))
+    changed = given_limits(limits)
+    _show(connection, _with_limits(client, path, body, changed) if changed else client.patch(path, body))
 
 
 @tenants.command()
@@ -102,6 +106,17 @@ def restore(connection: Connection, tenant_id: str) -> None:
     """Undo a deletion, with the keys and adapters as they were."""
     found = connection.client(as_tenant=False).post(api_path("tenants", tenant_id, "restore"))
     connection.show(found, f"{tenant_id} is {found['status']}")
+
+
+def _with_limits(client: "AdminClient", path: str, body: Json, changed: Json) -> Json:
+    """Also those that the API takes only as a whole, also while others change some. Raises `AdminError`."""
+    from loraserve.cli.admin.client import AdminError, ChangedMeanwhileError
+
+    for _ in range(MAX_TRIES):
+        found = client.get(path)
+        with contextlib.suppress(ChangedMeanwhileError):
+            return client.patch(path, {**body, "limits": found["limits"] | changed}, expected_rev=found["rev"])
+    raise AdminError(f"Others changed the tenant {MAX_TRIES} times meanwhile: it is left as it is. Try again.")
 
 
 def _show(connection: Connection, tenant: Json) -> None:

@@ -1,0 +1,76 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+import rich_click as click
+
+from loraserve.cli.admin import client as client_module
+from loraserve.cli.admin.tenants import MAX_TRIES
+from loraserve.cli.main import main
+
+UPDATE = ["tenants", "update", "acme", "--requests-per-min", "7", "--json"]
+
+
+class Server:
+    """Of one tenant, which others change between a command's look at it and its change."""
+
+    def __init__(self) -> None:
+        self.rev = 1
+        self.limits: dict[str, Any] = {"requests_per_min": None, "tokens_per_min": None}
+        self.between: Callable[[], None] = lambda: None
+        self.num_reads = 0
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            self.num_reads += 1
+            seen = self._item()
+            self.between()
+            return seen
+        if request.headers.get("if-match", f'"{self.rev}"') != f'"{self.rev}"':
+            return httpx.Response(412, json={"error": {"message": "It is at another revision."}})
+        self.change(**json.loads(request.content).get("limits", {}))
+        return self._item()
+
+    def change(self, **limits: Any) -> None:
+        self.limits = self.limits | limits
+        self.rev += 1
+
+    def _item(self) -> httpx.Response:
+        return httpx.Response(200, json={"id": "acme", "rev": self.rev, "limits": self.limits})
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    made = Server()
+
+    def client(*_: object) -> httpx.Client:
+        return httpx.Client(base_url="http://server", transport=httpx.MockTransport(made.answer))
+
+    monkeypatch.setattr(client_module, "http_client", client)
+    return made
+
+
+def test_limits_that_another_sets_at_the_same_time_stay(server: Server) -> None:
+    def once() -> None:
+        server.between = lambda: None
+        server.change(tokens_per_min=1000)
+
+    server.between = once
+    main(UPDATE, standalone_mode=False)
+    assert server.limits == {"requests_per_min": 7, "tokens_per_min": 1000}
+    assert server.num_reads == 2
+
+
+def test_a_tenant_that_others_change_all_the_time_is_left_as_it_is(server: Server) -> None:
+    server.between = lambda: server.change(tokens_per_min=server.rev)
+    with pytest.raises(click.ClickException, match=f"Others changed the tenant {MAX_TRIES} times meanwhile"):
+        main(UPDATE, standalone_mode=False)
+    assert server.limits["requests_per_min"] is None
+    assert server.num_reads == MAX_TRIES
+
+
+def test_what_is_no_limit_is_changed_without_looking_first(server: Server) -> None:
+    main(["tenants", "update", "acme", "--weight", "2", "--json"], standalone_mode=False)
+    assert server.num_reads == 0
