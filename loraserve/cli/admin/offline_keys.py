@@ -1,6 +1,8 @@
 """Keys in a data directory, with or without a server that runs on it."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import msgspec
 import rich_click as click
 
 from loraserve.api.management.key_items import created_key
+from loraserve.cli.admin.data_owner import acting_as_owner
 from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
 from loraserve.serving.errors import ServingError
 from loraserve.store.documents import DocumentStore
@@ -19,41 +22,36 @@ def create_offline(data_dir: Path, body: dict[str, Any]) -> dict[str, Any]:
     """body: as POST /v1/keys takes it. What that would answer."""
     role = Role(body["role"])
     expires_in_s = body["expires_in_s"]
-    try:
+    limits = msgspec.convert(body["limits"], Limits)
+    with _opened(data_dir) as documents:
         issued = create_key_offline(
-            _documents(data_dir),
+            documents,
             role=role,
             tenant=body["tenant"] or (ANY_TENANT if role is Role.ADMIN else DEFAULT_TENANT),
             name=body["name"],
             adapters=body["adapters"],
-            limits=msgspec.convert(body["limits"], Limits),
+            limits=limits,
             expires_at=None if expires_in_s is None else time.time() + expires_in_s,
         )
-    except ServingError as error:
-        raise click.ClickException(error.message) from error
-    except OSError as error:
-        raise _unusable(data_dir, error) from error
     return msgspec.to_builtins(created_key(issued))
 
 
 def revoke_offline(data_dir: Path, key_id: str) -> None:
+    with _opened(data_dir) as documents:
+        revoke_key_offline(documents, key_id)
+
+
+@contextlib.contextmanager
+def _opened(data_dir: Path) -> Iterator[DocumentStore]:
+    """What goes wrong with it inside is said in a line."""
+    folder = data_dir.expanduser()
     try:
-        revoke_key_offline(_documents(data_dir), key_id)
+        with acting_as_owner(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield DocumentStore(folder)
     except ServingError as error:
         raise click.ClickException(error.message) from error
     except StoreError as error:
         raise click.ClickException(f"{error}. Try again.") from error
     except OSError as error:
-        raise _unusable(data_dir, error) from error
-
-
-def _documents(data_dir: Path) -> DocumentStore:
-    try:
-        data_dir.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
-        return DocumentStore(data_dir.expanduser())
-    except OSError as error:
-        raise _unusable(data_dir, error) from error
-
-
-def _unusable(data_dir: Path, error: OSError) -> click.ClickException:
-    return click.ClickException(f"--data-dir {data_dir} cannot be used: {error.strerror}")
+        raise click.ClickException(f"--data-dir {data_dir} cannot be used: {error.strerror}") from error

@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import rich_click as click
 
+from loraserve.cli.admin.data_owner import acting_as_owner
 from loraserve.control.requests.snapshot_records import ProcessSnapshot
 from loraserve.control.tenancy.sessions import new_link
 from loraserve.live.audit import AuditEntry
@@ -57,7 +58,8 @@ async def _make(store_url: str, prefix: str, key: Document[KeyDoc], fallback_url
 
 
 def _key(data_dir: Path, key_id: str | None) -> Document[KeyDoc]:
-    documents = cast(Iterator[Document[KeyDoc]], DocumentStore(data_dir).scan(DocumentKind.KEY))
+    with acting_as_owner(data_dir):
+        documents = [*cast(Iterator[Document[KeyDoc]], DocumentStore(data_dir).scan(DocumentKind.KEY))]
     keys = [document for document in documents if _may_log_in(document.doc) and key_id in (None, document.id)]
     if key_id is None:
         keys = [key for key in keys if key.doc.role is Role.ADMIN and key.doc.tenant == ANY_TENANT]
