@@ -70,7 +70,7 @@ class DocumentStore:
     def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """The newest revision, also of a deleted document. Raises `DamagedFileError`."""
         folder = self._document_folder(kind, document_id)
-        return self._read_newest(kind, folder, _names(folder))
+        return self._read_newest(kind, folder, _listed(folder))
 
     def commit(self, document: AnyDocument) -> None:
         """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
@@ -112,7 +112,7 @@ class DocumentStore:
             return None
 
     def has_any(self, kind: DocumentKind) -> bool:
-        """Whether there is a file where documents of this kind are, readable or not."""
+        """Whether there is a file where documents of this kind are, readable or not, or may be one."""
         return _has_files(self._kinds[kind])
 
     def scan(self, kind: DocumentKind) -> Iterator[AnyDocument]:
@@ -130,7 +130,7 @@ class DocumentStore:
         """The newest revision of every document whose folder changed since that mark, some unchanged ones with them.
 
         Without a mark all. Nothing committed before the call is ever missed by this call and the ones after it, also
-        where the system did not let it be read at first.
+        where the system did not let it, or a folder that it is in, be read at first.
         """
         seen = since.mtimes_ns if since is not None else {}
         settled_before_ns = time.time_ns() - UNSETTLED_NS
@@ -142,6 +142,9 @@ class DocumentStore:
                 mtime_ns = entry.stat().st_mtime_ns
             except FileNotFoundError:
                 continue  # Removed meanwhile.
+            except OSError as error:
+                self._on_damage(_unread(entry.path, error))
+                continue
             is_settled = mtime_ns < settled_before_ns
             if seen.get(entry.name) != mtime_ns:
                 try:
@@ -189,14 +192,20 @@ class DocumentStore:
         empty_trash(self._trash)
 
     def prune(self, now: float | None = None) -> int:
-        """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many."""
+        """Removes revisions that are neither among the last 50 nor of the last 30 days; returns how many.
+
+        What the system does not let go stays and is reported.
+        """
         now = time.time() if now is None else now
         self.empty_trash()
         num_removed = 0
         for kind in DocumentKind:
             for entry in self._document_folders(kind):
-                old = _newest_first(_names(entry.path))[KEEP_REVISIONS:]
-                num_removed += _remove_older(entry.path, old, now - KEEP_S)
+                try:
+                    old = _newest_first(_names(entry.path))[KEEP_REVISIONS:]
+                    num_removed += _remove_older(entry.path, old, now - KEEP_S)
+                except OSError as error:
+                    self._on_damage(_unread(entry.path, error))
         _remove_older(str(self._temporary), os.listdir(self._temporary), now - _TEMPORARY_KEEP_S)
         return num_removed
 
@@ -209,18 +218,23 @@ class DocumentStore:
             yield from self._sub_folders(prefix.path)
 
     def _sub_folders(self, folder: str) -> Iterator["os.DirEntry[str]"]:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _is_hidden(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    yield entry
-                else:
-                    self._on_damage(DamagedFileError(entry.path, "not a document's folder"))
+        try:
+            with os.scandir(folder) as entries:
+                found = [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        except OSError as error:
+            self._on_damage(_unread(folder, error))
+            return
+        for entry, is_folder in found:
+            if _is_hidden(entry.name):
+                continue
+            if is_folder:
+                yield entry
+            else:
+                self._on_damage(DamagedFileError(entry.path, "not a document's folder"))
 
     def _newest_of(self, kind: DocumentKind, folder: str) -> AnyDocument | None:
         """Raises `DamagedFileError`."""
-        names = _names(folder)
+        names = _listed(folder)
         for name in names:
             if not _FILE_NAME.fullmatch(name) and not _is_hidden(name):
                 self._on_damage(DamagedFileError(f"{folder}/{name}", "not a revision"))
@@ -243,7 +257,7 @@ class DocumentStore:
         try:
             document = self._codec.decode(kind, _content(path))
         except OSError as error:
-            raise UnreadFileError(path, f"cannot be read: {error}") from None
+            raise _unread(path, error) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DamagedFileError(path, f"cannot be read: {error}") from None
         if document.rev != _rev(name) or _folder_name(document.id) != os.path.basename(folder):
@@ -270,6 +284,18 @@ def _names(folder: str) -> list[str]:
         return []
 
 
+def _listed(folder: str) -> list[str]:
+    """Raises `UnreadFileError`."""
+    try:
+        return _names(folder)
+    except OSError as error:
+        raise _unread(folder, error) from None
+
+
+def _unread(path: str, error: OSError) -> UnreadFileError:
+    return UnreadFileError(path, f"cannot be read: {error}")
+
+
 def _is_there(folder: str) -> bool:
     """NOTE: True where that cannot be told. Whoever takes what cannot be read for missing removes its contents."""
     try:
@@ -280,9 +306,13 @@ def _is_there(folder: str) -> bool:
 
 
 def _has_files(folder: str) -> bool:
-    with os.scandir(folder) as entries:
-        shown = (entry for entry in entries if not _is_hidden(entry.name))
-        return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in shown)
+    """NOTE: True where that cannot be told. Whoever takes what cannot be read for missing opens a server."""
+    try:
+        with os.scandir(folder) as entries:
+            shown = (entry for entry in entries if not _is_hidden(entry.name))
+            return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in shown)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
 
 
 def _is_hidden(name: str) -> bool:

@@ -29,14 +29,18 @@ class RevisionGapError(StoreError):
 class DamagedFileError(StoreError):
     """A file is torn, was changed, or was not written by this server. It is not served."""
 
+    remedy = "restore it from a backup or move it away"
+
     def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}; it is not used: restore it from a backup or move it away")
+        super().__init__(f"{path}: {reason}; it is not used: {self.remedy}")
         self.path = Path(path)
         self.reason = reason
 
 
 class UnreadFileError(DamagedFileError):
-    """The system did not let it be read, for now: too many open files, an input error."""
+    """The system did not let it be read, for now: too many open files, an input error, a folder of another user."""
+
+    remedy = "see that the server's user may read it, or restore it from a backup"
 
 
 class IncompleteBlobError(StoreError):

@@ -16,6 +16,7 @@ from loraserve.control.ingest.report import AdapterRejectedError
 from loraserve.control.unavailable import live_unavailable
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
+from loraserve.store.errors import UnreadFileError
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.SERVICE_UNAVAILABLE: (503, SERVER_ERROR),
 }
 
-DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 CODE_OF_STATUS: dict[int, ErrorCode] = {
     400: ErrorCode.INVALID_VALUE,
@@ -136,6 +137,10 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
     if isinstance(error, OSError) and error.errno in DISK_TAKES_NOTHING:
         logger.error("%s %s failed: %s", request.method, path, error)
         message = f"The server cannot write to its disk: {error.strerror}. What was asked for was not done."
+        return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
+    if isinstance(error, UnreadFileError):
+        logger.error("%s %s failed: %s", request.method, path, error)
+        message = "The server cannot read that from its disk now; its log says why. What was asked for was not done."
         return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
     logger.error("%s %s failed", request.method, path, exc_info=error)
     return internal_error()

@@ -1,8 +1,11 @@
+import contextlib
 import errno
 import os
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import pytest
@@ -14,6 +17,7 @@ from loraserve.store.records import AdapterDoc, DocumentKind
 from tests.support.store_documents import adapter_document, key_document, revisions, tenant_document
 
 ADAPTER = DocumentKind.ADAPTER
+T = TypeVar("T")
 
 
 class Damages(list[DamagedFileError]):
@@ -301,6 +305,81 @@ def test_scan_changed_reads_again_what_the_system_did_not_let_it_read(
     changed, mark = store.scan_changed(ADAPTER, mark)
     assert [document.rev for document in changed] == [1]
     assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+@contextlib.contextmanager
+def of_another_user(*folders: Path) -> Iterator[None]:
+    """Who cannot be listed, as root can all."""
+
+    def refusing(system_call: Callable[[str], T]) -> Callable[[str], T]:
+        def listed(path: str) -> T:
+            if Path(path) in folders:
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return system_call(path)
+
+        return listed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "scandir", refusing(os.scandir))
+        patched.setattr(os, "listdir", refusing(os.listdir))
+        yield
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2], ids=["kind", "prefix", "document"])
+def test_a_folder_that_cannot_be_listed_is_read_once_it_can(
+    store: DocumentStore, tmp_path: Path, damages: Damages, depth: int
+) -> None:
+    commit_revisions(store, "sql", 2)
+    store.commit(adapter_document("other", 1))
+    settle(tmp_path)
+    (file,) = (file for file in revision_files(tmp_path / "data") if file.name == "00000002.json")
+    folder = file.parents[2 - depth]
+    with of_another_user(folder):
+        assert "acme/sql" not in [document.id for document in store.scan(ADAPTER)]
+        damages.clear()
+        changed, mark = store.scan_changed(ADAPTER)
+        assert [document.id for document in changed] == ([] if depth == 0 else ["acme/other"])
+        assert [(type(damage), damage.path) for damage in damages] == [(UnreadFileError, folder)]
+        assert store.has_any(ADAPTER)
+        assert store.prune() == 0
+        changed, mark = store.scan_changed(ADAPTER, mark)
+        assert changed == []
+    changed, mark = store.scan_changed(ADAPTER, mark)
+    assert ("acme/sql", 2) in [(document.id, document.rev) for document in changed]
+    assert store.scan_changed(ADAPTER, mark)[0] == []
+
+
+def test_a_document_whose_folder_cannot_be_listed_is_not_taken_for_missing(
+    store: DocumentStore, tmp_path: Path
+) -> None:
+    commit_revisions(store, "sql", 1)
+    (file,) = revision_files(tmp_path / "data")
+    with of_another_user(file.parent):
+        with pytest.raises(UnreadFileError, match="see that the server's user may read it"):
+            store.get(ADAPTER, "acme/sql")
+        with pytest.raises(PermissionError):
+            store.commit(adapter_document("sql", 1))
+
+
+def test_documents_in_a_folder_that_may_be_listed_but_not_entered_are_unread(
+    store: DocumentStore, tmp_path: Path, damages: Damages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Locked:
+        def __init__(self, entry: "os.DirEntry[str]") -> None:
+            self.name, self.path, self.is_dir = entry.name, entry.path, entry.is_dir
+
+        def stat(self) -> os.stat_result:
+            raise PermissionError(errno.EACCES, "Permission denied", self.path)
+
+    commit_revisions(store, "sql", 1)
+    settle(tmp_path)
+    sub_folders = store._sub_folders
+    with monkeypatch.context() as patched:
+        patched.setattr(DocumentStore, "_sub_folders", lambda _, folder: map(Locked, sub_folders(folder)))
+        changed, mark = store.scan_changed(ADAPTER)
+    assert changed == []
+    assert [type(damage) for damage in damages] == [UnreadFileError]
+    assert [document.id for document in store.scan_changed(ADAPTER, mark)[0]] == ["acme/sql"]
 
 
 def test_scan_changed_reports_what_is_damaged_once(store: DocumentStore, tmp_path: Path, damages: Damages) -> None:

@@ -6,6 +6,7 @@ from litestar.testing import RequestFactory
 from loraserve.api.http import errors
 from loraserve.api.http.errors import CODE_OF_STATUS, ERROR_TABLE, error_body, serving_error_of
 from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
+from loraserve.store.errors import DamagedFileError, UnreadFileError
 
 TYPES = {
     "invalid_request_error",
@@ -56,3 +57,14 @@ def test_a_full_disk_is_told() -> None:
     assert "No space left on device" in refusal.message
     assert "/var/lib" not in refusal.message
     assert serving_error_of(request, OSError(errno.EIO, "Input/output error")).code is ErrorCode.INTERNAL_ERROR
+
+
+def test_what_the_server_may_not_read_or_write_is_no_fault_of_the_request() -> None:
+    request = RequestFactory().delete("/v1/keys/abcdefgh")
+    path = "/var/lib/loraserve/docs/key/4b"
+    for error in (PermissionError(errno.EACCES, "Permission denied", path), UnreadFileError(path, "cannot be read")):
+        refusal = serving_error_of(request, error)
+        assert refusal.code is ErrorCode.SERVICE_UNAVAILABLE
+        assert "/var/lib" not in refusal.message
+    damaged = DamagedFileError(path, "cannot be read")
+    assert serving_error_of(request, damaged).code is ErrorCode.INTERNAL_ERROR

@@ -3,6 +3,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -17,6 +18,8 @@ from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, with_tenants
 
 __all__ = ["valkey"]
+
+T = TypeVar("T")
 
 
 def test_a_key_names_its_id_and_is_kept_as_a_hash() -> None:
@@ -148,6 +151,37 @@ def test_a_key_that_could_not_be_read_for_a_moment_works_later(
             assert (await node.authenticator.authenticate(issued.text)).role is Role.ADMIN
 
     monkeypatch.setattr("loraserve.store.documents._content", fail)
+    run(scenario)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2], ids=["all keys", "prefix", "key"])
+def test_a_server_starts_and_refuses_keys_in_folders_of_another_user(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, depth: int
+) -> None:
+    data_dir = tmp_path / "data"
+    issued = create_key_offline(DocumentStore(data_dir), role=Role.ADMIN, tenant=ANY_TENANT)
+    folder = str(key_files(data_dir)[0].parents[2 - depth])
+
+    def refusing(system_call: Callable[[str], T]) -> Callable[[str], T]:
+        def listed(path: str) -> T:
+            if f"{path}/".startswith(f"{folder}/"):
+                raise PermissionError(errno.EACCES, "Permission denied", path)
+            return system_call(path)
+
+        return listed
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "scandir", refusing(os.scandir))
+            patched.setattr(os, "listdir", refusing(os.listdir))
+            async with running_node(data_dir, valkey.url, follow=False) as node:
+                assert f"{folder}: cannot be read: [Errno 13] Permission denied" in caplog.text
+                assert not node.authenticator.is_open
+                assert await refusal(node, issued.text) is ErrorCode.INVALID_API_KEY
+                patched.undo()
+                await node.catalog.catch_up()
+                assert (await node.authenticator.authenticate(issued.text)).role is Role.ADMIN
+
     run(scenario)
 
 
