@@ -44,8 +44,19 @@ class ScanMark:
 
     mtimes_ns: Mapping[str, int] = field(default_factory=dict)
     """By folder; only for `scan_changed`."""
+    damaged_revs: Mapping[str, int] = field(default_factory=dict)
+    """By folder, of the documents whose newest revision that scan could not read."""
     is_complete: bool = True
     """False: there is something that the system did not let be read."""
+
+    def has_newer(self, document: AnyDocument) -> bool:
+        """Whether that scan found a newer revision of it, which could not be read."""
+        return self.damaged_revs.get(_folder_name(document.id), 0) > document.rev
+
+
+def revision_of(damage: DamagedFileError) -> int:
+    """Which one is damaged; 0 = it is no revision's file."""
+    return _rev(damage.path.name) if _FILE_NAME.fullmatch(damage.path.name) else 0
 
 
 def log_damage(damage: DamagedFileError) -> None:
@@ -117,7 +128,7 @@ class DocumentStore:
 
     def scan(self, kind: DocumentKind) -> Iterator[AnyDocument]:
         """The newest revision of every document, deleted ones too, in no order."""
-        for entry in self._document_folders(kind):
+        for entry in self._document_folders(kind, self._on_damage):
             try:
                 document = self._newest_of(kind, entry.path)
             except DamagedFileError as damage:
@@ -136,14 +147,21 @@ class DocumentStore:
         settled_before_ns = time.time_ns() - UNSETTLED_NS
         changed: list[AnyDocument] = []
         mtimes_ns: dict[str, int] = {}
+        damaged_revs: dict[str, int] = {}
         is_complete = True
-        for entry in self._document_folders(kind):
+
+        def note(damage: DamagedFileError) -> None:
+            nonlocal is_complete
+            is_complete = is_complete and not isinstance(damage, UnreadFileError)
+            self._on_damage(damage)
+
+        for entry in self._document_folders(kind, note):
             try:
                 mtime_ns = entry.stat().st_mtime_ns
             except FileNotFoundError:
                 continue  # Removed meanwhile.
             except OSError as error:
-                self._on_damage(_unread(entry.path, error))
+                note(_unread(entry.path, error))
                 continue
             is_settled = mtime_ns < settled_before_ns
             if seen.get(entry.name) != mtime_ns:
@@ -152,12 +170,12 @@ class DocumentStore:
                     if document is not None:
                         changed.append(document)
                 except DamagedFileError as damage:
-                    self._on_damage(damage)
-                    if isinstance(damage, UnreadFileError):
-                        is_settled = is_complete = False
+                    note(damage)
+                    damaged_revs[entry.name] = revision_of(damage)
+                    is_settled = is_settled and not isinstance(damage, UnreadFileError)
             if is_settled:
                 mtimes_ns[entry.name] = mtime_ns
-        return changed, ScanMark(mtimes_ns, is_complete)
+        return changed, ScanMark(mtimes_ns, damaged_revs, is_complete)
 
     def last_commit_ns(self) -> int:
         """Changes with every commit to any document, by any process: a cheap sign that there is something to scan.
@@ -200,7 +218,7 @@ class DocumentStore:
         self.empty_trash()
         num_removed = 0
         for kind in DocumentKind:
-            for entry in self._document_folders(kind):
+            for entry in self._document_folders(kind, self._on_damage):
                 try:
                     old = _newest_first(_names(entry.path))[KEEP_REVISIONS:]
                     num_removed += _remove_older(entry.path, old, now - KEEP_S)
@@ -213,24 +231,11 @@ class DocumentStore:
         name = _folder_name(document_id)
         return f"{self._kinds[kind]}/{name[:2]}/{name}"
 
-    def _document_folders(self, kind: DocumentKind) -> Iterator["os.DirEntry[str]"]:
-        for prefix in self._sub_folders(self._kinds[kind]):
-            yield from self._sub_folders(prefix.path)
-
-    def _sub_folders(self, folder: str) -> Iterator["os.DirEntry[str]"]:
-        try:
-            with os.scandir(folder) as entries:
-                found = [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        except OSError as error:
-            self._on_damage(_unread(folder, error))
-            return
-        for entry, is_folder in found:
-            if _is_hidden(entry.name):
-                continue
-            if is_folder:
-                yield entry
-            else:
-                self._on_damage(DamagedFileError(entry.path, "not a document's folder"))
+    def _document_folders(
+        self, kind: DocumentKind, on_damage: Callable[[DamagedFileError], None]
+    ) -> Iterator["os.DirEntry[str]"]:
+        for prefix in _sub_folders(self._kinds[kind], on_damage):
+            yield from _sub_folders(prefix.path, on_damage)
 
     def _newest_of(self, kind: DocumentKind, folder: str) -> AnyDocument | None:
         """Raises `DamagedFileError`."""
@@ -275,6 +280,22 @@ def _file_name(rev: int) -> str:
 
 def _rev(name: str | None) -> int:
     return int(name[:8]) if name is not None else 0
+
+
+def _sub_folders(folder: str, on_damage: Callable[[DamagedFileError], None]) -> Iterator["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [(entry, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except OSError as error:
+        on_damage(_unread(folder, error))
+        return
+    for entry, is_folder in found:
+        if _is_hidden(entry.name):
+            continue
+        if is_folder:
+            yield entry
+        else:
+            on_damage(DamagedFileError(entry.path, "not a document's folder"))
 
 
 def _names(folder: str) -> list[str]:

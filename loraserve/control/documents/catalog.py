@@ -5,14 +5,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable
+from typing import cast
 
 from loraserve.control.documents.index import DocumentIndex
 from loraserve.control.documents.outage import Outage
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
-from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark
+from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark, revision_of
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import AnyDocument, DocumentKind
+from loraserve.store.records import AnyDocument, Document, DocumentKind, KeyDoc
 
 RECONCILE_EVERY_S = 60.0
 FOLLOW_WAIT_S = 1.0
@@ -176,6 +177,10 @@ class Catalog(DocumentIndex):
             for document in changed:
                 self.apply(document)
                 self.tell_later(document)
+            if kind is DocumentKind.KEY and self._marks[kind].damaged_revs:
+                for key in cast(list[Document[KeyDoc]], self.all(kind)):
+                    if self._marks[kind].has_newer(key):
+                        self._withdraw(key)
         if has_key_files:
             self._note_keys()
         return is_complete
@@ -253,7 +258,16 @@ class Catalog(DocumentIndex):
             return await asyncio.to_thread(self._documents.get, kind, document_id)
         except DamagedFileError as damage:
             logger.error("%s", damage)
+            known = self.get(kind, document_id)
+            if kind is DocumentKind.KEY and known is not None and revision_of(damage) > known.rev:
+                self._withdraw(cast(Document[KeyDoc], known))
             return None
+
+    def _withdraw(self, key: Document[KeyDoc]) -> None:
+        """As after a restart: its newest revision cannot be read and may be its revocation."""
+        logger.error("the key %r is refused from now on: a newer revision of it cannot be read", key.id)
+        self._untold.pop((key.kind, key.id), None)
+        self.withdraw(key)
 
     def _note_keys(self) -> None:
         """Somebody made keys. NOTE: where none of their documents can be read, nobody is let in, not everybody."""

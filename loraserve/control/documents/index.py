@@ -125,6 +125,12 @@ class DocumentIndex:
         self._tell(changed)
         return True
 
+    def withdraw(self, key: Document[KeyDoc]) -> None:
+        """It does not exist for whoever asks, until a revision is applied again; listeners are told of it once more."""
+        del self._newest[DocumentKind.KEY][key.id]
+        del self._keys[key.doc.tenant][key.id]
+        self._tell([key])
+
     def _drop(self, tenant: str) -> None:
         for name in self._adapters.pop(tenant, {}):
             del self._newest[DocumentKind.ADAPTER][adapter_id(tenant, name)]

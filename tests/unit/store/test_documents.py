@@ -344,7 +344,9 @@ def test_a_folder_that_cannot_be_listed_is_read_once_it_can(
         assert store.prune() == 0
         changed, mark = store.scan_changed(ADAPTER, mark)
         assert changed == []
+        assert not mark.is_complete
     changed, mark = store.scan_changed(ADAPTER, mark)
+    assert mark.is_complete
     assert ("acme/sql", 2) in [(document.id, document.rev) for document in changed]
     assert store.scan_changed(ADAPTER, mark)[0] == []
 
@@ -373,11 +375,12 @@ def test_documents_in_a_folder_that_may_be_listed_but_not_entered_are_unread(
 
     commit_revisions(store, "sql", 1)
     settle(tmp_path)
-    sub_folders = store._sub_folders
+    sub_folders = documents._sub_folders
     with monkeypatch.context() as patched:
-        patched.setattr(DocumentStore, "_sub_folders", lambda _, folder: map(Locked, sub_folders(folder)))
+        patched.setattr(documents, "_sub_folders", lambda *asked: map(Locked, sub_folders(*asked)))
         changed, mark = store.scan_changed(ADAPTER)
     assert changed == []
+    assert not mark.is_complete
     assert [type(damage) for damage in damages] == [UnreadFileError]
     assert [document.id for document in store.scan_changed(ADAPTER, mark)[0]] == ["acme/sql"]
 

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store import documents
 from loraserve.store.documents import UNSETTLED_NS, DocumentStore
 from loraserve.store.records import AdapterDoc, Document, DocumentKind, KeyDoc, Role, Status
 from tests.support.store_documents import adapter_document, key_document, tenant_document
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, eventually, run, running_node, two_nodes, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -211,6 +212,82 @@ def test_what_was_committed_and_read_is_not_looked_at_again(
 
 def too_many_open(path: str, *_: object) -> NoReturn:
     raise OSError(errno.EMFILE, "Too many open files", path)
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), None], ids=["unread", "torn"])
+def test_a_key_whose_newer_revision_cannot_be_read_is_refused_until_it_can(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError | None
+) -> None:
+    """As after a restart: that revision may be its revocation."""
+    data_dir = tmp_path / "data"
+    content = documents._content
+
+    def limited(path: str) -> bytes:
+        if path.endswith("/00000002.json") and "/key/" in path:
+            if error is not None:
+                raise error
+            return b"torn"
+        return content(path)
+
+    async def refused(node: Node, text: str) -> None:
+        with pytest.raises(ServingError) as told:
+            await node.authenticator.authenticate(text)
+        assert told.value.code is ErrorCode.INVALID_API_KEY
+
+    async def scenario() -> None:
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            other = await node.keys.create(ACME, "r", role=Role.INFER)
+            running = await node.admit(await node.authenticator.authenticate(issued.text))
+            with monkeypatch.context() as patched:
+                patched.setattr(documents, "_content", limited)
+                newer = replace(issued.document, rev=2, doc=replace(issued.document.doc, name="renamed"))
+                DocumentStore(data_dir).commit(newer)
+                await eventually(lambda: running.running.ended_with is not None)
+                assert running.running.ended_with is not None
+                assert running.running.ended_with.code is ErrorCode.INVALID_API_KEY
+                await refused(node, issued.text)
+                assert issued.document.id not in [key.id for key in node.catalog.all_keys()]
+                await node.authenticator.authenticate(other.text)
+                async with running_node(data_dir, valkey.url) as restarted:
+                    await refused(restarted, issued.text)
+            await node.authenticator.authenticate(issued.text)
+            key = node.catalog.key(issued.document.id)
+            assert key is not None
+            assert key.doc.name == "renamed"
+
+    run(scenario)
+
+
+def test_a_key_is_refused_too_where_redis_tells_of_the_revision_that_cannot_be_read(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            revoke_key_offline(DocumentStore(tmp_path / "data"), issued.document.id)
+            monkeypatch.setattr(documents, "_content", lambda _: b"torn")
+            await node.catalog.reread(DocumentKind.KEY, issued.document.id)
+            assert node.catalog.key(issued.document.id) is None
+
+    run(scenario)
+
+
+def test_a_key_that_cannot_be_read_again_stays_as_it_is_known(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            monkeypatch.setattr(documents, "_content", lambda _: b"torn")
+            await node.catalog.catch_up()
+            await node.catalog.reread(DocumentKind.KEY, issued.document.id)
+            assert node.catalog.key(issued.document.id) == issued.document
+
+    run(scenario)
 
 
 def test_a_tenant_deleted_by_a_server_that_died_before_it_told_is_noticed_as_soon(
