@@ -34,12 +34,15 @@ from loraserve.store.errors import (
 )
 from loraserve.store.locks import locked, try_locked
 from loraserve.store.upload_parts import UploadParts
-from loraserve.store.upload_session import UPLOAD_FILES, UploadFile, UploadSession, UploadState
+from loraserve.store.upload_session import NO_REPORT, UPLOAD_FILES, UploadFile, UploadSession, UploadState
 
 EXPIRE_AFTER_S = 86_400.0
 """An upload that nobody finishes, from its creation."""
 KEEP_FINAL_S = 7 * 86_400.0
 """How long the record of a finished upload stays readable."""
+MAX_FINAL = 200
+"""Finished uploads of a tenant whose records are kept; of more, those go that ended first. One with a report on 110
+unknown fields of a config is 73 KB, and a client can have 29 of them made in a second."""
 
 SPOOL = "spool"
 """Of the data directory: forms as they come, a folder each."""
@@ -62,7 +65,10 @@ class UploadStore:
         self._encoder = msgspec.json.Encoder()
         self._decoder = msgspec.json.Decoder(UploadSession)
         self._ended: dict[str, tuple[tuple[int, int], UploadSession]] = {}
-        """Final sessions by id, each with its record's inode and time: what ended is read from disk once."""
+        """Final sessions by id, each with its record's inode and time: what ended is read from disk once.
+
+        Without their reports, which are most of what a session is.
+        """
         self._reported: dict[str, tuple[int, int]] = {}
         """Of damaged ones, the same of the record that the log tells of."""
 
@@ -76,8 +82,12 @@ class UploadStore:
         activate: bool = True,
         now: float | None = None,
     ) -> UploadSession:
-        """An open upload with a new id. Raises `UploadFileError` unless the files are exactly `UPLOAD_FILES`."""
+        """An open upload with a new id. Raises `UploadFileError` unless the files are exactly `UPLOAD_FILES`.
+
+        Of the tenant's finished ones the oldest are removed, down to `MAX_FINAL`; likewise whenever one ends.
+        """
         _check_files(files)
+        self._remove_oldest(tenant)
         now = time.time() if now is None else now
         session = UploadSession(
             id=secrets.token_hex(16),
@@ -123,7 +133,9 @@ class UploadStore:
             self._save(after)
             if after.state.is_final:
                 self._parts(upload_id).remove()
-            return after
+        if after.state.is_final:
+            self._remove_oldest(after.tenant)
+        return after
 
     def append(self, upload_id: str, file_name: str, offset: int, data: Bytes) -> int:
         """Stores bytes at the end of a file that is `offset` long; returns its new length.
@@ -173,15 +185,16 @@ class UploadStore:
             yield is_ours
 
     def sessions(self, tenant: str | None = None) -> list[UploadSession]:
-        """Newest first; None = of all tenants. Damaged records are logged and left out."""
+        """Newest first, without their reports, which `load` reads; None = of all tenants.
+
+        Damaged records are logged and left out.
+        """
         found = [session for session in self._all() if tenant is None or session.tenant == tenant]
         return sorted(found, key=lambda session: session.created_at, reverse=True)
 
     def pending(self, tenant: str) -> list[UploadSession]:
-        """Those that are not final, in any order; of thousands that are, nothing is read again."""
-        ended = self._ended
-        found = self._load_all(name for name in self._names() if name not in ended)
-        return [session for session in found if session.tenant == tenant and not session.state.is_final]
+        """Those that are not final, in any order, without their reports."""
+        return [session for session in self._of(tenant) if not session.state.is_final]
 
     def recover(self) -> list[UploadSession]:
         """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
@@ -199,7 +212,10 @@ class UploadStore:
         now = time.time() if now is None else now
         empty_trash(self._trash)
         expired: list[UploadSession] = []
+        final: dict[str, list[UploadSession]] = {}
         for session in self._all():
+            if session.state.is_final:
+                final.setdefault(session.tenant, []).append(session)
             with suppress(UploadNotFoundError, UploadStateError):
                 if session.state.is_final and session.updated_at < now - KEEP_FINAL_S:
                     self.remove(session.id)
@@ -207,6 +223,8 @@ class UploadStore:
                     self._parts(session.id).remove()  # What a crash in `update` left.
                 elif session.state in (UploadState.OPEN, UploadState.FAILED) and session.expires_at < now:
                     expired.append(self.update(session.id, _expired))
+        for sessions in final.values():
+            self._remove_all(_oldest(sessions))
         self._remove_unfinished_creations(now - _UNFINISHED_CREATION_S)
         return expired
 
@@ -215,16 +233,31 @@ class UploadStore:
         # Who waits for the lock may get it once the folder is in the trash.
         with suppress(UploadNotFoundError, FileNotFoundError), self._locked(upload_id):
             discard_folder(self._path(upload_id), self._trash)
+        self._ended.pop(upload_id, None)
+
+    def _remove_oldest(self, tenant: str) -> None:
+        self._remove_all(_oldest(session for session in self._of(tenant) if session.state.is_final))
+
+    def _remove_all(self, sessions: Iterable[UploadSession]) -> None:
+        for session in sessions:
+            self.remove(session.id)
 
     def _names(self) -> list[str]:
         return [*filter(_UPLOAD_ID.fullmatch, os.listdir(self._folder))]
 
     def _all(self) -> Iterator[UploadSession]:
         names = self._names()
-        ended, reported = self._ended, self._reported  # of which nothing is taken out, also by other threads
-        self._ended = {name: ended[name] for name in names if name in ended}
-        self._reported = {name: reported[name] for name in names if name in reported}
+        ended, reported = self._ended, self._reported
+        self._ended = {name: known for name in names if (known := ended.get(name)) is not None}
+        self._reported = {name: record for name in names if (record := reported.get(name)) is not None}
         return self._load_all(names)
+
+    def _of(self, tenant: str) -> Iterator[UploadSession]:
+        """As `_all`; of final ones that are known, their records are not even looked at."""
+        for name in self._names():
+            known = self._ended.get(name)
+            found = self._load_all([name]) if known is None else [known[1]]
+            yield from (session for session in found if session.tenant == tenant)
 
     def _load_all(self, names: Iterable[str]) -> Iterator[UploadSession]:
         for name in names:
@@ -236,7 +269,7 @@ class UploadStore:
                 self._report(name, damage)
 
     def _load_once(self, upload_id: str) -> UploadSession:
-        """As `load`; final ones from memory while their record is the same file."""
+        """As `load`, without the report; final ones from memory while their record is the same file."""
         try:
             record = self._record(upload_id)
         except FileNotFoundError:
@@ -244,7 +277,7 @@ class UploadStore:
         known = self._ended.get(upload_id)
         if known is not None and known[0] == record:
             return known[1]
-        session = self.load(upload_id)
+        session = msgspec.structs.replace(self.load(upload_id), report=NO_REPORT)
         if session.state.is_final:
             self._ended[upload_id] = (record, session)
         return session
@@ -303,6 +336,11 @@ def _check_files(files: Sequence[UploadFile]) -> None:
     for file in files:
         if file.size_bytes < 0:
             raise UploadFileError(f"{file.name} cannot have {file.size_bytes} bytes")
+
+
+def _oldest(final: Iterable[UploadSession]) -> list[UploadSession]:
+    """Of a tenant: those that are too many."""
+    return sorted(final, key=lambda session: session.updated_at)[:-MAX_FINAL]
 
 
 def _reopened(session: UploadSession) -> UploadSession:

@@ -239,6 +239,32 @@ def test_a_tenant_cannot_open_uploads_without_end(bench: UploadBench) -> None:
     asyncio.run(run())
 
 
+def test_refusals_without_end_are_not_kept_and_published_content_stays(
+    bench: UploadBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 2)
+    config = json.dumps(config_of(use_dora=True)).encode()
+
+    async def run() -> None:
+        published = await bench.send(files())
+        for _ in range(4):
+            session = await opened(bench, {**files(), CONFIG: config}, complete=False)
+            with pytest.raises(AdapterRejectedError):
+                await bench.service.put_chunk(ALICE, session.id, CONFIG, 0, body(config))
+        listed = await bench.service.list(ALICE)
+        assert [each.state for each in listed] == [UploadState.REJECTED] * 2
+        assert [report_of(each) is not None for each in await bench.service.with_reports(listed)] == [True] * 2
+        with refused(ErrorCode.NOT_FOUND):
+            await bench.service.get(ALICE, published.id)
+        assert published.result is not None
+        assert bench.contents() == [published.result.digest]
+        bench.store.remove(listed[0].id)
+        assert [each.id for each in await bench.service.with_reports(listed)] == [listed[1].id]
+
+    asyncio.run(run())
+    assert len(bench.publisher.documents) == 1
+
+
 def test_forms_on_their_way_count_as_open_uploads_of_their_tenant(
     bench: UploadBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +406,8 @@ def test_of_a_large_folder_that_is_refused_no_more_is_copied_than_tells(bench: U
     async def run() -> None:
         with pytest.raises(AdapterRejectedError) as raised:
             await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
-        (session,) = await bench.service.list(ALICE)
+        (listed,) = await bench.service.list(ALICE)
+        (session,) = await bench.service.with_reports([listed])
         assert (session.state, report_of(session)) == (UploadState.REJECTED, raised.value.report)
         assert [file.received_bytes for file in session.files if file.name == WEIGHTS] == [CHUNK_BYTES]
 

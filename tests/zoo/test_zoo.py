@@ -60,7 +60,7 @@ def test_is_refused_with_its_reason_and_leaves_nothing(
     assert bench.smoked == []
     (session,) = bench.store.sessions()
     assert session.state is UploadState.REJECTED
-    assert report_of(session) == report
+    assert report_of(bench.store.load(session.id)) == report
 
 
 async def refusal(bench: UploadBench, content: dict[str, bytes]) -> Report:

@@ -96,9 +96,10 @@ async def list_uploads(
     cursor: FromQuery[str | None] = None,
 ) -> UploadList:
     """Newest first."""
-    sessions = await context.control.uploads.list(principal_of(request))
+    uploads = context.control.uploads
+    sessions = await uploads.list(principal_of(request))
     page = page_of(sessions, lambda session: session.id, limit=limit, cursor=cursor)
-    return UploadList([upload_item(session) for session in page.items], page.next_cursor)
+    return UploadList([upload_item(session) for session in await uploads.with_reports(page.items)], page.next_cursor)
 
 
 @delete(

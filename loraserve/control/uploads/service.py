@@ -239,9 +239,13 @@ class UploadService:
             return await asyncio.to_thread(self._store.update, upload_id, aborted)
 
     async def list(self, principal: Principal) -> list[UploadSession]:
-        """Of the acting tenant, newest first, without adapters that the principal may not use."""
+        """Of the acting tenant, newest first, without adapters that the principal may not use, and without reports."""
         sessions = await asyncio.to_thread(self._store.sessions, principal.acting_tenant)
         return [session for session in sessions if principal.may_use(session.name)]
+
+    async def with_reports(self, sessions: Sequence[UploadSession]) -> Sequence[UploadSession]:
+        """These as they are now, read from disk; without those that are gone meanwhile."""
+        return await asyncio.to_thread(_read_again, self._store, sessions)
 
     async def from_path(
         self,
@@ -335,6 +339,14 @@ class UploadService:
             with contextlib.suppress(StoreError):
                 await to_state(self._store, upload_id, UploadState.REJECTED, report=error.report)
             raise
+
+
+def _read_again(store: UploadStore, sessions: Sequence[UploadSession]) -> list[UploadSession]:
+    found: list[UploadSession] = []
+    for session in sessions:
+        with contextlib.suppress(StoreError):
+            found.append(store.load(session.id))
+    return found
 
 
 def form_too_large(room_bytes: int) -> ServingError:

@@ -314,6 +314,45 @@ def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore
         ]
 
 
+def test_reports_are_read_when_they_are_asked_for(store: UploadStore) -> None:
+    report = msgspec.Raw(b'{"checks":[]}')
+    rejected, opened = (create(store, now=now) for now in (1.0, 2.0))
+    store.update(rejected.id, lambda s: msgspec.structs.replace(s, state=UploadState.REJECTED, report=report))
+    for _ in range(2):  # read, then known
+        assert [(session.id, session.report) for session in store.sessions()] == [
+            (opened.id, NO_REPORT),
+            (rejected.id, NO_REPORT),
+        ]
+        assert bytes(store.load(rejected.id).report) == bytes(report)
+
+
+def test_of_finished_uploads_of_a_tenant_the_newest_are_kept(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 3)
+    foreign, still_open = (create(store, tenant="globex"), create(store))
+    store.update(foreign.id, become(UploadState.ABORTED))
+    opened = [create(store) for _ in range(5)]
+    # Not in the order in which they were opened.
+    for ended in opened[::-1]:
+        store.update(ended.id, become(UploadState.REJECTED))
+    kept = {session.id for session in (foreign, still_open, *opened[:3])}
+    for each in (store, UploadStore(tmp_path / "data")):
+        assert {session.id for session in each.sessions()} == kept
+    assert set(os.listdir(tmp_path / "data" / "uploads")) == {*kept, "trash"}
+
+
+@pytest.mark.parametrize("remove", [create, lambda store: store.expire()], ids=["create", "expire"])
+def test_finished_uploads_that_are_too_many_go_as_well_where_they_are_found(
+    store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable[[UploadStore], object]
+) -> None:
+    ended = [store.update(create(store).id, become(UploadState.ABORTED)) for _ in range(5)]
+    monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 2)
+    remove(UploadStore(tmp_path / "data"))
+    final = [session.id for session in store.sessions() if session.state.is_final]
+    assert set(final) == {session.id for session in ended[3:]}
+
+
 def test_a_damaged_record_is_reported_and_the_others_listed(
     store: UploadStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
