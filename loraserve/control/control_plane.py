@@ -23,7 +23,6 @@ from loraserve.control.declared import Declared
 from loraserve.control.deletion.erasure import Erasure
 from loraserve.control.deletion.remains import Remains
 from loraserve.control.deletion.tenant_deletion import TenantDeletionService
-from loraserve.control.documents.adapter_edits import SWEEP_EVERY_S
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.ingest.processes import Ingest, packed_folder
 from loraserve.control.names.resolve import Resolver
@@ -44,6 +43,7 @@ from loraserve.control.usage.writer import UsageWriter
 from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient
+from loraserve.store.blobs import SWEEP_EVERY_S
 from loraserve.store.durable import remove_old_folders
 from loraserve.store.uploads import SPOOL, UploadStore
 from loraserve.store.usage_log import UsageLog

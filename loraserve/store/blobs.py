@@ -25,6 +25,9 @@ MANIFEST_FILE = "manifest.json"
 BLOB_FILES = frozenset({CONFIG_FILE, WEIGHTS_FILE, MANIFEST_FILE})
 
 SWEEP_AFTER_S = 3600.0
+SWEEP_EVERY_S = 600.0
+SWEPT_WITHIN_S = SWEEP_AFTER_S + SWEEP_EVERY_S
+"""Of its publication: a content that no document refers to."""
 
 
 class BlobStore:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from loraserve.store.blobs import CONFIG_FILE, WEIGHTS_FILE
+from loraserve.store.blobs import CONFIG_FILE, SWEPT_WITHIN_S, WEIGHTS_FILE
 
 CHUNK_BYTES = 8 * 1024 * 1024
 UPLOAD_FILES = (CONFIG_FILE, WEIGHTS_FILE)
@@ -86,6 +86,12 @@ class UploadResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """False: this adapter had a version of the same content, which is meant."""
 
 
+class KeptContent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    digest: str
+    at: float
+    """It was put on the disk before, if at all."""
+
+
 class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str
     tenant: str
@@ -107,6 +113,8 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """When ready."""
     error: str | None = None
     """When failed; safe to show."""
+    kept: KeptContent | None = None
+    """What commits put on the disk: blob and packed form, which stay there whether or not a version comes of them."""
 
     @property
     def size_bytes(self) -> int:
@@ -116,6 +124,13 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def is_complete(self) -> bool:
         return all(file.is_complete for file in self.files)
+
+    @property
+    def unpublished_until(self) -> float:
+        """Until when content may be on the disk that this left there without a version; 0 = it left none."""
+        if self.kept is None or self.result is not None or not self.state.is_final:
+            return 0.0
+        return self.kept.at + SWEPT_WITHIN_S
 
     def file(self, name: str) -> UploadFile | None:
         return next((file for file in self.files if file.name == name), None)

@@ -130,6 +130,8 @@ class UploadStore:
             after = msgspec.structs.replace(change(before), id=before.id, updated_at=time.time())
             if after.state != before.state and not before.state.can_become(after.state):
                 raise UploadStateError(upload_id, before.state, f"become {after.state}")
+            if before.state is UploadState.LOADING and after.state is not before.state:
+                after = _kept_by_now(after)
             self._save(after)
             if after.state.is_final:
                 self._parts(upload_id).remove()
@@ -192,9 +194,13 @@ class UploadStore:
         found = [session for session in self._all() if tenant is None or session.tenant == tenant]
         return sorted(found, key=lambda session: session.created_at, reverse=True)
 
-    def pending(self, tenant: str) -> list[UploadSession]:
-        """Those that are not final, in any order, without their reports."""
-        return [session for session in self._of(tenant) if not session.state.is_final]
+    def counted(self, tenant: str, now: float | None = None) -> list[UploadSession]:
+        """Those that take room: not final, or with content on the disk that no version came of.
+
+        In any order, without their reports.
+        """
+        now = time.time() if now is None else now
+        return [s for s in self._of(tenant) if not s.state.is_final or now < s.unpublished_until]
 
     def recover(self) -> list[UploadSession]:
         """Opens uploads again whose commit died with its process; returns them. Cheap enough to call each minute."""
@@ -224,7 +230,7 @@ class UploadStore:
                 elif session.state in (UploadState.OPEN, UploadState.FAILED) and session.expires_at < now:
                     expired.append(self.update(session.id, _expired))
         for sessions in final.values():
-            self._remove_all(_oldest(sessions))
+            self._remove_all(_oldest(sessions, now))
         self._remove_unfinished_creations(now - _UNFINISHED_CREATION_S)
         return expired
 
@@ -236,7 +242,8 @@ class UploadStore:
         self._ended.pop(upload_id, None)
 
     def _remove_oldest(self, tenant: str) -> None:
-        self._remove_all(_oldest(session for session in self._of(tenant) if session.state.is_final))
+        final = [session for session in self._of(tenant) if session.state.is_final]
+        self._remove_all(_oldest(final, time.time()))
 
     def _remove_all(self, sessions: Iterable[UploadSession]) -> None:
         for session in sessions:
@@ -338,9 +345,20 @@ def _check_files(files: Sequence[UploadFile]) -> None:
             raise UploadFileError(f"{file.name} cannot have {file.size_bytes} bytes")
 
 
-def _oldest(final: Iterable[UploadSession]) -> list[UploadSession]:
-    """Of a tenant: those that are too many."""
-    return sorted(final, key=lambda session: session.updated_at)[:-MAX_FINAL]
+def _oldest(final: Sequence[UploadSession], now: float) -> list[UploadSession]:
+    """Of a tenant: those that are too many.
+
+    NOTE: not those that left content on the disk, of which nothing else tells whose it is.
+    """
+    too_many = sorted(final, key=lambda session: session.updated_at)[:-MAX_FINAL]
+    return [session for session in too_many if session.unpublished_until <= now]
+
+
+def _kept_by_now(session: UploadSession) -> UploadSession:
+    """Its content is swept by the time at which it was put on the disk, which was before this."""
+    if session.kept is None:
+        return session
+    return msgspec.structs.replace(session, kept=msgspec.structs.replace(session.kept, at=session.updated_at))
 
 
 def _reopened(session: UploadSession) -> UploadSession:

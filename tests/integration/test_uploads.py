@@ -6,7 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +23,7 @@ from loraserve.control.uploads.errors import OFFSET_HEADER
 from loraserve.control.uploads.service import MAX_OPEN_UPLOADS
 from loraserve.control.uploads.states import report_of
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.errors import IncompleteBlobError
 from loraserve.store.upload_session import CHUNK_BYTES, UploadFile, UploadSession, UploadState
 from tests.support.fork_servers import fork_server_of
@@ -331,6 +333,55 @@ def test_a_generation_that_fails_rejects_or_fails_the_upload(bench: UploadBench)
     asyncio.run(run())
 
 
+def test_content_that_no_version_came_of_counts_until_it_is_swept(
+    bench: UploadBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.control.uploads.service.MAX_UNPUBLISHED", 2)
+    monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 1)
+    size = sum(map(len, files().values()))
+
+    async def run() -> None:
+        bench.smoke_error = AdapterRejectedError(Report(checks=[]))
+        rejected = await bench.send(files())
+        bench.smoke_error = ServingError(ErrorCode.ENGINE_DEAD, "The engine is not running.")
+        changed = {**files(), CONFIG: json.dumps(config_of(lora_alpha=9)).encode()}
+        aborted = await bench.service.abort(ALICE, (await bench.send(changed)).id)
+        assert [session.state for session in (rejected, aborted)] == [UploadState.REJECTED, UploadState.ABORTED]
+        left = bench.quota.limit = 10 * size
+        for refusal in (bench.service.incoming(ALICE, left).__aenter__(), opened(bench, files())):
+            with refused(ErrorCode.INSUFFICIENT_QUOTA, "2 uploads ended without a version"):
+                await refusal
+        monkeypatch.setattr("loraserve.control.uploads.service.MAX_UNPUBLISHED", 3)
+        async with bench.service.incoming(ALICE, 1) as form:
+            assert form.max_bytes == left - rejected.size_bytes - aborted.size_bytes
+        bench.smoke_error = None
+        done = await bench.send(files())
+        for told in (bench.quota.unpublished, bench.publisher.unpublished):
+            assert {session.id for session in told} == {rejected.id, aborted.id}
+            assert {session.kept.digest for session in told if session.kept} == set(bench.contents())
+        # Once the sweep has been here, they are as any other.
+        now = time.time()
+        monkeypatch.setattr("time.time", lambda: now + SWEPT_WITHIN_S + 1)
+        await bench.service.open(ALICE, "sql", announced(files()))
+        assert bench.quota.unpublished == []
+        final = [session.id for session in await bench.service.list(ALICE) if session.state.is_final]
+        assert final == [done.id]
+
+    asyncio.run(run())
+
+
+def test_of_what_is_refused_before_it_is_kept_nothing_counts(bench: UploadBench) -> None:
+    async def run() -> None:
+        await bench.service.abort(ALICE, (await opened(bench, files())).id)
+        broken = {**files(), WEIGHTS: files()[WEIGHTS][:-1]}
+        with pytest.raises(AdapterRejectedError):
+            await bench.send(broken)
+        await opened(bench, files())
+        assert bench.quota.unpublished == []
+
+    asyncio.run(run())
+
+
 def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     bench: UploadBench, tmp_path: Path
 ) -> None:
@@ -343,7 +394,7 @@ def test_a_folder_whose_upload_fails_is_to_be_sent_again_and_leaves_no_open_one(
     async def run() -> None:
         with pytest.raises(ServingError) as raised:
             await bench.service.from_path(ALICE, "request", "sql", folder, roots=None)
-        assert raised.value.message == ("The server's Redis is not reachable. Nothing of it was kept: try again.")
+        assert raised.value.message == ("The server's Redis is not reachable. No version came of it: try again.")
         assert raised.value.retry_after_s == 2
         assert [session.state for session in await bench.service.list(ALICE)] == [UploadState.ABORTED]
 
@@ -507,7 +558,14 @@ class DyingPublisher(MemoryPublisher):
     """Dies where a server would: its content is on the disk, no document names it."""
 
     async def publish(
-        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        content: Content,
+        *,
+        activate: bool = True,
+        unpublished: Sequence[UploadSession] = (),
     ) -> Published:
         die(content.digest)
 

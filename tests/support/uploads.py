@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,8 @@ class MemoryPublisher:
         self.error: Exception | None = None
         self.refusal: Exception | None = None
         """Of whoever asks."""
+        self.unpublished: list[UploadSession] = []
+        """What the last one was told of."""
 
     def check_name(self, name: str) -> None:
         assert name
@@ -48,9 +50,17 @@ class MemoryPublisher:
             raise self.refusal
 
     async def publish(
-        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        content: Content,
+        *,
+        activate: bool = True,
+        unpublished: Sequence[UploadSession] = (),
     ) -> Published:
         await self.check_may_publish(principal, name)
+        self.unpublished = [*unpublished]
         if self.error is not None:
             raise self.error
         document_id = adapter_id(principal.acting_tenant, name)
@@ -80,15 +90,27 @@ class OpenQuota:
         self.asked: list[tuple[str, str, int, int]] = []
         self.error: Exception | None = None
         self.limit: int | None = None
-        """Bytes, of which only uploads that are under way use some."""
+        """Bytes, of which only uploads use some."""
+        self.unpublished: list[UploadSession] = []
+        """What the last check was told of."""
 
-    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
+    def check(
+        self,
+        tenant: str,
+        name: str,
+        size_bytes: int,
+        *,
+        open_bytes: int = 0,
+        unpublished: Sequence[UploadSession] = (),
+    ) -> None:
+        self.unpublished = [*unpublished]
         self.asked.append((tenant, name, size_bytes, open_bytes))
         if self.error is not None:
             raise self.error
 
-    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None:
-        return None if self.limit is None else max(0, self.limit - open_bytes)
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0, unpublished: Sequence[UploadSession] = ()) -> int | None:
+        left_bytes = sum(session.size_bytes for session in unpublished)
+        return None if self.limit is None else max(0, self.limit - open_bytes - left_bytes)
 
 
 @dataclass

@@ -23,6 +23,7 @@ from loraserve.serving.errors import invalid_value
 from loraserve.store.errors import InvalidNameError
 from loraserve.store.names import check_adapter_name
 from loraserve.store.records import AdapterDoc, BaseRecord, Document, VersionRecord, adapter_id
+from loraserve.store.upload_session import UploadSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,20 @@ class VersionService:
         self._check_still_may(principal, name)
 
     async def publish(
-        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        content: Content,
+        *,
+        activate: bool = True,
+        unpublished: Sequence[UploadSession] = (),
     ) -> Published:
         """Of the acting tenant. The first version becomes live in any case. Idempotent by upload id and by digest.
 
-        The blob must be in the store, which is not checked here. NOTE: an upload takes as long as its sender likes, so
-        who may not publish any more when it is committed is refused: 401 or 403.
+        The blob must be in the store, which is not checked here. unpublished: uploads of the tenant that ended without
+        a version. NOTE: an upload takes as long as its sender likes, so who may not publish any more when it is
+        committed is refused: 401 or 403.
         """
         self.check_name(name)
         tenant = principal.acting_tenant
@@ -91,7 +100,8 @@ class VersionService:
             doc = current.doc if current is not None else None
             created = doc is None or doc.deleted_at is not None or find_published(doc, content) is None
             if created:
-                self._quota.check(tenant, name, content.size_bytes)
+                others = [upload for upload in unpublished if upload.kept and upload.kept.digest != content.digest]
+                self._quota.check(tenant, name, content.size_bytes, unpublished=others)
             now = self._clock()
             doc = add_version(doc, tenant, name, content, self._base, activate=activate, by=principal.actor, now=now)
             if not created or self._keep_versions is None:

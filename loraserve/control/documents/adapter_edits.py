@@ -6,13 +6,10 @@ import msgspec
 from msgspec.structs import replace
 
 from loraserve.serving.errors import ErrorCode, ServingError, invalid_value
-from loraserve.store.blobs import SWEEP_AFTER_S
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, Canary, VersionRecord
 
 RESTORABLE_S = 24 * 3600.0
-SWEEP_EVERY_S = 600.0
-SWEPT_WITHIN_S = SWEEP_AFTER_S + SWEEP_EVERY_S
-"""Of its publication: a content that no document refers to."""
 MAX_WEIGHT_BP = 10_000
 
 

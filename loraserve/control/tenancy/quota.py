@@ -6,8 +6,9 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from loraserve.control.documents.adapter_edits import emptied, kept_until
 from loraserve.control.documents.catalog import Catalog
@@ -17,12 +18,20 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import AdapterDoc, Limits
+from loraserve.store.upload_session import UploadSession
 
 WAIT_S = 30.0
 """For other servers; twice as long as one that was killed keeps its lease."""
 POLL_S = 0.05
 
 logger = logging.getLogger(__name__)
+
+
+class _Kept(NamedTuple):
+    digest: str
+    size_bytes: int
+    until: float
+    """When it is gone from the disk."""
 
 
 class Quota:
@@ -64,12 +73,21 @@ class Quota:
         Also of a deleted tenant, as long as it can be restored.
         """
         docs = (document.doc for document in self._catalog.held_adapters(tenant))
-        return sum(size_bytes for size_bytes, _ in _kept(docs, self._clock()))
+        return sum(kept.size_bytes for kept in _kept(docs, self._clock()))
 
-    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None:
+    def check(
+        self,
+        tenant: str,
+        name: str,
+        size_bytes: int,
+        *,
+        open_bytes: int = 0,
+        unpublished: Sequence[UploadSession] = (),
+    ) -> None:
         """Whether a version of that size may be added. Raises `ServingError`.
 
-        open_bytes: of the tenant's other uploads that are not committed yet.
+        open_bytes: of the tenant's other uploads that are not committed yet. unpublished: those that ended without a
+        version; of content that one has all the same, nothing counts twice.
         """
         self.check_adapters(tenant, name)
         limit = self._limits(tenant).max_adapter_bytes
@@ -77,8 +95,8 @@ class Quota:
             return
         now = self._clock()
         docs = (_to_add_to(document.doc, name, now) for document in self._catalog.adapters(tenant))
-        kept = [*_kept(docs, now)]
-        used = sum(kept_bytes for kept_bytes, _ in kept) + open_bytes
+        kept = _with_unpublished(_kept(docs, now), unpublished, now)
+        used = sum(each.size_bytes for each in kept) + open_bytes
         if used + size_bytes > limit:
             message = (
                 f"{size_bytes} bytes more would be {used + size_bytes} for the tenant '{tenant}', its limit is "
@@ -86,7 +104,7 @@ class Quota:
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
-    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None:
+    def room_bytes(self, tenant: str, *, open_bytes: int = 0, unpublished: Sequence[UploadSession] = ()) -> int | None:
         """What an upload may have at most, whatever name it turns out to have; None = no limit. Raises `ServingError`.
 
         It may be refused all the same once its name is known: see `check`.
@@ -95,7 +113,8 @@ class Quota:
         if limit is None:
             return None
         docs = (document.doc for document in self._catalog.adapters(tenant) if document.doc.deleted_at is None)
-        used = sum(kept_bytes for kept_bytes, _ in _kept(docs, self._clock()))
+        now = self._clock()
+        used = sum(kept.size_bytes for kept in _with_unpublished(_kept(docs, now), unpublished, now))
         return max(0, limit - used - open_bytes)
 
     def check_adapters(self, tenant: str, name: str) -> None:
@@ -148,23 +167,34 @@ def _to_add_to(doc: AdapterDoc, name: str, now: float) -> AdapterDoc:
     return emptied(doc, now) if doc.name == name and doc.deleted_at is not None else doc
 
 
-def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[tuple[int, float]]:
-    """Bytes of each version whose content is on the disk, and until when."""
+def _kept(docs: Iterable[AdapterDoc], now: float) -> Iterator[_Kept]:
+    """Each version whose content is on the disk."""
     for doc in docs:
         for version in doc.versions:
             until = kept_until(doc, version)
             if now < until:
-                yield version.size_bytes, until
+                yield _Kept(version.digest, version.size_bytes, until)
 
 
-def _of_deleted(kept: Iterable[tuple[int, float]]) -> str:
+def _with_unpublished(kept: Iterable[_Kept], unpublished: Sequence[UploadSession], now: float) -> list[_Kept]:
+    """And each content besides that an upload left, once."""
+    found = [*kept]
+    digests = {each.digest for each in found}
+    for upload in sorted(unpublished, key=lambda upload: upload.unpublished_until, reverse=True):
+        if upload.kept is not None and now < upload.unpublished_until and upload.kept.digest not in digests:
+            digests.add(upload.kept.digest)
+            found.append(_Kept(upload.kept.digest, upload.size_bytes, upload.unpublished_until))
+    return found
+
+
+def _of_deleted(kept: Iterable[_Kept]) -> str:
     """What a message adds for bytes that nobody can delete any more."""
-    deleted = [(size_bytes, until) for size_bytes, until in kept if until < math.inf]
+    deleted = [each for each in kept if each.until < math.inf]
     if not deleted:
         return ""
-    num_bytes = sum(size_bytes for size_bytes, _ in deleted)
-    first = datetime.fromtimestamp(min(until for _, until in deleted), UTC)
+    num_bytes = sum(each.size_bytes for each in deleted)
+    first = datetime.fromtimestamp(min(each.until for each in deleted), UTC)
     return (
-        f" {num_bytes} bytes are of deleted ones, which count until they are removed from the disk, "
-        f"the first of them at {first:%Y-%m-%d %H:%M} UTC."
+        f" {num_bytes} bytes are of deleted ones, or of uploads that ended without one, which count until they are "
+        f"removed from the disk, the first of them at {first:%Y-%m-%d %H:%M} UTC."
     )

@@ -6,7 +6,7 @@ repeated.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -42,7 +42,14 @@ class Publisher(Protocol):
     async def check_may_publish(self, principal: Principal, name: str) -> None: ...
 
     async def publish(
-        self, principal: Principal, request_id: str, name: str, content: Content, *, activate: bool = True
+        self,
+        principal: Principal,
+        request_id: str,
+        name: str,
+        content: Content,
+        *,
+        activate: bool = True,
+        unpublished: Sequence[UploadSession] = (),
     ) -> Published: ...
 
 
@@ -138,7 +145,7 @@ class UploadCommits:
         manifest = answer.manifest
         if manifest is None or not answer.report.accepted:
             raise AdapterRejectedError(answer.report)
-        await to_state(self._store, session.id, UploadState.LOADING, report=answer.report)
+        await to_state(self._store, session.id, UploadState.LOADING, report=answer.report, keeps=manifest.digest)
         await asyncio.to_thread(self._keep, folder, manifest)
         content = Content(
             digest=manifest.digest,
@@ -149,7 +156,12 @@ class UploadCommits:
         )
         async with self._smoke(manifest.digest):
             published = await self._publisher.publish(
-                principal, request_id, session.name, content, activate=session.activate
+                principal,
+                request_id,
+                session.name,
+                content,
+                activate=session.activate,
+                unpublished=await asyncio.to_thread(self._unpublished, session.tenant),
             )
         result = UploadResult(version=published.version.n, digest=manifest.digest, created=published.created)
         await to_state(self._store, session.id, UploadState.READY, result=result)
@@ -158,6 +170,9 @@ class UploadCommits:
     def _keep(self, folder: Path, manifest: Manifest) -> None:
         self._ingest.keep_packed(folder, manifest)
         self._blobs.publish(folder, manifest.digest)
+
+    def _unpublished(self, tenant: str) -> list[UploadSession]:
+        return [session for session in self._store.counted(tenant) if session.state.is_final]
 
     async def _settle(
         self, upload_id: str, state: UploadState, *, report: Report | None = None, error: str | None = None

@@ -12,6 +12,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,8 @@ from loraserve.store.uploads import UploadStore
 COMMITTABLE = (UploadState.OPEN, UploadState.FAILED)
 MAX_OPEN_UPLOADS = 64
 """Of one tenant, with forms on their way to a server; each may hold bytes on the disk for a day."""
+MAX_UNPUBLISHED = 200
+"""Uploads of one tenant that ended without a version, of what is still on the disk: their records are kept as long."""
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 POLL_S = 0.5
 """How often a session that another process works on is looked at."""
@@ -47,9 +50,19 @@ _logger = logging.getLogger(__name__)
 class QuotaCheck(Protocol):
     """See `Quota`."""
 
-    def check(self, tenant: str, name: str, size_bytes: int, *, open_bytes: int = 0) -> None: ...
+    def check(
+        self,
+        tenant: str,
+        name: str,
+        size_bytes: int,
+        *,
+        open_bytes: int = 0,
+        unpublished: Sequence[UploadSession] = (),
+    ) -> None: ...
 
-    def room_bytes(self, tenant: str, *, open_bytes: int = 0) -> int | None: ...
+    def room_bytes(
+        self, tenant: str, *, open_bytes: int = 0, unpublished: Sequence[UploadSession] = ()
+    ) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +74,14 @@ class IncomingForm:
     """What it counts for."""
     max_bytes: int | None
     """What its files may have together; None = no limit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Uncommitted:
+    """What a tenant has on the disk, or may come to have, beside its versions."""
+
+    open_bytes: int
+    unpublished: list[UploadSession]
 
 
 class UploadService:
@@ -114,8 +135,8 @@ class UploadService:
         """
         tenant = principal.acting_tenant
         async with self._opening:
-            open_bytes = await self._open_bytes(tenant)
-            room_bytes = self._quota.room_bytes(tenant, open_bytes=open_bytes)
+            found = await self._uncommitted(tenant)
+            room_bytes = self._quota.room_bytes(tenant, open_bytes=found.open_bytes, unpublished=found.unpublished)
             if room_bytes is not None and (size_bytes or 1) > room_bytes:
                 raise form_too_large(room_bytes)
             counted_bytes = (room_bytes or 0) if size_bytes is None else size_bytes
@@ -144,8 +165,9 @@ class UploadService:
         self._check_announced(files)
         tenant = principal.acting_tenant
         async with self._opening:
-            open_bytes = await self._open_bytes(tenant, without=form)
-            self._quota.check(tenant, name, sum(file.size_bytes for file in files), open_bytes=open_bytes)
+            found = await self._uncommitted(tenant, without=form)
+            size_bytes = sum(file.size_bytes for file in files)
+            self._quota.check(tenant, name, size_bytes, open_bytes=found.open_bytes, unpublished=found.unpublished)
             with store_errors():
                 session = await asyncio.to_thread(
                     self._store.create,
@@ -282,19 +304,26 @@ class UploadService:
             # If that was the reason, with the status that it has.
             await self._publisher.check_may_publish(principal, name)
             reason = (session.error or f"The upload is {session.state}.").removesuffix(COMMIT_AGAIN)
-            message = f"{reason} Nothing of it was kept: try again."
+            message = f"{reason} No version came of it: try again."
             raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
         return session
 
-    async def _open_bytes(self, tenant: str, *, without: IncomingForm | None = None) -> int:
-        """Of all that is not settled. Raises `ServingError` where there may be no more of it."""
-        pending = await asyncio.to_thread(self._store.pending, tenant)
+    async def _uncommitted(self, tenant: str, *, without: IncomingForm | None = None) -> _Uncommitted:
+        """Raises `ServingError` where there may be no more of it."""
+        counted = await asyncio.to_thread(self._store.counted, tenant)
+        pending = [session for session in counted if not session.state.is_final]
+        unpublished = [session for session in counted if session.state.is_final]
         forms = [form for form in self._incoming if form.tenant == tenant and form is not without]
         num_open = len(pending) + len(forms)
         if num_open >= MAX_OPEN_UPLOADS:
             message = f"{num_open} uploads are open, at most {MAX_OPEN_UPLOADS} can be: commit or abort some."
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
-        return sum(session.size_bytes for session in pending) + sum(form.size_bytes for form in forms)
+        if len(unpublished) >= MAX_UNPUBLISHED:
+            raise _too_many_unpublished(unpublished)
+        open_bytes = sum(session.size_bytes for session in pending) + sum(form.size_bytes for form in forms)
+        known = {session.kept.digest for session in pending if session.kept is not None}
+        others = [session for session in unpublished if session.kept and session.kept.digest not in known]
+        return _Uncommitted(open_bytes, others)
 
     async def _of(self, principal: Principal, upload_id: str) -> UploadSession:
         with store_errors():
@@ -353,6 +382,15 @@ def form_too_large(room_bytes: int) -> ServingError:
     message = (
         f"The form has more than the {room_bytes} bytes that the tenant's limit leaves for it. "
         "Delete versions, abort uploads, or ask for a higher limit."
+    )
+    return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+
+def _too_many_unpublished(unpublished: Sequence[UploadSession]) -> ServingError:
+    first = datetime.fromtimestamp(min(session.unpublished_until for session in unpublished), UTC)
+    message = (
+        f"{len(unpublished)} uploads ended without a version after their content was on the disk, where it still is; "
+        f"at most {MAX_UNPUBLISHED} may. The first of them is removed at {first:%Y-%m-%d %H:%M} UTC."
     )
     return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 

@@ -1,12 +1,13 @@
 """How an upload's record goes from one state to the next, and what it says of the content."""
 
 import asyncio
+import time
 
 import msgspec
 
 from loraserve.control.ingest.report import AdapterRejectedError, Report
 from loraserve.store.errors import UploadStateError
-from loraserve.store.upload_session import UploadResult, UploadSession, UploadState
+from loraserve.store.upload_session import KeptContent, UploadResult, UploadSession, UploadState
 from loraserve.store.uploads import UploadStore
 
 
@@ -18,8 +19,12 @@ async def to_state(
     report: Report | None = None,
     result: UploadResult | None = None,
     error: str | None = None,
+    keeps: str | None = None,
 ) -> UploadSession:
-    """report: None = it stays what it is. Raises `StoreError`, also where that state cannot follow, and `OSError`."""
+    """report: None = it stays what it is. keeps: the digest of what is put on the disk next.
+
+    Raises `StoreError`, also where that state cannot follow, and `OSError`.
+    """
 
     def change(session: UploadSession) -> UploadSession:
         return msgspec.structs.replace(
@@ -28,6 +33,7 @@ async def to_state(
             report=session.report if report is None else msgspec.Raw(msgspec.json.encode(report)),
             result=result,
             error=error,
+            kept=session.kept if keeps is None else KeptContent(digest=keeps, at=time.time()),
         )
 
     return await asyncio.to_thread(store.update, upload_id, change)

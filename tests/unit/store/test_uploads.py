@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.errors import DamagedFileError, OffsetError, UploadFileError, UploadNotFoundError, UploadStateError
 from loraserve.store.upload_session import (
     CHUNK_BYTES,
     NO_REPORT,
+    KeptContent,
     UploadFile,
     UploadResult,
     UploadSession,
@@ -289,16 +291,69 @@ def test_listing_is_newest_first_and_by_tenant(store: UploadStore) -> None:
     assert store.sessions("c") == []
 
 
-def test_pending_are_those_that_can_still_be_published(store: UploadStore) -> None:
+def test_counted_are_those_that_can_still_be_published(store: UploadStore) -> None:
     first, second, of_another = create(store, tenant="a"), create(store, tenant="a"), create(store, tenant="b")
     for _ in range(2):
-        assert {session.id for session in store.pending("a")} == {first.id, second.id}
+        assert {session.id for session in store.counted("a")} == {first.id, second.id}
     store.update(first.id, become(UploadState.ABORTED))
     for _ in range(2):
-        assert [session.id for session in store.pending("a")] == [second.id]
+        assert [session.id for session in store.counted("a")] == [second.id]
     store.remove(second.id)
-    assert store.pending("a") == []
-    assert [session.id for session in store.pending("b")] == [of_another.id]
+    assert store.counted("a") == []
+    assert [session.id for session in store.counted("b")] == [of_another.id]
+
+
+def loading(store: UploadStore) -> str:
+    """At something that was put on the disk at 1000."""
+    upload_id = create(store).id
+    kept = KeptContent(digest="ab" * 32, at=1000.0)
+    store.update(upload_id, become(UploadState.VALIDATING))
+    store.update(upload_id, lambda s: msgspec.structs.replace(s, state=UploadState.LOADING, kept=kept))
+    return upload_id
+
+
+@pytest.mark.parametrize("is_read_again", [False, True])
+def test_those_count_too_that_left_content_without_a_version_until_it_is_swept(
+    store: UploadStore, tmp_path: Path, is_read_again: bool
+) -> None:
+    result = UploadResult(version=1, digest="ab" * 32, created=True)
+    store.update(loading(store), lambda s: msgspec.structs.replace(s, state=UploadState.READY, result=result))
+    rejected = store.update(loading(store), become(UploadState.REJECTED))
+    failed = store.update(loading(store), become(UploadState.FAILED))
+    crashed = loading(store)
+    (recovered,) = store.recover()
+    assert recovered.id == crashed
+    aborted = [store.update(session.id, become(UploadState.ABORTED)) for session in (failed, recovered)]
+    left = [rejected, *aborted]
+    for session, settled in zip(left, (rejected, failed, recovered), strict=True):
+        # The content was there by the time when its publishing ended, and no later.
+        assert session.kept == KeptContent(digest="ab" * 32, at=settled.updated_at)
+        assert session.unpublished_until == settled.updated_at + SWEPT_WITHIN_S
+    if is_read_again:
+        store = UploadStore(tmp_path / "data")
+    first, last = (pick(session.unpublished_until for session in left) for pick in (min, max))
+    assert {session.id for session in store.counted("acme", first - 1)} == {session.id for session in left}
+    assert store.counted("acme", last) == []
+
+
+def test_records_of_what_is_left_on_the_disk_are_kept_as_long(
+    store: UploadStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 1)
+    left = store.update(loading(store), become(UploadState.REJECTED))
+    others = [store.update(create(store).id, become(UploadState.ABORTED)) for _ in range(3)]
+    assert {session.id for session in store.sessions()} == {left.id, others[-1].id}
+    store.expire(left.unpublished_until)
+    assert [session.id for session in store.sessions()] == [others[-1].id]
+
+
+def test_a_record_of_before_contents_were_noted_is_read(store: UploadStore, tmp_path: Path) -> None:
+    session = create(store)
+    path = tmp_path / "data" / "uploads" / session.id / "session.json"
+    record = msgspec.json.decode(path.read_bytes())
+    assert record.pop("kept") is None
+    path.write_bytes(msgspec.json.encode(record))
+    assert store.load(session.id) == session
 
 
 def test_what_another_process_does_to_ended_uploads_is_listed(store: UploadStore, tmp_path: Path) -> None:

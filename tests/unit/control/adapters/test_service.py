@@ -6,12 +6,13 @@ import pytest
 
 from loraserve.control.adapters.queries import AdapterQuery, AdapterSort, AdapterState
 from loraserve.control.adapters.service import AdapterPatch
-from loraserve.control.documents.adapter_edits import RESTORABLE_S, SWEPT_WITHIN_S, CanaryShare, wants
+from loraserve.control.documents.adapter_edits import RESTORABLE_S, CanaryShare, wants
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.records import DocumentKind, Limits, Role, Status, Tier, adapter_id
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import (

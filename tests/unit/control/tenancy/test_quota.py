@@ -7,7 +7,9 @@ from loraserve.control.adapters.service import AdapterPatch
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.records import Limits
+from loraserve.store.upload_session import KeptContent, UploadFile, UploadSession, UploadState
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, Node, content, eventually, run, running_node, two_nodes, with_tenants
 
@@ -106,5 +108,47 @@ def test_a_publisher_that_is_given_up_on_finishes_with_its_turn(valkey: Valkey, 
             await eventually(lambda: node.catalog.adapter("acme", "sql") is not None)
             assert await publish(node, "sql", "b") is None
             await eventually(lambda: lease_of(valkey) == NOBODY)
+
+    run(scenario)
+
+
+def left(digest: str, size_bytes: int, at: float) -> UploadSession:
+    """An upload that was rejected once its content was on the disk."""
+    return UploadSession(
+        id="f" * 32,
+        tenant="acme",
+        name="sql",
+        actor="cli",
+        state=UploadState.REJECTED,
+        files=[UploadFile(name="adapter_model.safetensors", size_bytes=size_bytes)],
+        created_at=at,
+        updated_at=at,
+        expires_at=at,
+        kept=KeptContent(digest=digest * 64, at=at),
+    )
+
+
+def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await node.tenants.patch(ADMIN, "r", "acme", TenantPatch(limits=Limits(max_adapter_bytes=250)))
+            assert await publish(node, "sql", "a") is None
+            # "a" is a version's.
+            uploads = [left(digest, 100, node.clock.now) for digest in "abb"]
+            assert node.quota.room_bytes("acme", unpublished=uploads) == 50
+            node.quota.check("acme", "sql", 50, unpublished=uploads)
+            with pytest.raises(ServingError, match="100 bytes are of deleted ones, or of uploads that") as refused:
+                node.quota.check("acme", "sql", 51, unpublished=uploads)
+            assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
+            with pytest.raises(ServingError):
+                await node.versions.publish(ACME, "r", "other", content("c" * 64), unpublished=uploads)
+            # What is published itself takes no room besides.
+            await node.versions.publish(ACME, "r", "other", content("b" * 64), unpublished=uploads)
+            assert node.quota.room_bytes("acme", unpublished=uploads) == 50
+            uploads = [left("d", 100, node.clock.now)]
+            assert node.quota.room_bytes("acme", unpublished=uploads) == 0
+            node.clock.now += SWEPT_WITHIN_S
+            assert node.quota.room_bytes("acme", unpublished=uploads) == 50
 
     run(scenario)

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.documents.adapter_edits import SWEPT_WITHIN_S
 from loraserve.control.tenancy.principal import Principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
+from loraserve.store.blobs import SWEPT_WITHIN_S
 from loraserve.store.records import Limits, Role, Status
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, ADMIN, content, run, running_node, with_tenants
