@@ -52,7 +52,7 @@ def _add_requests(engine: Engine, digests: list[str]) -> None:
 def _measure(engine: Engine, step_bytes: int) -> tuple[list[float], list[float]]:
     buffers = [torch.ones(BUFFER_BYTES // 4) for _ in range(-(-step_bytes // BUFFER_BYTES))]
     scale = step_bytes / (len(buffers) * BUFFER_BYTES)
-    while len(engine.step()) < BATCH_SIZE:
+    while sum(len(output.token_ids) for output in engine.step()) < BATCH_SIZE:
         pass
     steps, reads = [], []
     for _ in range(ROUNDS):

@@ -154,6 +154,7 @@ def first_tokens_s(engine: Engine, requests: Sequence[EngineRequest]) -> float:
 
 
 def checked(outputs: list[SequenceOutput]) -> list[SequenceOutput]:
+    """Those with tokens."""
     errors = [output.error for output in outputs if output.error]
     assert not errors, errors
-    return outputs
+    return [output for output in outputs if output.token_ids]

@@ -230,10 +230,10 @@ class Engine:
         self._counts.num_steps += 1
         self._counts.recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
+        outputs = [_tell_begun(each) for each in step.begun if each.status is not Status.FINISHED]
         if step.takes_best and all(sampled.is_finite):
-            return self._append_each(step.sequences, sampled.token_ids)
+            return outputs + self._append_each(step.sequences, sampled.token_ids)
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
-        outputs: list[SequenceOutput] = []
         for sequence, item, chosen in zip(step.sequences, step.items, rows, strict=False):
             after_draft = list(islice(rows, len(item.draft))) if item.draft else []
             if sequence.status is Status.FINISHED:
@@ -390,9 +390,18 @@ class Engine:
             if is_scheduled and sequence.status is not Status.FINISHED:
                 self._scheduler.finish(sequence)
         self._forget_request(state)
+        # What fails with its first step is told apart from what never came to it.
+        is_news = state.first_scheduled_s is not None and not state.is_begun_told
+        queue_s = _queue_s(state) if is_news else None
         return [
             SequenceOutput(
-                state.request.request_id, index, [], finish_reason=reason, error=error, error_code=error_code
+                state.request.request_id,
+                index,
+                [],
+                finish_reason=reason,
+                queue_s=queue_s,
+                error=error,
+                error_code=error_code,
             )
             for index in indexes
         ]
@@ -441,14 +450,34 @@ class Engine:
         self._scheduler.check_invariants()
 
 
-def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
-    """With a choice's first token, or a request's."""
+def _tell_begun(sequence: Sequence) -> SequenceOutput:
+    """The first output of a prompt that takes more steps."""
     state = sequence.state
-    assert state.first_scheduled_s is not None
-    output.queue_s = state.first_scheduled_s - state.arrival_s
+    state.is_begun_told = True
+    return SequenceOutput(
+        state.request.request_id,
+        min(state.unfinished),  # 0, unless that was aborted
+        [],
+        num_cached_tokens=state.num_cached_tokens,
+        queue_s=_queue_s(state),
+    )
+
+
+def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
+    """With a choice's first token, or a request's vector: but for what was told when the prompt was begun."""
+    state = sequence.state
     if sequence.index == 0:
-        output.num_cached_tokens = state.num_cached_tokens
         output.prompt_logprobs = state.prompt_logprobs
+        if state.is_begun_told:
+            return
+        output.num_cached_tokens = state.num_cached_tokens
+    output.queue_s = _queue_s(state)
+    state.is_begun_told = True
+
+
+def _queue_s(state: RequestState) -> float:
+    assert state.first_scheduled_s is not None
+    return state.first_scheduled_s - state.arrival_s
 
 
 def _first_allowed(mask: NDArray[np.uint8]) -> int | None:

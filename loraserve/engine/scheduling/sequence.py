@@ -33,6 +33,8 @@ class RequestState:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
     first_scheduled_s: float | None = None
+    is_begun_told: bool = False
+    """An output has said when it was first scheduled."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     hidden_sum: Tensor | None = None
     """float32 [hidden_size]: of the rows computed so far, where their mean is wanted."""

@@ -93,6 +93,7 @@ class StepQueue:
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
         pooled = [] if output.hidden is None else pool(plan.scheduled, output.hidden)
+        begun = _begun(plan.scheduled)
         sequences: list[Sequence] = []
         items: list[ScheduledSequence] = []
         rows: list[int] = []
@@ -109,7 +110,7 @@ class StepQueue:
                     rows += range(end_row - 1 - len(item.draft), end_row - 1)
                 rows.append(end_row - 1)
         if not sequences:
-            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []), pooled)
+            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []), pooled, begun)
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [row for _, row in known_rows]
@@ -124,7 +125,7 @@ class StepQueue:
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
         is_single = best is not None and len(rows) == len(sequences) and not pooled
         takes_best = is_single and all(row.takes_best for row in sampling_rows)
-        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, takes_best)
+        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, begun, takes_best)
 
     def _queue_again(self, plan: StepPlan, last: StepInFlight) -> StepInFlight:
         """`queue` for a plan that `_goes_on` from a step whose tokens are known."""
@@ -144,7 +145,7 @@ class StepQueue:
             sampled = self._sampler.sample(output.logits, rows, output.best, output.drawn if batch.draws else None)
         for sequence in sequences:
             sequence.num_computed_tokens += 1
-        return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], last.takes_best)
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], [], last.takes_best)
 
     def _rows_after(self, sequences: Seq[Sequence]) -> list[SamplingRow]:
         """To sample, once one row more of each is computed."""
@@ -163,7 +164,7 @@ class StepQueue:
             sequence.num_computed_tokens += 1
         queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
         assert queued is not None
-        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [])
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [], [])
 
     def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
         if self._adapters is None:
@@ -232,6 +233,15 @@ class StepQueue:
         num_top = sequence.request.sampling.prompt_logprobs or 0
         if targets:
             state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
+
+
+def _begun(scheduled: Seq[ScheduledSequence]) -> list[Sequence]:
+    """See `StepInFlight.begun`. To be asked before the rows are noted as computed."""
+    return [
+        item.sequence
+        for item in scheduled
+        if item.sequence.state.first_scheduled_s is None and item.num_rows < item.sequence.num_uncomputed_tokens
+    ]
 
 
 def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:

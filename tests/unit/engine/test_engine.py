@@ -15,7 +15,16 @@ from loraserve.engine.adapters.files import AdapterFiles
 from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError, EngineStepError
-from loraserve.engine.request import EngineErrorCode, EngineRequest, EngineStats, FinishReason, SamplingParams
+from loraserve.engine.request import (
+    EngineErrorCode,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    Pooling,
+    PoolingParams,
+    SamplingParams,
+    SequenceOutput,
+)
 from loraserve.engine.scheduling.fair_queue import FairQueue
 from loraserve.engine.scheduling.sequence import RequestState
 from tests.support.hash_model import (
@@ -704,3 +713,73 @@ def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.M
     assert engine.stats() == EngineStats(num_blocks=12, num_free_blocks=12)
     assert engine.step() == []
     assert engine.stats().step == 0
+
+
+# ---- what is begun
+
+
+def outputs_of(engine: Engine) -> list[SequenceOutput]:
+    outputs: list[SequenceOutput] = []
+    while engine.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+def test_a_prompt_of_several_steps_says_once_that_it_is_begun(engine: Engine) -> None:
+    prompt = list(range(1, 24))
+    engine.add_request(ask("before", prompt[:12]))
+    run_to_idle(engine)
+    engine.add_request(ask("r", prompt, params=replace(GREEDY, n=2, prompt_logprobs=0)))
+    engine.add_request(ask("cached", prompt))
+    outputs = outputs_of(engine)
+    for name, num_cached in (("r", 0), ("cached", 12)):
+        first, *later = [output for output in outputs if output.request_id == name]
+        assert (first.index, first.token_ids, first.finish_reason) == (0, [], None)
+        assert (first.num_cached_tokens, first.queue_s is not None) == (num_cached, True)
+        assert all(output.token_ids for output in later)
+        assert all(output.num_cached_tokens == 0 for output in later)
+        assert all(output.queue_s is None for output in later if output.index == 0)
+    with_logprobs = [output for output in outputs if output.prompt_logprobs is not None]
+    assert [(output.request_id, output.index, len(output.token_ids)) for output in with_logprobs] == [("r", 0, 1)]
+
+
+def test_a_prompt_of_one_step_says_so_with_its_first_token(engine: Engine) -> None:
+    engine.add_request(ask())
+    assert all(output.token_ids for output in outputs_of(engine))
+
+
+def test_preempted_prompts_do_not_say_again_that_they_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
+    for i in range(6):
+        engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
+    outputs = outputs_of(engine)
+    assert engine.stats().num_preemptions > 3
+    told = [output.request_id for output in outputs if output.queue_s is not None]
+    assert sorted(told) == [f"{i}" for i in range(6)]
+
+
+def test_a_pooled_prompt_of_several_steps_says_once_that_it_is_begun(engine: Engine) -> None:
+    engine.add_request(replace(ask(prompt=list(range(1, 24))), pooling=PoolingParams(Pooling.MEAN)))
+    first, last = outputs_of(engine)
+    assert (first.pooled, first.finish_reason, first.queue_s is not None) == (None, None, True)
+    assert (last.pooled is not None, last.finish_reason, last.queue_s) == (True, FinishReason.STOP, None)
+
+
+def test_what_ends_without_a_token_tells_whether_it_was_begun(engine: Engine, runner: HashRunner) -> None:
+    engine.add_request(ask("waits"))
+    (never_begun,) = engine.abort("waits")
+    assert never_begun.queue_s is None
+    runner.poison_next = 0
+    engine.add_request(ask("fails"))
+    (failed,) = engine.step()
+    assert (failed.error, failed.queue_s is not None) == (NOT_FINITE_MESSAGE, True)
+    engine.add_request(ask("long", list(range(1, 24))))
+    (begun,) = engine.step()
+    (left,) = engine.abort("long")
+    assert (begun.queue_s is not None, left.queue_s) == (True, None)
+
+
+def test_of_a_choice_that_was_aborted_nothing_says_that_the_prompt_is_begun(engine: Engine) -> None:
+    engine.add_request(ask(prompt=list(range(1, 24)), params=replace(GREEDY, n=2)))
+    engine.abort("r", 0)
+    assert {output.index for output in outputs_of(engine)} == {1}
