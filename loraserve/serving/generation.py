@@ -78,6 +78,9 @@ class PromptRun:
     """See `SequenceOutput.pooled`."""
     is_sent: bool = False
     """To the engine."""
+    is_begun: bool = False
+    """The engine has computed a part of it at least: from then on it is charged. What was refused, or only waited, is
+    not."""
     finished: bool = False
 
 
@@ -93,7 +96,7 @@ class PredictionUsage:
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
     num_prompt_tokens: int
-    """Of the prompts that were sent to the engine."""
+    """Of the prompts that the engine has begun."""
     num_completion_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int | None = None
@@ -148,6 +151,8 @@ class Generation:
         try:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
+                    if self._ended_by is not None:
+                        self._note_begun(arrived)
                     self._raise_if_ended()
                     deltas = self._take(arrived)
                     self._service.metrics.snapshot(self._service.engine.stats)
@@ -166,12 +171,17 @@ class Generation:
         assemblers = [choice.assembler for prompt in self.prompts for choice in prompt.choices]
         has_reasoning = self._job.text.reasoning is not None
         return TokenUsage(
-            num_prompt_tokens=sum(len(each.engine_request.prompt_token_ids) for each in self.prompts if each.is_sent),
+            num_prompt_tokens=sum(len(each.engine_request.prompt_token_ids) for each in self.prompts if each.is_begun),
             num_completion_tokens=sum(assembler.num_tokens for assembler in assemblers),
             num_cached_tokens=sum(prompt.num_cached_tokens for prompt in self.prompts),
             num_reasoning_tokens=sum(each.num_reasoning_tokens for each in assemblers) if has_reasoning else None,
             prediction=self._prediction_usage(),
         )
+
+    @property
+    def num_sent_prompt_tokens(self) -> int:
+        """Of the prompts that were sent to the engine, whether it has begun them or not."""
+        return sum(len(each.engine_request.prompt_token_ids) for each in self.prompts if each.is_sent)
 
     def _prediction_usage(self) -> PredictionUsage | None:
         if not any(prompt.engine_request.predicted_token_ids for prompt in self.prompts):
@@ -253,12 +263,19 @@ class Generation:
 
     def _send(self, prompt: PromptRun) -> AsyncGenerator[list[SequenceOutput]]:
         request, prompt.is_sent = prompt.engine_request, True
-        self._service.metrics.request_started(self._label, len(request.prompt_token_ids))
         if request.pooling is None:
             self._service.metrics.request_params(request.sampling.n, request.sampling.max_tokens)
         return self._service.engine.generate(request)
 
+    def _note_begun(self, outputs: list[SequenceOutput]) -> None:
+        for output in outputs:
+            prompt = self._prompt_of[output.request_id]
+            if not prompt.is_begun and (output.queue_s is not None or output.token_ids or output.pooled is not None):
+                prompt.is_begun = True
+                self._service.metrics.prompt_begun(self._label, len(prompt.engine_request.prompt_token_ids))
+
     def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
+        self._note_begun(outputs)
         now_s = time.monotonic()
         deltas: list[ChoiceDelta] = []
         for output in outputs:
@@ -295,6 +312,8 @@ class Generation:
                 choice.num_accepted_tokens = output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
+        elif output.pooled is None and output.finish_reason is None:
+            return None  # all it tells is that its prompt is begun
         elif output.pooled is not None:
             prompt.vector = output.pooled
             choice.times.first_token_s = choice.times.last_token_s = now_s

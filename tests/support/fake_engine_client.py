@@ -115,6 +115,10 @@ class FakeEngine:
     last_progress_s: float = field(default_factory=time.monotonic)
     longest_step_s: float = 0.0
     error: str | None = None
+    refuse_with: str | None = None
+    """Requests end with this error before anything is computed."""
+    rest_of_prompts: asyncio.Event | None = None
+    """Prompts take two steps, and the second waits for it, if there is one."""
     fail_with: str | None = None
     """Requests end with this error after one token."""
     fail_code: EngineErrorCode | None = None
@@ -138,6 +142,14 @@ class FakeEngine:
         self.requests.append(request)
         self.running.add(request.request_id)
         try:
+            if self.refuse_with is not None:
+                yield [_failure(request, self.refuse_with, self.fail_code)]
+                return
+            if self.rest_of_prompts is not None:
+                if self.gate is not None:
+                    await self.gate.wait()
+                yield [SequenceOutput(request.request_id, 0, [], queue_s=0.001)]
+                await self.rest_of_prompts.wait()
             replies = [self._reply_outputs(request, index) for index in range(request.sampling.n)]
             for step in range(max(len(outputs) for outputs in replies)):
                 if step >= max(len(outputs) for outputs in self._live(request, replies)):
@@ -149,16 +161,7 @@ class FakeEngine:
                     return
                 self._check_step(request, step)
                 if self.fail_with is not None and step > 0:
-                    yield [
-                        SequenceOutput(
-                            request.request_id,
-                            0,
-                            [],
-                            finish_reason=FinishReason.ERROR,
-                            error=self.fail_with,
-                            error_code=self.fail_code,
-                        )
-                    ]
+                    yield [_failure(request, self.fail_with, self.fail_code)]
                     return
                 live = self._live(request, replies)
                 if step == max(len(outputs) for outputs in live) - 1:
@@ -270,3 +273,7 @@ class FakeEngine:
         if count is None:
             return None
         return [None, *(self._logprob(token_id, count) for token_id in request.prompt_token_ids[1:])]
+
+
+def _failure(request: EngineRequest, error: str, code: EngineErrorCode | None) -> SequenceOutput:
+    return SequenceOutput(request.request_id, 0, [], finish_reason=FinishReason.ERROR, error=error, error_code=code)

@@ -114,7 +114,7 @@ class InferenceCall:
             return Progress(adapter_load_ms=self.adapter_load_ms)
         usage, times = generation.usage(), generation.times()
         return Progress(
-            usage.num_prompt_tokens,
+            generation.num_sent_prompt_tokens,
             usage.num_cached_tokens,
             usage.num_completion_tokens,
             times.queue_ms,

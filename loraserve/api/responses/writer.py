@@ -50,7 +50,7 @@ class ResponseWriter:
         self, steps: Steps, generation: Generation, call: InferenceCall, tokenizer: TextTokenizer
     ) -> AsyncGenerator[bytes]:
         """NOTE: raises nothing: after the first byte, an exception would only cut the connection."""
-        num_prompt_tokens = generation.usage().num_prompt_tokens
+        num_prompt_tokens = generation.num_sent_prompt_tokens
         size = 0
         try:
             async with aclosing(steps):

@@ -104,7 +104,8 @@ class ServingMetrics:
         self._errors.labels(code.value).inc()
         self._latencies.num_errors += code in SERVER_FAULTS
 
-    def request_started(self, label: str, num_prompt_tokens: int) -> None:
+    def prompt_begun(self, label: str, num_prompt_tokens: int) -> None:
+        """The engine has begun to compute it."""
         self._prompt_tokens.labels(label).inc(num_prompt_tokens)
         self._vllm.prompt_tokens.inc(num_prompt_tokens)
 

@@ -51,7 +51,7 @@ class VllmMetrics:
         self._model_name = model_name
         lengths = buckets_1_2_5(engine.model.max_model_len)
         self.prompt_tokens = Counter(
-            "vllm:prompt_tokens", "Prompt tokens of started requests.", LABELS, registry=self.registry
+            "vllm:prompt_tokens", "Prompt tokens of prompts that were begun.", LABELS, registry=self.registry
         ).labels(model_name, ENGINE)
         success = Counter(
             "vllm:request_success", "Finished choices.", (*LABELS, "finished_reason"), registry=self.registry

@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from loraserve.serving.bound_adapter import BoundAdapter
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.serving.generation import GenerationJob, Prompt, collect
 from loraserve.serving.runtime import Runtime, build_runtime
-from loraserve.serving.text.choice import TextOptions
+from loraserve.serving.text.choice import ChoiceDelta, TextOptions
 from tests.support.fake_engine_client import FakeEngine
 from tests.support.live_server import make_settings
 from tests.support.named_adapters import NoAdapters
@@ -155,20 +157,135 @@ def test_closing_aborts_what_runs_and_is_idempotent(num_prompts: int) -> None:
     asyncio.run(run())
 
 
-def test_of_many_prompts_those_count_that_were_sent() -> None:
+def num_counted(runtime: Runtime) -> list[float]:
+    """Prompt tokens, under our name and vLLM's; none where nothing was counted yet."""
+    rows = [row.split() for row in runtime.metrics.render().decode().splitlines()]
+    names = ("loraserve_prompt_tokens_total{", "vllm:prompt_tokens_total{")
+    return [float(value) for name, *_, value in rows if name.startswith(names)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def leave(steps: AsyncGenerator[list[ChoiceDelta]], when: Callable[[], bool]) -> None:
+    """While the first delta is waited for."""
+    first = asyncio.ensure_future(anext(steps))
+    await until(when)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not first.done()
+    first.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await first
+
+
+def jobs_of_tokens_and_vectors(n: int = 1) -> list[GenerationJob]:
+    pooled = [Prompt([10, 11], SamplingParams(1), pooling=PoolingParams(Pooling.LAST))]
+    return [job(n=n), replace(job(), prompts=pooled)]
+
+
+def test_of_many_prompts_those_count_that_were_begun() -> None:
     async def run() -> None:
         engine = FakeEngine()
         runtime = runtime_for(engine)
         generation = runtime.generation.start(replace(job(5, max_tokens=1000), max_prompts_at_once=2))
         steps = generation.steps()
-        await anext(steps)
+        while sum(prompt.is_begun for prompt in generation.prompts) < 2:
+            await anext(steps)
         await steps.aclose()
         assert len(engine.requests) == 2
-        assert generation.usage().num_prompt_tokens == 4
+        assert generation.usage().num_prompt_tokens == generation.num_sent_prompt_tokens == 4
+        assert num_counted(runtime) == [4, 4]
         metrics = runtime.metrics.render()
-        assert b'vllm:prompt_tokens_total{engine="0",model_name="tiny"} 4' in metrics
         assert b'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"} 2' in metrics
         assert runtime.lifecycle.num_sequences == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
+def test_a_prompt_that_the_engine_refused_does_not_count(asked: GenerationJob) -> None:
+    async def run() -> None:
+        runtime = runtime_for(FakeEngine(refuse_with="no such type", fail_code=EngineErrorCode.GRAMMAR))
+        generation = runtime.generation.start(asked)
+        with pytest.raises(ServingError):
+            await collect(generation.steps())
+        assert generation.num_sent_prompt_tokens == 2
+        assert generation.usage().num_prompt_tokens == 0
+        assert sum(num_counted(runtime)) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors())
+def test_a_prompt_that_only_waited_does_not_count(asked: GenerationJob) -> None:
+    async def run() -> None:
+        engine = FakeEngine(gate=asyncio.Event())
+        runtime = runtime_for(engine)
+        generation = runtime.generation.start(asked)
+        await leave(generation.steps(), lambda: bool(engine.requests))
+        assert generation.num_sent_prompt_tokens == 2
+        assert generation.usage().num_prompt_tokens == 0
+        assert sum(num_counted(runtime)) == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
+def test_a_prompt_left_while_it_is_computed_counts(asked: GenerationJob) -> None:
+    async def run() -> None:
+        engine = FakeEngine(rest_of_prompts=asyncio.Event())
+        runtime = runtime_for(engine)
+        generation = runtime.generation.start(asked)
+        await leave(generation.steps(), lambda: generation.prompts[0].is_begun)
+        assert len(engine.aborted) == 1
+        usage = generation.usage()
+        assert (usage.num_prompt_tokens, usage.num_completion_tokens) == (2, 0)
+        assert num_counted(runtime) == [2, 2]
+        assert generation.times().ttft_ms is None
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
+def test_a_prompt_of_two_steps_counts_once_and_its_first_step_gives_no_delta(asked: GenerationJob) -> None:
+    async def run() -> None:
+        told: list[None] = []
+        rest = asyncio.Event()
+        runtime = runtime_for(FakeEngine(rest_of_prompts=rest))
+        generation = runtime.generation.start(replace(asked, on_first_token=lambda: told.append(None)))
+        steps = generation.steps()
+        first = asyncio.ensure_future(anext(steps))
+        await until(lambda: generation.prompts[0].is_begun)
+        assert (told, generation.times().ttft_ms) == ([], None)
+        rest.set()
+        deltas = [await first] + [step async for step in steps]
+        assert all(delta.token_ids or delta.finish_reason for step in deltas for delta in step)
+        assert generation.finished
+        assert generation.usage().num_prompt_tokens == 2
+        assert num_counted(runtime) == [2, 2]
+        assert told == [None]
+
+    asyncio.run(run())
+
+
+def test_a_prompt_counts_that_was_begun_when_it_was_ended_from_outside() -> None:
+    async def run() -> None:
+        engine = FakeEngine(gate=asyncio.Event(), rest_of_prompts=asyncio.Event())
+        runtime = runtime_for(engine)
+        generation = runtime.generation.start(job())
+        first = asyncio.ensure_future(anext(generation.steps()))
+        await until(lambda: bool(engine.requests))
+        generation.end_with(ServingError(ErrorCode.INVALID_API_KEY, "revoked"))
+        assert engine.gate is not None
+        engine.gate.set()
+        with pytest.raises(ServingError, match="revoked"):
+            await first
+        assert generation.usage().num_prompt_tokens == 2
+        assert num_counted(runtime) == [2, 2]
 
     asyncio.run(run())
 

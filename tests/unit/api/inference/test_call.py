@@ -3,7 +3,7 @@ import contextlib
 import gc
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 
 from loraserve.api.http.processing_time import STATE_KEY
 from loraserve.api.inference.call import Demand, InferenceCall, salted
+from loraserve.control.requests.endings import used_tokens
 from loraserve.control.requests.running import Asked
 from loraserve.control.tenancy.principal import server_principal
+from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import SamplingParams
 from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.generation import Prompt, collect
+from loraserve.serving.generation import Generation, Prompt, collect
 from loraserve.serving.text.choice import TextOptions
 from loraserve.store.records import DEFAULT_TENANT, SHARED_TENANT
 from tests.support.fake_engine_client import FakeEngine
@@ -138,3 +140,41 @@ def test_what_ended_is_freed_without_the_garbage_collector(tmp_path: Path, way: 
     with live_server(FakeEngine(), make_settings(tmp_path)) as live, nothing_collected():
         call = live.run(end_and_let_go(live, way))
         assert call() is None
+
+
+async def leave_or_be_refused(live: LiveServer, is_sent: Callable[[Generation], bool]) -> Outcome:
+    principal = server_principal(DEFAULT_TENANT, "open")
+    target = await live.control.resolver.resolve(principal, "tiny")
+    scope, demand = scope_of(time.monotonic()), Demand(1, 1, Asked())
+    with contextlib.suppress(ServingError, asyncio.CancelledError):
+        async with live.context.calls.admit(principal, target, scope, demand) as call:
+            generation = await call.start([Prompt([10, 11], SamplingParams(2))], TextOptions(frozenset({1})), "")
+            answer = asyncio.ensure_future(collect(generation.steps()))
+            while not answer.done() and not is_sent(generation):
+                await asyncio.sleep(0)
+            assert call.progress().num_prompt_tokens == 2, "the live view shows what was sent"
+            answer.cancel()
+            await answer
+    await live.context.calls.wait_settled()
+    assert call.outcome is not None
+    return call.outcome
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_charged"),
+    [
+        (FakeEngine(refuse_with="no such type"), 0),
+        (FakeEngine(gate=asyncio.Event()), 0),
+        (FakeEngine(rest_of_prompts=asyncio.Event()), 2),
+    ],
+    ids=["refused", "waited", "left while it was computed"],
+)
+def test_a_prompt_is_charged_from_when_it_was_begun(tmp_path: Path, engine: FakeEngine, num_charged: int) -> None:
+    def is_sent(generation: Generation) -> bool:
+        return generation.prompts[0].is_begun if engine.rest_of_prompts else bool(engine.requests)
+
+    with live_server(engine, make_settings(tmp_path)) as live:
+        outcome = live.run(leave_or_be_refused(live, is_sent))
+        assert outcome.num_prompt_tokens == used_tokens(outcome) == num_charged
+        report = httpx.get(f"{live.url}/v1/usage").json()
+    assert [row["num_prompt_tokens"] for row in report["data"]] == [num_charged]

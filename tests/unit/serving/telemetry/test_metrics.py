@@ -163,7 +163,7 @@ def test_the_adapter_label_is_bounded_and_goes_with_the_adapter() -> None:
         label = runtime.metrics.adapter_label("a2")
         runtime.metrics.forget_adapter("a2")
         assert b'adapter="a2"' in runtime.metrics.render()
-        runtime.metrics.request_started(label, 1)
+        runtime.metrics.prompt_begun(label, 1)
         runtime.metrics.request_ended(label)
         runtime.metrics.forget_adapter("a2")
         assert b'adapter="a2"' not in runtime.metrics.render()
