@@ -40,7 +40,7 @@ def test_the_hosts_time_is_what_it_does_not_wait_for_the_gpu(monkeypatch: pytest
         def step(self) -> list[SimpleNamespace]:
             time.sleep(0.01)
             torch.cuda.Event.synchronize(cast("torch.cuda.Event", None))
-            return [SimpleNamespace(error=None)] * 2
+            return [SimpleNamespace(error=None, token_ids=[1])] * 2
 
     assert 10 <= host_ms(cast("Engine", WaitingEngine()), batch_size=2, num_steps=3) < 50
     assert torch.cuda.Event.synchronize is waiting, "left as it was"
