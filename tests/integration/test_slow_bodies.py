@@ -60,3 +60,18 @@ def test_a_key_that_gets_another_role_meanwhile_changes_nothing(admin: httpx.Cli
     assert admin.patch(f"/v1/keys/{key['id']}", json={"role": "viewer"}).status_code == 200
     assert slow.finish() == (403, "forbidden")
     assert admin.get(f"/v1/keys/{other['id']}").json()["role"] == "viewer"
+
+
+def test_a_key_that_is_revoked_meanwhile_gets_no_secret_by_a_body_that_turns_out_empty(admin: httpx.Client) -> None:
+    stolen, other = new_key(admin, "acme", "admin"), new_key(admin, "acme", "admin")
+    connection = http.client.HTTPConnection(urlsplit(str(admin.base_url)).netloc, timeout=WAIT_S)
+    connection.putrequest("POST", f"/v1/keys/{other['id']}/rotate")
+    connection.putheader("x-api-key", stolen["secret"])
+    connection.putheader("transfer-encoding", "chunked")
+    connection.endheaders()
+    assert admin.get("/v1/keys", params={"tenant": "acme"}).status_code == 200
+    assert admin.delete(f"/v1/keys/{stolen['id']}").status_code == 204
+    connection.send(b"0\r\n\r\n")
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())["error"]["code"]) == (401, "invalid_api_key")
+    connection.close()

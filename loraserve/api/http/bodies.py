@@ -6,13 +6,16 @@ from contextlib import contextmanager
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
+from loraserve.api.http.auth import check_again
 from loraserve.serving.errors import ErrorCode, ServingError
 
 
 async def read_body(request: Request) -> bytes:
-    """All of it. Raises `ServingError` where the client goes away before."""
+    """All of it. Raises `ServingError` where the client goes away before, or may not call the route any more."""
     with _leaving():
-        return await request.body()
+        body = await request.body()
+    check_again(request)
+    return body
 
 
 async def stream_body(request: Request) -> AsyncIterator[bytes]:

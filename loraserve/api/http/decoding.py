@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 from litestar import Request
 
-from loraserve.api.http.auth import check_again
 from loraserve.api.http.bodies import read_body
 from loraserve.api.http.nesting import nesting_depth
 from loraserve.api.http.quoting import MAX_QUOTED, beginning
@@ -32,7 +31,6 @@ async def decode_body(
 ) -> T:
     """Raises `ServingError`. explain: raises a better one for some bodies that the decoder refuses."""
     body = await read_body(request)
-    check_again(request)
     max_depth = runtime_of(request).settings.limits.max_json_depth
     depth = nesting_depth(body, max_depth)
     if depth > max_depth:
