@@ -67,7 +67,7 @@ ERROR_TABLE: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.SERVICE_UNAVAILABLE: (503, SERVER_ERROR),
 }
 
-DISK_TAKES_NOTHING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
+DISK_REFUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 CODE_OF_STATUS: dict[int, ErrorCode] = {
     400: ErrorCode.INVALID_VALUE,
@@ -134,9 +134,9 @@ def serving_error_of(request: Request, error: Exception) -> ServingError:
         return ServingError(code, _message(request, error.status_code), headers=error.headers)
     # Escaped: whoever chose the path does not write lines into the log.
     path = ascii(request.scope["path"][:256])
-    if isinstance(error, OSError) and error.errno in DISK_TAKES_NOTHING:
+    if isinstance(error, OSError) and error.errno in DISK_REFUSES:
         logger.error("%s %s failed: %s", request.method, path, error)
-        message = f"The server cannot write to its disk: {error.strerror}. What was asked for was not done."
+        message = f"The disk of the server refuses that: {error.strerror}. What was asked for was not done."
         return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message)
     if isinstance(error, UnreadFileError):
         logger.error("%s %s failed: %s", request.method, path, error)
