@@ -151,8 +151,7 @@ class Generation:
         try:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
-                    if self._ended_by is not None:
-                        self._note_begun(arrived)
+                    self._note_begun(arrived)  # also of what was ended from outside meanwhile
                     self._raise_if_ended()
                     deltas = self._take(arrived)
                     self._service.metrics.snapshot(self._service.engine.stats)
@@ -275,7 +274,6 @@ class Generation:
                 self._service.metrics.prompt_begun(self._label, len(prompt.engine_request.prompt_token_ids))
 
     def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
-        self._note_begun(outputs)
         now_s = time.monotonic()
         deltas: list[ChoiceDelta] = []
         for output in outputs:
