@@ -31,7 +31,7 @@ class StepQueue:
     """Where tokens are chosen on a device, a step is queued while the one before runs.
 
     Tokens that are its input never leave the device. A sequence that turns out to have ended has a row computed for
-    nothing.
+    nothing. A step of the last one's sequences, one row of each, is built on that one, on the host as on a device.
     """
 
     # NOTE: such a row reads and writes blocks, and reads an adapter, that are free by then. A block's next rows are
