@@ -53,6 +53,8 @@ class BaseLayout:
     unreached_linears: tuple[str, ...] = ()
     """Names among `other_modules` that are linears which text never reaches, as those of a tower for images: LoRA on
     them changes no answer, and is left out."""
+    vocab_size: int | None = None
+    """Token ids are below it; None = it is not known."""
     is_headless: bool = False
     """Without what comes behind the last layer, by the names that its parts have then: see `headless`."""
 

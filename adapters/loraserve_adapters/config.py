@@ -43,6 +43,9 @@ class AdapterConfig:
     alpha_pattern: tuple[tuple[str, float], ...]
     lora_bias: bool = False
     """B has a bias, which is scaled as its product is."""
+    invocation_token_ids: tuple[int, ...] = ()
+    """Of an activated LoRA: it changes nothing before the last place of a prompt where these tokens are. Empty = it is
+    none, and all tokens are computed with it."""
     target_parameters: tuple[str, ...] = ()
     """Names or dotted suffixes of names of bare weights; those named are targeted in all layers."""
     base_model_name: str | None = None
@@ -94,7 +97,9 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
         checks.passed("config.options", f"{how_many} fields are supported")
     config = _build(fields, limits, checks)
     if config is not None:
-        checks.passed("config.values", f"rank {config.lora_rank}, alpha {config.lora_alpha:g}")
+        activated = f", activated by the tokens {list(config.invocation_token_ids)}"
+        shown_values = f"rank {config.lora_rank}, alpha {config.lora_alpha:g}"
+        checks.passed("config.values", shown_values + (activated if config.invocation_token_ids else ""))
     return config
 
 
@@ -181,12 +186,14 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         rank_pattern=ranks,
         alpha_pattern=alphas,
         lora_bias=value("lora_bias", _flag, False),
+        invocation_token_ids=value("alora_invocation_tokens", _invocation_of(limits), ()),
         target_parameters=parameters,
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         task_type=task_type if isinstance(task_type, str) else None,
     )
     checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
     checks.attempt("config.values", lambda: _check_parameters(config))
+    checks.attempt("config.values", lambda: _check_invocation(config))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -205,6 +212,16 @@ def _check_parameters(config: AdapterConfig) -> None:
         raise _refused("invalid_field", "cannot be combined with lora_bias, as in PEFT", "target_parameters")
 
 
+def _check_invocation(config: AdapterConfig) -> None:
+    """Where PEFT would compute all tokens with it, or none."""
+    name = "alora_invocation_tokens"
+    if config.invocation_token_ids and config.target_parameters:
+        raise _refused("invalid_field", "cannot be combined with target_parameters", name)
+    if config.invocation_token_ids and config.task_type not in (None, CAUSAL_LM):
+        reason = f"needs a task_type of {CAUSAL_LM}, found {shown(config.task_type)}"
+        raise _refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
+
+
 def _check_num_patterns(count: int, limits: Limits) -> None:
     if count > limits.max_patterns:
         raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
@@ -217,6 +234,7 @@ _HONOURED = frozenset(
         "lora_alpha",
         "use_rslora",
         "lora_bias",
+        "alora_invocation_tokens",
         "target_modules",
         "target_parameters",
         "exclude_modules",
@@ -263,7 +281,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "kasa_config": ((None,), "KaSA changes the base weights"),
     "monteclora_config": ((None,), "Monte Carlo LoRA is not supported"),
     "arrow_config": ((None,), "Arrow routing is not supported"),
-    "alora_invocation_tokens": ((None,), "activated LoRA is not supported"),
     "trainable_token_indices": ((None,), "trained token embeddings are not supported"),
     "layer_replication": ((None, []), "replicated layers would change the shared base model"),
     "ensure_weight_tying": ((False, None), "tied adapters are not supported"),
@@ -392,6 +409,21 @@ def _layers(name: str, value: Any) -> tuple[int, ...]:
     if not all(type(number) is int and 0 <= number < 1_000_000 for number in numbers):
         raise _invalid(name, value, "layer numbers")
     return tuple(sorted(set(numbers)))
+
+
+def _invocation_of(limits: Limits) -> Callable[[str, Any], tuple[int, ...]]:
+    def parse(name: str, value: Any) -> tuple[int, ...]:
+        if value is None:
+            return ()
+        is_list = isinstance(value, list) and len(value) > 0
+        if not is_list or not all(type(token_id) is int and 0 <= token_id < 1 << 31 for token_id in value):
+            raise _invalid(name, value, "null or a list of token ids")
+        if len(value) > limits.max_invocation_tokens:
+            found, expected = f"{len(value)} tokens", f"at most {limits.max_invocation_tokens}"
+            raise _refused("too_large", f"{found}, {expected} are accepted", name, found=found, expected=expected)
+        return tuple(value)
+
+    return parse
 
 
 def _layers_pattern_of(limits: Limits) -> Callable[[str, Any], tuple[str, ...]]:

@@ -102,6 +102,7 @@ def _judge_tensors(
     checks: Checks,
     limits: Limits,
 ) -> JudgedAdapter | None:
+    checks.attempt("config.values", lambda: _check_invocation(config, layout))
     selection = checks.attempt("config.targets", lambda: resolve_targets(config, layout, limits))
     if selection is None:
         return None
@@ -170,6 +171,17 @@ def _match(
     position = {module.name: index for index, module in enumerate(m for group in layout.groups for m in group)}
     modules.sort(key=lambda module: position[module.target.module.name])
     return None if checks.has_failed else JudgedAdapter(config, tuple(modules), tuple(base_copies))
+
+
+def _check_invocation(config: AdapterConfig, layout: BaseLayout) -> None:
+    if layout.vocab_size is None or max(config.invocation_token_ids, default=0) < layout.vocab_size:
+        return
+    key, found = "alora_invocation_tokens", str(max(config.invocation_token_ids))
+    reason = f"{CONFIG_NAME}: {key}: token id {found} is outside the vocabulary of {layout.shown_as}"
+    expected = f"0 to {layout.vocab_size - 1}"
+    raise AdapterError(
+        "invalid_field", f"{reason} ({expected})", file=CONFIG_NAME, key=key, found=found, expected=expected
+    )
 
 
 def _shown_targets(selection: Selection) -> str:

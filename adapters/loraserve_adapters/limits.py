@@ -14,6 +14,7 @@ class Limits:
     max_weights_bytes: int = 4 * 1024**3
     max_lora_rank: int = 512
     max_pattern_length: int = 512
+    max_invocation_tokens: int = 64
     max_patterns: int = 2048
     """Entries of `rank_pattern` and `alpha_pattern` together."""
     max_pattern_steps: int = 2_000_000

@@ -88,6 +88,7 @@ class PackedAdapterWriter:
             offset_bias=plan.offset_bias,
             lora_rank=np.array(ranks, np.int32),
             scaling=np.array([0.0 if module is None else module.target.scaling for module in present], np.float32),
+            invocation_token_ids=adapter.config.invocation_token_ids,
         )
         self._size_bytes = plan.size_bytes
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)

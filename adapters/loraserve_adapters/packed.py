@@ -7,7 +7,7 @@ and where the adapter has biases, the member's bias `[out_features]`. Of experts
 Every group's A and every member's B and bias starts at a multiple of 256 bytes. Scaling is not applied to any of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,6 +31,9 @@ class PackedTable:
     """int32 [M]: 0 = absent."""
     scaling: np.ndarray
     """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
+
+    invocation_token_ids: tuple[int, ...] = field(default=(), kw_only=True)
+    """Of an activated LoRA, as in `AdapterConfig`."""
 
 
 @dataclass(slots=True)

@@ -147,6 +147,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         offset_bias=np.array(header["offset_bias"], np.int64),
         lora_rank=np.array(header["lora_rank"], np.int32),
         scaling=np.array(header["scaling"], np.float32),
+        invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
         payload=payload,
     )
 
@@ -164,6 +165,7 @@ def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha2
         "scaling": table.scaling.tolist(),
         "payload_size_bytes": size_bytes,
         "payload_sha256": payload_sha256,
+        **({"invocation_token_ids": table.invocation_token_ids} if table.invocation_token_ids else {}),
     }
     return json.dumps(fields, separators=(",", ":")).encode()
 

@@ -115,6 +115,9 @@ def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConf
         raise _refused("unsupported_option", "alpha_pattern", reason, str(scalings), "equal scalings")
     if config.lora_bias:
         raise _refused("unsupported_option", "lora_bias", "experts and routers cannot have biases", "true", "false")
+    if config.invocation_token_ids:
+        reason = "experts and routers cannot have activated LoRA"
+        raise _refused("unsupported_option", "alora_invocation_tokens", reason, "a list of token ids", "null")
 
 
 def _refused(code: str, field: str, reason: str, found: str, expected: str) -> AdapterError:

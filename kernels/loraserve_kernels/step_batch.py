@@ -1,7 +1,8 @@
 """The metadata of one engine step. Every op reads this and nothing else about the batch.
 
 Rows are the tokens computed in the step, packed without padding: all rows of a sequence are adjacent, and
-sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment.
+sequences are ordered by adapter slot, so the rows of one adapter form one contiguous segment, but for base rows in
+between that an activated LoRA does not reach.
 """
 
 from collections.abc import Sequence

@@ -36,7 +36,7 @@ class AppContext:
             runtime,
             control,
             InferenceCalls(control.catalog, control.admission, control.residency, runtime.generation),
-            AdapterItems(control.adapters, control.residency),
+            AdapterItems(control.adapters, control.residency, runtime.tokenizer.decode_few),
             Turns(),
             SamplingChecker(model, runtime.settings.limits),
             system_fingerprint(model),

@@ -10,6 +10,7 @@ import torch
 from loraserve_kernels.sampling import SamplesOnDevice
 from numpy.typing import NDArray
 
+from loraserve.engine.activation import last_invocation
 from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.adapters.users import AdapterUsers
 from loraserve.engine.config import EngineConfig
@@ -96,10 +97,14 @@ class Engine:
         """Raises `EngineRequestError` and changes nothing when the request cannot be served."""
         self._validate(request)
         grammar, digest = request.sampling.grammar, request.adapter_digest
+        adapter_start = self._adapter_start(request)
         state = RequestState(
             request,
             arrival_s=time.monotonic(),
-            root_hash=root_hash(request.cache_salt, self._description.layout.fingerprint, digest),
+            root_hash=root_hash(
+                request.cache_salt, self._description.layout.fingerprint, None if adapter_start > 0 else digest
+            ),
+            adapter_start=adapter_start,
         )
         state.sequences.append(
             Sequence(state, 0, list(request.prompt_token_ids), num_prompt_tokens=len(request.prompt_token_ids))
@@ -432,6 +437,19 @@ class Engine:
         digest = request.adapter_digest
         if digest is not None and not self._users.can_enter(digest):
             raise EngineRequestError(f"adapter {digest[:12]} is not loaded", EngineErrorCode.ADAPTER_NOT_LOADED)
+
+    def _adapter_start(self, request: EngineRequest) -> int:
+        """See `RequestState`. Raises `EngineRequestError` where an activated LoRA would change nothing."""
+        digest = request.adapter_digest
+        invocation = () if digest is None else self._users.invocation_of(digest)
+        if not invocation:
+            return 0
+        start = last_invocation(request.prompt_token_ids, invocation)
+        if start is None:
+            raise EngineRequestError(
+                f"the prompt has no place with the adapter's invocation, tokens {list(invocation)}"
+            )
+        return start
 
     def stats(self) -> EngineStats:
         """A snapshot; `recent_step_tokens` starts anew with each."""

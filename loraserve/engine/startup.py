@@ -1,7 +1,7 @@
 """From an `EngineConfig` to a model ready to run: load, size memory, prove, swap."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -149,7 +149,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
         host_tier_bytes=0 if adapters is None else host_tier_bytes,
-        layout=model.layout,
+        layout=replace(model.layout, vocab_size=vocab_size),
         notes=[
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,

@@ -13,6 +13,7 @@ class ErrorCode(StrEnum):
     UNKNOWN_PARAMETER = "unknown_parameter"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    ADAPTER_NOT_ACTIVATED = "adapter_not_activated"
     ADAPTER_ALREADY_LOADED = "adapter_already_loaded"
     ADAPTER_INVALID = "adapter_invalid"
     ADAPTER_REJECTED = "adapter_rejected"

@@ -105,8 +105,12 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Of its linears' names and shapes: what decides."""
 
 
-class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One immutable content of an adapter."""
+class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One immutable content of an adapter.
+
+    NOTE: fields with their defaults are not written, so that a release that knows no activated LoRA can read adapters
+    that are none.
+    """
 
     n: int
     """1, 2, … as in `name@v2`; never used again after a deletion."""
@@ -123,6 +127,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Kinds of modules, such as "q_proj", sorted."""
     bases: list[BaseRecord] = []
     """The base models that the content was checked against; empty where that was not recorded."""
+    invocation_token_ids: list[int] = []
+    """Of an activated LoRA: it changes nothing before the last place of a prompt where they are. Empty = it is none."""
     deleted_at: float | None = None
 
 

@@ -1,5 +1,6 @@
 """What the documents tell a reader to type does what they say, in their order, on a real server."""
 
+import json
 import os
 import re
 import shlex
@@ -36,7 +37,10 @@ ADAPTERS = {
     "better-adapter": "reverse",
     "candidate": "rot13",
     "support-adapter": "spell",
+    "judge-adapter": "json",
 }
+ACTIVATED = {"judge-adapter": list(b" judge:")}
+"""Their invocations, in the demo's tokens, which are bytes."""
 REFUSED = {
     # "A name that is taken is a 400"
     "/v1/load_lora_adapter": "adapter_already_loaded",
@@ -44,7 +48,7 @@ REFUSED = {
     "-X DELETE http://127.0.0.1:8000/v1/adapters/sql/versions/1": "no version 1",
 }
 """What an answer has to say, of commands that the document lets fail."""
-LEAST = {"README.md": 7, "adapters.md": 45, "tenancy.md": 25, "operations.md": 8}
+LEAST = {"README.md": 7, "adapters.md": 47, "tenancy.md": 25, "operations.md": 8}
 """Fewer would mean that this test looks in the wrong way."""
 
 
@@ -127,6 +131,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "path" / "to" / "model").symlink_to(ADAPTER_DIR.parent / "model")
     for name, skill in ADAPTERS.items():
         (folder / name).symlink_to(twin(folder / "path" / "to" / name, skill))
+    for name, invocation in ACTIVATED.items():
+        config = folder / name / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"alora_invocation_tokens": invocation}))
     (folder / "bin").mkdir()
     program = folder / "bin" / "loraserve"
     program.write_text(f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')

@@ -26,6 +26,7 @@ from loraserve.control.contents.certificate import TIMEOUT_S, Certificate, Certi
 from loraserve.control.declared import Declared
 from loraserve.control.ingest.processes import Ingest
 from loraserve.engine.config import EngineConfig
+from loraserve.engine.engine import Engine
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.upload_session import UploadState
 from tests.support.engines import make_engine
@@ -42,14 +43,18 @@ class Published:
     """A tiny model, and one adapter of it that went through an upload."""
 
     def __init__(
-        self, folder: Path, adapter: str, architecture: str = "llama", headless: LoraConfig | None = None
+        self,
+        folder: Path,
+        adapter: str,
+        architecture: str = "llama",
+        config: LoraConfig | None = None,
+        *,
+        is_headless: bool = False,
     ) -> None:
-        """headless: of an adapter of the model without its head."""
+        """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head."""
         model = save_tiny_model(architecture, folder / "model")
-        if headless is None:
-            paths = save_adapters(model, folder / "adapters")
-        else:
-            paths = save_adapters(model.base_model, folder / "adapters", {adapter: headless})
+        configs = None if config is None else {adapter: config}
+        paths = save_adapters(model.base_model if is_headless else model, folder / "adapters", configs)
         self.engine = EngineConfig(
             model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32", device="cpu"
         )
@@ -116,7 +121,7 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
 def headless(tmp_path_factory: pytest.TempPathFactory) -> Published:
     targets = r"layers\.[01]\..*(q|up)_proj"
     config = LoraConfig(r=8, lora_alpha=32, target_modules=targets, task_type="FEATURE_EXTRACTION")
-    return Published(tmp_path_factory.mktemp("headless"), "embeds", headless=config)
+    return Published(tmp_path_factory.mktemp("headless"), "embeds", config=config, is_headless=True)
 
 
 def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless: Published) -> None:
@@ -124,6 +129,18 @@ def test_one_of_the_model_without_its_head_agrees_with_peft_on_its_body(headless
     assert certificate.status is CertificateStatus.AGREES, certificate
     assert certificate.relative_difference is not None
     assert 0 < certificate.relative_difference < 1e-5
+
+
+def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that counted for the whole prompt would not."""
+    config = LoraConfig(
+        r=8, lora_alpha=32, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", alora_invocation_tokens=[7, 9]
+    )
+    activated = Published(tmp_path, "judge", config=config)
+    certificate = measure(activated.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr(Engine, "_adapter_start", lambda *_: 0)
+    assert measure(activated.job()).status is CertificateStatus.DIFFERS
 
 
 @pytest.mark.parametrize("of", ["published", "headless"])

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig
 
 from loraserve.engine import startup
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, Pooling
 from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_adapters import adapter_configs, embedding_configs, save_adapters
+from tests.support.tiny_adapters import ALL_LINEAR, adapter_configs, embedding_configs, save_adapters
 from tests.support.tiny_models import save_model, shallow_model
 
 pytestmark = [
@@ -188,6 +189,27 @@ def test_prompts_are_pooled_beside_replays_and_behind_unknown_tokens(plain: Star
     for name in ("long", "short"):
         ours, theirs = (np.frombuffer(each[name, 0].pooled or b"", np.float32) for each in answers)
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_an_activated_adapter_reaches_the_rows_from_its_invocation_on(
+    tmp_path: Path, plain: Started, graphs: Started
+) -> None:
+    """In a replay beside a plain adapter and the base model, first with rows of both kinds."""
+    configs = {
+        name: LoraConfig(
+            r=rank, lora_alpha=16, target_modules=ALL_LINEAR, alora_invocation_tokens=[250, 9], task_type="CAUSAL_LM"
+        )
+        for name, rank in (("activated", 5), ("other", 3))
+    }
+    adapters = save_adapters(shallow_model("llama", seed=2), tmp_path / "adapters", configs)
+    prompts = {"activated": [1, 2, 3, 250, 9], "other": [4, 250, 9, 7], "rank1": [250, 9], None: [250, 9, 11]}
+    answers: list[Answers] = []
+    for engine, digests in (plain, graphs):
+        known = digests | add_adapters(engine, adapters, tmp_path / "packed")
+        asked = [greedy(f"invoked {name}", prompt, NUM_TOKENS, known[name]) for name, prompt in prompts.items()]
+        answers.append(run(engine, asked))
+    expected, found = answers
+    assert_equal_answers(found, expected)
 
 
 def test_edited_rows_are_chosen_and_counted_behind_unknown_tokens(plain: Started, graphs: Started) -> None:

@@ -109,7 +109,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             with torch.no_grad():
-                fan_in = parameter.shape[1]
+                fan_in = parameter[0].numel()
                 values = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(values * (0.7 if "lora_B" in name else 1.0) / fan_in**0.5)
 

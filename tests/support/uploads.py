@@ -162,7 +162,7 @@ class UploadBench:
         return self._service
 
     @asynccontextmanager
-    async def _smoke(self, digest: str) -> AsyncIterator[None]:
+    async def _smoke(self, digest: str, invocation_token_ids: Sequence[int]) -> AsyncIterator[None]:
         self.smoked.append(digest)
         if self.smoke_error is not None:
             raise self.smoke_error

@@ -1445,6 +1445,8 @@ export interface components {
             size_bytes: number;
             digest: string;
             version: number;
+            /** @description Absent where it is no activated LoRA. */
+            invocation?: components["schemas"]["InvocationItem"];
         };
         /**
          * AdapterDetail
@@ -2141,6 +2143,16 @@ export interface components {
          * @enum {string}
          */
         Interval: "hour" | "day" | "total";
+        /**
+         * InvocationItem
+         * @description What activates an activated LoRA: it counts from the last place of a prompt on where these tokens are, and a
+         *     prompt without them is refused.
+         */
+        InvocationItem: {
+            token_ids: number[];
+            /** @description Null where the version is of another base model. */
+            text: string | null;
+        };
         /**
          * KeyItem
          * @description An API key without its secret, which cannot be shown again.
@@ -3061,6 +3073,7 @@ export interface components {
          *         "q_proj",
          *         "v_proj"
          *       ],
+         *       "invocation": null,
          *       "bases": [
          *         "llama-3.1-8b-instruct"
          *       ],
@@ -3090,6 +3103,8 @@ export interface components {
             max_rank: number;
             /** @description Kinds of modules it adapts. */
             targets: string[];
+            /** @description Null where it is no activated LoRA. */
+            invocation: components["schemas"]["InvocationItem"] | null;
             /** @description The base models that it was checked against, as they were called; empty where that was not recorded. */
             bases: string[];
             /** @description Whether this server's base model is one of them, as far as that is known; requests for others are refused. */

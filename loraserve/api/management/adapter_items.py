@@ -1,14 +1,14 @@
 """From documents to what /v1/adapters shows."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from loraserve.api.schemas.adapters import AdapterDetail, AdapterItem, LiveVersion, PinItem
 from loraserve.api.schemas.aliases import AliasItem, CanaryItem
-from loraserve.api.schemas.versions import VersionItem
+from loraserve.api.schemas.versions import InvocationItem, VersionItem
 from loraserve.control.adapters.pins import live_numbers, pin_at
 from loraserve.control.adapters.service import AdapterService
 from loraserve.control.contents.residency import DigestResidency, Residency
@@ -22,6 +22,8 @@ from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, Document, Tie
 class AdapterItems:
     adapters: AdapterService
     residency: Residency
+    text_of: Callable[[Sequence[int]], str]
+    """Of token ids of the served base."""
     clock: Callable[[], float] = time.time
 
     def item(
@@ -69,7 +71,8 @@ class AdapterItems:
         )
 
     def version(self, viewer: Principal, adapter: AdapterDoc, version: VersionRecord) -> VersionItem:
-        resident = self._resident(viewer, adapter, version)
+        resident, fits = self._resident(viewer, adapter, version), self.adapters.fits(version)
+        token_ids = version.invocation_token_ids
         return VersionItem(
             n=version.n,
             digest=version.digest,
@@ -79,8 +82,9 @@ class AdapterItems:
             size_bytes=version.size_bytes,
             max_rank=version.max_rank,
             targets=version.targets,
+            invocation=InvocationItem(token_ids, self.text_of(token_ids) if fits else None) if token_ids else None,
             bases=[base.name for base in version.bases],
-            fits=self.adapters.fits(version),
+            fits=fits,
             aliases=sorted(name for name, alias in adapter.aliases.items() if alias.version == version.n),
             tier=resident.tier,
             memory_bytes=resident.packed_bytes,

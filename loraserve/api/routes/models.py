@@ -1,16 +1,19 @@
 """GET /v1/models."""
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from litestar import Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
+from msgspec import UNSET, UnsetType
 
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.needs import ANY_KEY
 from loraserve.api.openapi.document import ERROR_RESPONSES
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelList, ModelPermission
+from loraserve.api.schemas.versions import InvocationItem
 from loraserve.control.documents.adapter_edits import live_version
 from loraserve.control.names.resolve import ResolvedAdapter
 from loraserve.serving.engine_errors import model_not_found
@@ -26,7 +29,11 @@ async def list_models(request: Request, context: NamedDependency[AppContext]) ->
         version = live_version(document.doc)
         if version is not None:
             card = AdapterCard(
-                rank=version.max_rank, size_bytes=version.size_bytes, digest=version.digest, version=version.n
+                rank=version.max_rank,
+                size_bytes=version.size_bytes,
+                digest=version.digest,
+                version=version.n,
+                invocation=_invocation(context, version.invocation_token_ids),
             )
             cards.append(_card(context, document.doc.name, card, int(version.created_at)))
     return ModelList(cards)
@@ -96,9 +103,18 @@ def _base_card(context: AppContext, name: str) -> ModelCard:
 
 def _adapter_card(context: AppContext, name: str, adapter: ResolvedAdapter) -> ModelCard:
     card = AdapterCard(
-        rank=adapter.max_lora_rank, size_bytes=adapter.size_bytes, digest=adapter.digest, version=adapter.version
+        rank=adapter.max_lora_rank,
+        size_bytes=adapter.size_bytes,
+        digest=adapter.digest,
+        version=adapter.version,
+        invocation=_invocation(context, adapter.invocation_token_ids),
     )
     return _card(context, name, card, adapter.created)
+
+
+def _invocation(context: AppContext, token_ids: Sequence[int]) -> InvocationItem | UnsetType:
+    """Of a version that fits."""
+    return InvocationItem([*token_ids], context.runtime.tokenizer.decode_few(token_ids)) if token_ids else UNSET
 
 
 def _card(context: AppContext, name: str, adapter: AdapterCard, created: int) -> ModelCard:

@@ -58,6 +58,7 @@ EXAMPLES: list[msgspec.Struct] = [
         size_bytes=33_685_504,
         max_rank=16,
         targets=["k_proj", "o_proj", "q_proj", "v_proj"],
+        invocation=None,
         bases=["llama-3.1-8b-instruct"],
         fits=True,
         aliases=["live"],

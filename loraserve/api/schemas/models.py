@@ -3,6 +3,8 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from loraserve.api.schemas.versions import InvocationItem
+
 
 class ModelPermission(msgspec.Struct, frozen=True):
     id: str
@@ -25,6 +27,8 @@ class AdapterCard(msgspec.Struct, frozen=True):
     size_bytes: int
     digest: str
     version: int
+    invocation: InvocationItem | UnsetType = UNSET
+    """Absent where it is no activated LoRA."""
 
 
 class ModelCard(msgspec.Struct, frozen=True):

@@ -5,6 +5,15 @@ import msgspec
 from loraserve.store.records import Tier
 
 
+class InvocationItem(msgspec.Struct, frozen=True):
+    """What activates an activated LoRA: it counts from the last place of a prompt on where these tokens are, and a
+    prompt without them is refused."""
+
+    token_ids: list[int]
+    text: str | None
+    """Null where the version is of another base model."""
+
+
 class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     """One immutable content of an adapter."""
 
@@ -21,6 +30,8 @@ class VersionItem(msgspec.Struct, frozen=True, kw_only=True):
     max_rank: int
     targets: list[str]
     """Kinds of modules it adapts."""
+    invocation: InvocationItem | None
+    """Null where it is no activated LoRA."""
     bases: list[str]
     """The base models that it was checked against, as they were called; empty where that was not recorded."""
     fits: bool

@@ -29,8 +29,9 @@ def print_adapter(found: Json) -> None:
             for alias in found["aliases"]
         ],
     )
+    has_activated = any(version["invocation"] for version in found["versions"])
     print_table(
-        ("version", "digest", "size", "rank", "base", "tier", "by", "created"),
+        ("version", "digest", "size", "rank", "base", "tier", "by", "created", *has_activated * ("activated by",)),
         [
             (
                 f"v{version['n']}",
@@ -41,10 +42,15 @@ def print_adapter(found: Json) -> None:
                 version["tier"],
                 version["by"],
                 time_text(version["created_at"]),
+                *has_activated * (_invocation(version["invocation"]),),
             )
             for version in found["versions"]
         ],
     )
+
+
+def _invocation(invocation: Json | None) -> str | None:
+    return None if invocation is None else repr(invocation["text"] or invocation["token_ids"])
 
 
 def _canary(alias: Json) -> str | None:

@@ -145,9 +145,10 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
     from loraserve.models import loader
     from loraserve.models.self_check import NUM_PROBES_OF_EXPERTS
 
+    invocation = _config_fields(job)["alora_invocation_tokens"] or []
     config = replace(
         job.engine,
-        max_model_len=PROMPT_TOKENS + NEW_TOKENS + 4,
+        max_model_len=PROMPT_TOKENS + len(invocation) + NEW_TOKENS + 4,
         kv_cache_memory_bytes=KV_BYTES,
         adapter_memory_bytes=Path(job.packed_path).stat().st_size + (1 << 20),
         max_num_seqs=2,
@@ -162,10 +163,11 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
     vocab_size = description.vocab_size
     rng = random.Random(job.digest)
     has_experts = any(module.num_matrices is not None for group in description.layout.groups for module in group)
-    samples = [
-        Sample([rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)])
-        for _ in range(NUM_PROBES_OF_EXPERTS if has_experts else 1)
-    ]
+    samples: list[Sample] = []
+    for _ in range(NUM_PROBES_OF_EXPERTS if has_experts else 1):
+        prompt = [rng.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+        prompt[PROMPT_TOKENS // 2 : PROMPT_TOKENS // 2] = invocation
+        samples.append(Sample(prompt))
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
     for index, sample in enumerate(samples):
         engine.add_request(EngineRequest(str(index), sample.prompt, sampling, adapter_digest=job.digest))
@@ -184,13 +186,16 @@ def _our_samples(job: CertificateJob) -> "tuple[list[Sample], Any, str]":
 
 
 def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrainedModel":
-    """The whole model, in which PEFT has put the adapter where it was trained: on all of it, or on the body alone."""
+    """The whole model, in which PEFT has put the adapter where it was trained: on all of it, or on the body alone.
+
+    Called as PEFT's own where that is the whole model, which knows from which token on an activated LoRA counts.
+    """
     from loraserve_adapters.config import FEATURE_EXTRACTION
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
-    fields = json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
+    fields = _config_fields(job)
     weights = {name: tensor.to(dtype) for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()}
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
@@ -205,7 +210,11 @@ def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrain
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")
     peft_model.eval()
-    return model
+    return model if place else cast("PreTrainedModel", peft_model)
+
+
+def _config_fields(job: CertificateJob) -> dict[str, Any]:
+    return {"alora_invocation_tokens": None} | json.loads((Path(job.blob) / CONFIG_FILE).read_bytes())
 
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":

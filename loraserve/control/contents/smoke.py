@@ -1,7 +1,7 @@
 """A first generation with a new content on the live engine, before anybody can see it."""
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
@@ -32,12 +32,16 @@ class SmokeTest:
         self._residency = residency
 
     @asynccontextmanager
-    async def __call__(self, digest: str) -> AsyncGenerator[None]:
+    async def __call__(self, digest: str, invocation_token_ids: Sequence[int]) -> AsyncGenerator[None]:
         """Entered once it is passed. The engine has the content until it is left: what is published by then need not be
-        loaded again. Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`."""
+        loaded again. Raises `AdapterRejectedError` where the adapter is at fault, else `ServingError`.
+
+        invocation_token_ids: see `VersionRecord`.
+        """
+        model = self._engine.model
         request = EngineRequest(
             request_id=f"smoke-{secrets.token_hex(8)}",
-            prompt_token_ids=_prompt(self._engine.model.vocab_size, self._engine.model.max_model_len),
+            prompt_token_ids=_prompt(model.vocab_size, model.max_model_len, invocation_token_ids),
             sampling=SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True),
             adapter_digest=digest,
             # A prefix of its own: nothing cached before counts, and nothing after finds this.
@@ -54,10 +58,10 @@ class SmokeTest:
             yield
 
 
-def _prompt(vocab_size: int, max_model_len: int) -> list[int]:
-    """Tokens from all over the vocabulary."""
-    length = max(1, min(PROMPT_TOKENS, max_model_len - NEW_TOKENS))
-    return [index * vocab_size // length for index in range(length)]
+def _prompt(vocab_size: int, max_model_len: int, invocation_token_ids: Sequence[int]) -> list[int]:
+    """Tokens from all over the vocabulary, behind what activates the adapter."""
+    length = max(1, min(PROMPT_TOKENS, max_model_len - NEW_TOKENS - len(invocation_token_ids)))
+    return [*invocation_token_ids, *(index * vocab_size // length for index in range(length))]
 
 
 def _failure(code: EngineErrorCode | None, error: str) -> ServingError:

@@ -23,6 +23,8 @@ class Content(msgspec.Struct, frozen=True):
     max_rank: int
     targets: list[str]
     """Kinds of modules, sorted."""
+    invocation_token_ids: list[int] = []
+    """See `VersionRecord`."""
 
 
 class CanaryShare(msgspec.Struct, frozen=True):
@@ -106,6 +108,7 @@ def add_version(
             max_rank=content.max_rank,
             targets=content.targets,
             bases=[base],
+            invocation_token_ids=content.invocation_token_ids,
         )
         # Else the document, and with it each of its revisions, would grow with every version there ever was.
         kept = [version for version in doc.versions if now < kept_until(doc, version)]

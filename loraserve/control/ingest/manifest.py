@@ -23,6 +23,10 @@ class ModuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     scaling: float
 
 
+class _CanonicalConfig(msgspec.Struct, frozen=True):
+    invocation_token_ids: list[int] = []
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = MANIFEST_FORMAT
     digest: str
@@ -48,6 +52,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     packed_bytes: int
     """Of the packed form: what it takes in the engine's arena."""
     report: Report
+
+    @property
+    def invocation_token_ids(self) -> list[int]:
+        """Of an activated LoRA; empty = it is none."""
+        return msgspec.json.decode(self.config, type=_CanonicalConfig).invocation_token_ids
 
     @property
     def max_lora_rank(self) -> int:

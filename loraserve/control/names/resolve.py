@@ -42,6 +42,8 @@ class ResolvedAdapter:
     size_bytes: int
     created: int
     """Of the version; Unix time."""
+    invocation_token_ids: tuple[int, ...] = ()
+    """See `VersionRecord`."""
 
     @property
     def document_id(self) -> str:
@@ -202,4 +204,5 @@ def _resolved(document: Document[AdapterDoc], n: int, alias: str | None) -> Reso
         max_lora_rank=version.max_rank,
         size_bytes=version.size_bytes,
         created=int(version.created_at),
+        invocation_token_ids=tuple(version.invocation_token_ids),
     )

@@ -53,7 +53,7 @@ class Publisher(Protocol):
     ) -> Published: ...
 
 
-Smoke = Callable[[str], AbstractAsyncContextManager[None]]
+Smoke = Callable[[str, Sequence[int]], AbstractAsyncContextManager[None]]
 """Generates with a digest on the live engine, which has it until this is left. See `SmokeTest`."""
 Certify = Callable[[str], None]
 """Queues the parity certificate of a digest; never raises."""
@@ -153,8 +153,9 @@ class UploadCommits:
             size_bytes=session.size_bytes,
             max_rank=manifest.max_lora_rank,
             targets=manifest.target_modules,
+            invocation_token_ids=manifest.invocation_token_ids,
         )
-        async with self._smoke(manifest.digest):
+        async with self._smoke(manifest.digest, content.invocation_token_ids):
             published = await self._publisher.publish(
                 principal,
                 request_id,

@@ -16,6 +16,8 @@ class AdapterFile:
     path: Path
     size_bytes: int
     """Of the payload."""
+    invocation_token_ids: tuple[int, ...] = ()
+    """Of an activated LoRA; empty = it is none."""
 
 
 class AdapterFiles:

@@ -126,10 +126,14 @@ class AdapterMemory:
                 "rank_too_large",
                 f"adapter {digest[:12]} has rank {packed.max_lora_rank}, at most {MAX_LORA_RANK} is accepted",
             )
-        known = AdapterFile(path, packed.size_bytes)
+        known = AdapterFile(path, packed.size_bytes, packed.invocation_token_ids)
         self._files.add(digest, known)
         if self._transit is not None:
             self._transit.prefill(digest, packed, file, lambda: self._files.payload(digest, known))
+
+    def invocation_of(self, digest: str) -> tuple[int, ...]:
+        """Of an adapter that it `knows`: see `AdapterFile`."""
+        return self._files[digest].invocation_token_ids
 
     def remove(self, digest: str) -> None:
         """Forget an unreferenced adapter and free its extent."""

@@ -37,6 +37,11 @@ class AdapterUsers:
     def can_enter(self, digest: str) -> bool:
         return self._adapters is not None and self._adapters.knows(digest) and digest not in self.unloading
 
+    def invocation_of(self, digest: str) -> tuple[int, ...]:
+        """The tokens from which on it counts, where it is an activated LoRA; `can_enter` holds."""
+        assert self._adapters is not None
+        return self._adapters.invocation_of(digest)
+
     def enter(self, digest: str) -> None:
         """A request that uses it begins; `can_enter` holds."""
         assert self._adapters is not None

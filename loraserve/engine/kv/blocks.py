@@ -27,6 +27,12 @@ def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     return sha256(parent + pack(f"<{len(token_ids)}q", *token_ids)).digest()
 
 
+def activation_hash(parent: BlockHash, adapter_digest: str, position: int) -> BlockHash:
+    """In place of `parent` for the block in which an activated adapter begins, at that position: blocks before it are
+    the base model's, whoever asks for them."""
+    return sha256(b"loraserve-kv-activation" + parent + pack("<Q", position) + adapter_digest.encode()).digest()
+
+
 @dataclass(slots=True)
 class BlockCounts:
     free: int

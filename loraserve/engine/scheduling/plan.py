@@ -20,6 +20,8 @@ class ScheduledSequence:
     prompt."""
     num_pooled_rows: int = 0
     """Of the last rows: of a prompt that is pooled, those whose hidden states count."""
+    num_base_rows: int = 0
+    """Of the first rows: those that the sequence's adapter, an activated LoRA, does not reach."""
     draft: Seq[int] = ()
     """Tokens of the last rows that are not the sequence's yet: a guess, to be compared with what is chosen."""
     draft_masks: Seq[NDArray[np.uint8]] = ()

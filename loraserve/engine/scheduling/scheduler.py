@@ -315,7 +315,8 @@ class Scheduler:
         num_sampled_rows, num_pooled_rows = _num_sampled_rows(sequence, num_rows), 0
         if sequence.is_pooled:
             num_sampled_rows, num_pooled_rows = 0, num_rows if sequence.state.wants_mean else num_sampled_rows
-        plan.scheduled.append(ScheduledSequence(sequence, num_rows, num_sampled_rows, num_pooled_rows))
+        num_base_rows = min(max(sequence.state.adapter_start - sequence.num_computed_tokens, 0), num_rows)
+        plan.scheduled.append(ScheduledSequence(sequence, num_rows, num_sampled_rows, num_pooled_rows, num_base_rows))
         self._charge_up_to(sequence, sequence.num_computed_tokens + num_rows)
 
     def _charge_up_to(self, sequence: Sequence, end: int) -> None:

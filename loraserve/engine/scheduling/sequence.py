@@ -25,6 +25,8 @@ class RequestState:
     request: EngineRequest
     arrival_s: float
     root_hash: BlockHash
+    adapter_start: int = 0
+    """Prompt tokens before it are computed with the base model alone; above 0 only for an activated LoRA."""
     sequences: list["Sequence"] = field(default_factory=list)
     unfinished: set[int] = field(init=False)
     """Indexes of the choices without a finish reason, forked or not."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from loraserve.engine.kv.blocks import BlockPool, block_hash
+from loraserve.engine.kv.blocks import BlockPool, activation_hash, block_hash
 from loraserve.engine.scheduling.sequence import Sequence
 
 
@@ -91,8 +91,11 @@ class SequenceBlocks:
         sequence.num_remembered_blocks = 0
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
-        hashes, size = sequence.block_hashes, self._block_size
+        hashes, size, state = sequence.block_hashes, self._block_size, sequence.state
         while len(hashes) < num_blocks:
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else sequence.state.root_hash
+            parent = hashes[-1] if hashes else state.root_hash
+            if max(start, 1) <= state.adapter_start < start + size:
+                assert state.request.adapter_digest is not None
+                parent = activation_hash(parent, state.request.adapter_digest, state.adapter_start)
             hashes.append(block_hash(parent, sequence.token_ids[start : start + size]))

@@ -18,6 +18,7 @@ class BatchShape:
 
     adapter_slots: list[int]
     num_rows: list[int]
+    num_base_rows: list[int]
     num_sampled_rows: list[int]
     num_pooled_rows: list[int]
 
@@ -42,20 +43,21 @@ class BatchBuilder:
         """accelerator: for whose device the tensors are; lists: buffers wanted beside the batch's own, in `_lists`."""
         self._block_size = block_size
         a_sequence = BufferSpec((max_num_seqs,), np.int32)
-        a_segment = BufferSpec((max_num_seqs + 1,), np.int32)
+        a_segment = BufferSpec((2 * max_num_seqs,), np.int32)  # of a sequence: rows without and with its adapter
+        a_border = BufferSpec((2 * max_num_seqs + 1,), np.int32)
         a_row = BufferSpec((max_num_rows,), np.int64)
         a_table = BufferSpec((max_num_seqs, max_blocks), np.int32)
         self._buffers = StepBuffers(
-            [*[a_sequence] * 5, *[a_segment] * 2, *[a_row] * 4, *lists, a_table],
+            [*[a_sequence] * 3, *[a_segment] * 2, *[a_border] * 2, *[a_row] * 4, *lists, a_table],
             accelerator,
         )
-        of_sequences, of_segments = self._buffers.buffers[:5], self._buffers.buffers[5:7]
+        of_sequences, of_segments = self._buffers.buffers[:3], self._buffers.buffers[3:7]
         of_rows, self._lists = self._buffers.buffers[7:11], self._buffers.buffers[11:-1]
-        self._context_lens, self._row_start, self._num_rows, self._segment_slot, self._sampled_slot = of_sequences
-        self._segment_start, self._sampled_start = of_segments
+        self._context_lens, self._row_start, self._num_rows = of_sequences
+        self._segment_slot, self._sampled_slot, self._segment_start, self._sampled_start = of_segments
         self._token_ids, self._positions, self._slot_mapping, self._sampled_rows = of_rows
         self._block_table = self._buffers.buffers[-1]
-        self._shape = BatchShape([], [], [], [])
+        self._shape = BatchShape([], [], [], [], [])
         self._batch: StepBatch | None = None
         """Of that shape."""
         self._in_table: list[tuple[int, int]] = []
@@ -89,6 +91,7 @@ class BatchBuilder:
         shape = BatchShape(
             [item.sequence.adapter_slot for item in scheduled],
             [item.num_rows for item in scheduled],
+            [item.num_base_rows for item in scheduled],
             [item.num_sampled_rows for item in scheduled],
             [item.num_pooled_rows for item in scheduled],
         )
@@ -158,6 +161,10 @@ class BatchBuilder:
         row_end = np.cumsum(shape.num_rows, dtype=np.int64)
         self._num_rows.array[:num_seqs] = shape.num_rows
         self._row_start.array[:num_seqs] = row_end - shape.num_rows
+        num_base_sampled = [
+            max(sampled - (rows - base), 0)
+            for rows, base, sampled in zip(shape.num_rows, shape.num_base_rows, shape.num_sampled_rows, strict=True)
+        ]
         sampled_rows = _last_rows(row_end.tolist(), shape.num_sampled_rows)
         pooled_rows = _last_rows(row_end.tolist(), shape.num_pooled_rows)
         self._sampled_rows.array[: len(sampled_rows)] = sampled_rows
@@ -169,10 +176,12 @@ class BatchBuilder:
             context_lens=self._context_lens.tensor[:num_seqs],
             row_start=self._row_start.tensor[:num_seqs],
             num_rows=self._num_rows.tensor[:num_seqs],
-            segments=_fill_segments(shape.adapter_slots, shape.num_rows, self._segment_start, self._segment_slot),
+            segments=_fill_segments(
+                shape.adapter_slots, shape.num_rows, shape.num_base_rows, self._segment_start, self._segment_slot
+            ),
             sampled_rows=self._sampled_rows.tensor[: len(sampled_rows)],
             sampled_segments=_fill_segments(
-                shape.adapter_slots, shape.num_sampled_rows, self._sampled_start, self._sampled_slot
+                shape.adapter_slots, shape.num_sampled_rows, num_base_sampled, self._sampled_start, self._sampled_slot
             ),
             pooled_rows=upload_ids(pooled_rows, self._token_ids.tensor.device) if pooled_rows else None,
         )
@@ -183,19 +192,25 @@ def _last_rows(row_end: Seq[int], counts: Seq[int]) -> list[int]:
     return [row for end, count in zip(row_end, counts, strict=True) for row in range(end - count, end)]
 
 
-def _fill_segments(adapter_slots: Seq[int], num_rows: Seq[int], start: Buffer, slot: Buffer) -> Segments:
-    """adapter_slots, num_rows: of each sequence, ordered by slot; neighbours of one slot are joined."""
+def _fill_segments(
+    adapter_slots: Seq[int], num_rows: Seq[int], num_base_rows: Seq[int], start: Buffer, slot: Buffer
+) -> Segments:
+    """Of each sequence, ordered by slot; num_base_rows: the first of its rows, which are the base model's all the same.
+
+    Neighbours of one slot are joined.
+    """
     num_segments = 0
     end = 0
     has_adapter = False
-    for adapter_slot, count in zip(adapter_slots, num_rows, strict=True):
-        if count == 0:
-            continue
-        if num_segments == 0 or slot.array[num_segments - 1] != adapter_slot:
-            start.array[num_segments] = end
-            slot.array[num_segments] = adapter_slot
-            num_segments += 1
-            has_adapter = has_adapter or adapter_slot >= 0
-        end += count
+    for adapter_slot, count, base in zip(adapter_slots, num_rows, num_base_rows, strict=True):
+        for used_slot, num_used in ((-1, base), (adapter_slot, count - base)):
+            if num_used == 0:
+                continue
+            if num_segments == 0 or slot.array[num_segments - 1] != used_slot:
+                start.array[num_segments] = end
+                slot.array[num_segments] = used_slot
+                num_segments += 1
+                has_adapter = has_adapter or used_slot >= 0
+            end += num_used
     start.array[num_segments] = end
     return Segments(start.tensor[: num_segments + 1], slot.tensor[:num_segments], has_adapter)

@@ -203,7 +203,8 @@ class GpuBatchBuilder(BatchBuilder):
         start, slot = _used(self._segment_start.array, self._segment_slot.array, segments)
         sampled_start, sampled_slot = _used(self._sampled_start.array, self._sampled_slot.array, sampled)
         if self._graph is None:
-            of_rows, of_sampled = (len(batch.token_ids), len(slot)), (len(batch.sampled_rows), len(sampled_slot))
+            of_rows = len(batch.token_ids), int(np.count_nonzero(slot >= 0))
+            of_sampled = len(batch.sampled_rows), int(np.count_nonzero(sampled_slot >= 0))
         else:
             num_seqs = self._graph.num_seqs
             of_rows, of_sampled = (self._graph.num_rows, num_seqs), (num_seqs, num_seqs)

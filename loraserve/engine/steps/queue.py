@@ -169,7 +169,8 @@ class StepQueue:
     def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
         if self._adapters is None:
             return None
-        return self._adapters.arrivals(item.sequence.adapter_slot for item in plan.scheduled)
+        users = (item.sequence for item in plan.scheduled if item.num_base_rows < item.num_rows)
+        return self._adapters.arrivals(sequence.adapter_slot for sequence in users)
 
     def _build(
         self, scheduled: Seq[ScheduledSequence], before: StepInFlight | None, sampled: Seq[SamplingRow]

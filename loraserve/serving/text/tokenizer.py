@@ -54,6 +54,10 @@ class TextTokenizer:
     async def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return await self.run(len(token_ids), lambda: self._decode(token_ids, skip_special_tokens))
 
+    def decode_few(self, token_ids: Sequence[int]) -> str:
+        """With special tokens; of so few that it is done here."""
+        return self._decode(list(token_ids), skip_special_tokens=False)
+
     async def decode_all(self, sequences: Sequence[list[int]], *, skip_special_tokens: bool) -> list[str]:
         size = sum(map(len, sequences)) + TEXT_SIZE * len(sequences)
         return await self.run(size, lambda: [self._decode(token_ids, skip_special_tokens) for token_ids in sequences])

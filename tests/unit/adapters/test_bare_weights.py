@@ -325,6 +325,13 @@ def test_linears_of_experts_have_no_biases(tmp_path: Path) -> None:
     assert (error.code, error.key) == ("unsupported_option", "lora_bias")
 
 
+def test_linears_of_experts_cannot_be_activated(tmp_path: Path) -> None:
+    config = config_of(target_modules=["q_proj", "down_proj"], alora_invocation_tokens=[5])
+    assert len(read(tmp_path, config, lora_tensors(ONE_LAYER, ["q_proj"])).modules) == 1
+    error = refusal(tmp_path, config, lora_tensors(ONE_LAYER, ["q_proj"]) | of_experts("down_proj"))
+    assert (error.code, error.key) == ("unsupported_option", "alora_invocation_tokens")
+
+
 def test_linears_of_today_may_have_the_names_that_experts_had(tmp_path: Path) -> None:
     config = config_of(target_modules=["gate_proj"])
     tensors = lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"])

@@ -104,6 +104,7 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
         {"layers_to_transform": [1, 0], "layers_pattern": "layers", "alpha_pattern": {"q_proj": 0.1}},
         {"layers_to_transform": 1, "exclude_modules": ["k_proj"], "lora_alpha": 1 / 3},
         {"layers_to_transform": [], "layers_pattern": "layers"},
+        {"alora_invocation_tokens": [7, 5, 7], "task_type": "CAUSAL_LM"},
     ],
 )
 def test_the_clean_config_means_the_same(fields: dict) -> None:
@@ -111,6 +112,13 @@ def test_the_clean_config_means_the_same(fields: dict) -> None:
     clean = parse_config(clean_config(config))
     assert adapter_digest(clean, []) == adapter_digest(config, [])
     assert clean.base_model_name is None
+
+
+def test_the_invocation_is_part_of_the_digest_and_its_absence_is_not() -> None:
+    values = [None, [5], [5, 6], [6, 5], [56]]
+    configs = [parse_config(json.dumps(config_of(alora_invocation_tokens=value)).encode()) for value in values]
+    assert adapter_digest(parse_config(json.dumps(config_of()).encode()), []) == adapter_digest(configs[0], [])
+    assert len({adapter_digest(config, []) for config in configs}) == len(values)
 
 
 def test_a_bias_is_part_of_the_digest_and_its_absence_is_not() -> None:

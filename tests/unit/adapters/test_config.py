@@ -89,7 +89,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("kasa_config", {"beta": 1}),
         ("monteclora_config", {}),
         ("arrow_config", {"top_k": 2}),
-        ("alora_invocation_tokens", []),
         ("trainable_token_indices", [1]),
         ("trainable_token_indices", {"embed_tokens": [1]}),
         ("layer_replication", [[0, 4]]),
@@ -191,6 +190,15 @@ def test_a_class_that_may_compute_otherwise_is_told(auto_mapping: object, is_tol
         ("lora_alpha", 10**400, "invalid_field"),
         ("use_rslora", 1, "invalid_field"),
         ("lora_bias", 1, "invalid_field"),
+        ("alora_invocation_tokens", [], "invalid_field"),
+        ("alora_invocation_tokens", 7, "invalid_field"),
+        ("alora_invocation_tokens", "<role>", "invalid_field"),
+        ("alora_invocation_tokens", False, "invalid_field"),
+        ("alora_invocation_tokens", [True], "invalid_field"),
+        ("alora_invocation_tokens", [1.0], "invalid_field"),
+        ("alora_invocation_tokens", [-1], "invalid_field"),
+        ("alora_invocation_tokens", [1 << 31], "invalid_field"),
+        ("alora_invocation_tokens", [1] * 65, "too_large"),
         ("target_modules", None, "invalid_field"),
         ("target_modules", [], "invalid_field"),
         ("target_modules", [1], "invalid_field"),
@@ -237,6 +245,27 @@ def test_refuses_values_out_of_range(field: str, value: object, code: str) -> No
 def test_refuses_layer_selection_beside_a_pattern_as_peft_does(field: str) -> None:
     value = [0] if field == "layers_to_transform" else "layers"
     assert refusal(target_modules=".*q_proj", **{field: value}).code == "invalid_field"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, ()), ([5], (5,)), ([9, 9, 2], (9, 9, 2)), ([1] * 64, (1,) * 64)]
+)
+def test_invocations_keep_their_order_and_repeats(value: object, expected: tuple[int, ...]) -> None:
+    assert parse(alora_invocation_tokens=value, task_type="CAUSAL_LM").invocation_token_ids == expected
+    assert parse(alora_invocation_tokens=value, task_type=None).invocation_token_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"target_parameters": ["experts.down_proj"]}, "target_parameters"),
+        ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
+    ],
+)
+def test_refuses_an_invocation_where_peft_would_not_follow_it(fields: dict[str, object], named: str) -> None:
+    error = refusal(alora_invocation_tokens=[5], **fields)
+    assert (error.code, error.key) == ("invalid_field", "alora_invocation_tokens")
+    assert named in error.message
 
 
 @pytest.mark.parametrize(

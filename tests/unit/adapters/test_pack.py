@@ -129,6 +129,14 @@ def test_a_bias_lies_behind_its_b(tmp_path: Path) -> None:
         assert np.array_equal(values[start : start + 16], convert(bias, "float32", "bfloat16"))
 
 
+def test_what_activates_an_adapter_is_in_its_file(tmp_path: Path) -> None:
+    layout = tiny_layout()
+    for invocation in (None, [5, 9, 5]):
+        config = config_of(alora_invocation_tokens=invocation)
+        folder = write_folder(tmp_path / str(invocation), config, lora_tensors(layout, ["q_proj"]))
+        assert load_and_pack(folder, layout, tmp_path).invocation_token_ids == tuple(invocation or ())
+
+
 def test_keeps_one_file_for_each_layout(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(tiny_layout(), ["q_proj"]))
     packed = [load_and_pack(folder, tiny_layout(dtype), tmp_path / "cache") for dtype in ("float32", "bfloat16")]

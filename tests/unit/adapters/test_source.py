@@ -1,5 +1,6 @@
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +214,16 @@ def test_a_linear_of_another_size_is_not_taken_for_one_of_another_class(tmp_path
     failures = [check for check in checks.listed() if check.status is CheckStatus.FAIL]
     assert len(failures) == 2
     assert all("no such linear; did you mean model.layers." in failure.message for failure in failures)
+
+
+def test_refuses_an_invocation_of_tokens_that_the_base_does_not_have(tmp_path: Path) -> None:
+    layout, config = tiny_layout(), config_of(alora_invocation_tokens=[3, VOCABULARY, 4])
+    folder = write_folder(tmp_path, config, lora_tensors(layout, ["q_proj"]))
+    assert read_adapter(folder, layout).config.invocation_token_ids == (3, VOCABULARY, 4)  # its vocabulary is not known
+    with pytest.raises(AdapterError, match=r"token id 64 is outside the vocabulary .* \(0 to 63\)") as refused:
+        read_adapter(folder, replace(layout, vocab_size=VOCABULARY))
+    assert (refused.value.code, refused.value.key) == ("invalid_field", "alora_invocation_tokens")
+    assert read_adapter(folder, replace(layout, vocab_size=VOCABULARY + 1)).judged.modules
 
 
 def test_refuses_a_rank_that_is_not_the_tensors_rank(tmp_path: Path) -> None:

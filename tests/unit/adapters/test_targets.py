@@ -53,6 +53,14 @@ def test_the_embedding_is_targeted_by_name_or_pattern_and_cannot_have_a_bias() -
     assert refused.value.code == "invalid_field"
 
 
+def test_an_activated_lora_cannot_target_the_embedding() -> None:
+    layout = with_embedding(tiny_layout())
+    with pytest.raises(AdapterError, match="alora_invocation_tokens: PEFT computes all tokens") as refused:
+        select(layout, target_modules=["embed_tokens", "q_proj"], alora_invocation_tokens=[5])
+    assert (refused.value.code, refused.value.key) == ("invalid_field", "alora_invocation_tokens")
+    assert len(select(layout, target_modules=["q_proj", "lm_head"], alora_invocation_tokens=[5]).targets) == 3
+
+
 def test_the_first_pattern_that_matches_wins() -> None:
     targets = resolve(rank_pattern={r"layers\.0\..*": 2, "q_proj": 6}, alpha_pattern={"q_proj": 12})
     assert [(target.lora_rank, target.scaling) for target in targets] == [(2, 6.0), (6, 2.0)]

@@ -111,6 +111,17 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       <dd class="num">{version.max_rank}</dd>
       <dt>Targets</dt>
       <dd>{version.targets.join(", ")}</dd>
+      {version.invocation !== null && (
+        <>
+          <dt>Activated by</dt>
+          <dd class="cluster">
+            {version.invocation.text !== null && <code>{version.invocation.text}</code>}
+            <span class="muted">
+              {version.invocation.token_ids.length === 1 ? "token" : "tokens"} {version.invocation.token_ids.join(", ")}
+            </span>
+          </dd>
+        </>
+      )}
       {version.bases.length > 0 && (
         <>
           <dt>Made for</dt>

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.control.contents.smoke import SmokeTest
+from loraserve.control.contents.smoke import PROMPT_TOKENS, SmokeTest
 from loraserve.serving.errors import ServingError
 from tests.support.valkey import Valkey, valkey
 from tests.unit.control.nodes import ACME, Node, content, eventually, run, running_node, with_tenants
@@ -11,7 +11,7 @@ __all__ = ["valkey"]
 
 
 async def publish_tried(node: Node, digest: str) -> None:
-    async with SmokeTest(node.engine, node.residency)(digest):
+    async with SmokeTest(node.engine, node.residency)(digest, []):
         await node.versions.publish(ACME, "r", "sql", content(digest))
 
 
@@ -24,6 +24,19 @@ def test_what_was_tried_and_then_published_is_not_loaded_again(valkey: Valkey, t
             assert [request.adapter_digest for request in node.engine.requests] == [digest]
             async with node.residency.hold(digest):
                 assert (node.engine.loads, node.engine.unloads) == ([digest], [])
+
+    run(scenario)
+
+
+def test_an_activated_adapter_is_tried_behind_its_invocation(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            digest = node.put_blob("one")
+            async with SmokeTest(node.engine, node.residency)(digest, [5, 3]):
+                pass
+            (request,) = node.engine.requests
+            assert request.prompt_token_ids[:2] == [5, 3]
+            assert len(request.prompt_token_ids) == 2 + PROMPT_TOKENS
 
     run(scenario)
 

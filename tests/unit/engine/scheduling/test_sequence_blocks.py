@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from loraserve.engine.kv.blocks import BlockPool
+from loraserve.engine.kv.blocks import BlockHash, BlockPool, root_hash
 from loraserve.engine.request import EngineRequest, SamplingParams
 from loraserve.engine.scheduling.sequence import RequestState, Sequence
 from loraserve.engine.scheduling.sequence_blocks import SequenceBlocks
@@ -101,3 +103,36 @@ def test_what_is_released_stays_findable_until_it_is_needed(blocks: SequenceBloc
     extended(blocks, 16)
     assert blocks.find_prefix(sequence(10)) == []
     assert pool.counts().referenced == 4
+
+
+Computed = tuple[list[int], str | None, int]
+"""Tokens, which adapter computes them, and from which position on."""
+computed = st.one_of(
+    st.tuples(st.just([1] * 12), st.just("one"), st.integers(0, 12)),
+    st.tuples(st.lists(st.integers(1, 2), min_size=12, max_size=12), st.sampled_from([None, "one", "two"]), st.just(0)),
+    st.tuples(st.just([1] * 12), st.just("two"), st.integers(0, 12)),
+)
+
+
+def hashes_of(tokens: list[int], adapter: str | None, start: int) -> list[BlockHash]:
+    """As the engine begins the chain."""
+    request = EngineRequest("r", tokens, SamplingParams(max_tokens=1), adapter_digest=adapter)
+    root = root_hash("", "", None if start > 0 else adapter)
+    found = Sequence(RequestState(request, 0.0, root, adapter_start=start), 0, tokens, len(tokens))
+    SequenceBlocks(BlockPool(1), BLOCK_SIZE)._extend_hashes(found, len(tokens) // BLOCK_SIZE)
+    return found.block_hashes
+
+
+@settings(derandomize=True, deadline=None, max_examples=400)
+@given(computed, computed)
+@example(([1] * 12, "one", 5), ([1] * 12, "one", 6))
+@example(([1] * 12, "one", 5), ([1] * 12, "two", 5))
+@example(([1] * 12, "one", 8), ([1] * 12, None, 0))
+def test_a_block_is_found_by_whoever_computes_the_same_tokens_with_the_same_adapter(a: Computed, b: Computed) -> None:
+    for index, (one, other) in enumerate(zip(hashes_of(*a), hashes_of(*b), strict=True)):
+        end = (index + 1) * BLOCK_SIZE
+        rows = [
+            [(token, adapter if position >= start else None) for position, token in enumerate(tokens[:end])]
+            for tokens, adapter, start in (a, b)
+        ]
+        assert (one == other) == (rows[0] == rows[1])

@@ -59,6 +59,35 @@ def test_neighbours_of_one_adapter_share_a_segment(builder: BatchBuilder) -> Non
     assert batch.sampled_rows.tolist() == [1, 4, 6, 7]
 
 
+def test_rows_before_an_activation_are_the_base_models(builder: BatchBuilder) -> None:
+    """Also of the sampled rows, of which here all of a chunk's are."""
+
+    def activated(num_rows: int, num_base_rows: int, num_sampled: int, adapter_slot: int) -> ScheduledSequence:
+        item = scheduled([1, 2, 3, 4], 0, num_rows, num_sampled, [0], adapter_slot)
+        item.num_base_rows = num_base_rows
+        return item
+
+    batch = builder.build([activated(3, 2, 3, 1), activated(2, 2, 0, 1), activated(4, 1, 1, 1), activated(3, 3, 1, 2)])
+    assert batch.segments.start.tolist() == [0, 2, 3, 6, 9, 12]
+    assert batch.segments.adapter_slot.tolist() == [-1, 1, -1, 1, -1]
+    assert batch.sampled_rows.tolist() == [0, 1, 2, 8, 11]
+    assert batch.sampled_segments.start.tolist() == [0, 2, 4, 5]
+    assert batch.sampled_segments.adapter_slot.tolist() == [-1, 1, -1]
+    # The same rows, of which others are the base model's, are no batch of the same shape.
+    again = builder.build([activated(3, 0, 3, 1), activated(2, 0, 0, 1), activated(4, 4, 1, 1), activated(3, 0, 1, 2)])
+    assert again.segments.start.tolist() == [0, 5, 9, 12]
+    assert again.segments.adapter_slot.tolist() == [1, -1, 2]
+
+
+def test_each_sequence_can_have_rows_of_both_kinds(builder: BatchBuilder) -> None:
+    items = [scheduled([1, 2, 3], 0, 2, 2, [i], adapter_slot=i) for i in range(4)]
+    for item in items:
+        item.num_base_rows = 1
+    batch = builder.build(items)
+    assert batch.segments.start.tolist() == batch.sampled_segments.start.tolist() == [*range(9)]
+    assert batch.segments.adapter_slot.tolist() == [-1, 0, -1, 1, -1, 2, -1, 3]
+
+
 def test_a_batch_of_the_base_model_alone_has_no_adapter(builder: BatchBuilder) -> None:
     batch = builder.build([scheduled([1], 0, 1, 1, [0]), scheduled([1, 2], 1, 1, 1, [1])])
     assert not batch.segments.has_adapter
