@@ -21,6 +21,7 @@ from loraserve.engine.grammars.matcher import OutputMatcher
 from loraserve.engine.kv.blocks import BlockPool, root_hash
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
+    BegunPrompt,
     EngineErrorCode,
     EngineRequest,
     EngineStats,
@@ -85,6 +86,8 @@ class Engine:
         self._states: dict[str, RequestState] = {}
         self._compiling: dict[RequestState, Future[OutputMatcher]] = {}
         """Requests that are scheduled as soon as their grammar is there."""
+        self.tell_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
+        """Called in the midst of `step`, before a forward pass that is the first to compute a part of these prompts."""
         self._users = AdapterUsers(parts.adapters)
         self._counts = EngineCounts()
 
@@ -220,6 +223,8 @@ class Engine:
         self, plan: StepPlan, before: StepInFlight | None = None
     ) -> tuple[StepInFlight | None, list[SequenceOutput]]:
         """(What was queued behind `before`, the outputs of requests that failed)."""
+        if plan.begun:
+            self.tell_begun(plan.begun)
         outputs = [
             output
             for sequence, message in plan.failed
@@ -235,9 +240,9 @@ class Engine:
         self._counts.num_steps += 1
         self._counts.recent_step_tokens.append(step.num_rows)
         sampled = step.wait()
-        outputs = [_tell_begun(each) for each in step.begun if each.status is not Status.FINISHED]
         if step.takes_best and all(sampled.is_finite):
-            return outputs + self._append_each(step.sequences, sampled.token_ids)
+            return self._append_each(step.sequences, sampled.token_ids)
+        outputs: list[SequenceOutput] = []
         rows = zip(sampled.token_ids, sampled.logprobs, sampled.is_finite, strict=True)
         for sequence, item, chosen in zip(step.sequences, step.items, rows, strict=False):
             after_draft = list(islice(rows, len(item.draft))) if item.draft else []
@@ -261,7 +266,6 @@ class Engine:
         output = SequenceOutput(
             sequence.request.request_id, sequence.index, [], finish_reason=FinishReason.STOP, pooled=prompt.vector
         )
-        _add_what_comes_once(output, sequence)
         self._finish(sequence)
         return [output]
 
@@ -328,7 +332,8 @@ class Engine:
             output.finish_reason, output.stop_token_id = finish_reason, stop_token_id
         if not sequence.is_first_output_sent:
             sequence.is_first_output_sent = True
-            _add_what_comes_once(output, sequence)
+            if sequence.index == 0:
+                output.prompt_logprobs = sequence.state.prompt_logprobs
         return output
 
     def _follow_grammar(
@@ -395,16 +400,12 @@ class Engine:
             if is_scheduled and sequence.status is not Status.FINISHED:
                 self._scheduler.finish(sequence)
         self._forget_request(state)
-        # What fails with its first step is told apart from what never came to it.
-        is_news = state.first_scheduled_s is not None and not state.is_begun_told
-        queue_s = _queue_s(state) if is_news else None
         return [
             SequenceOutput(
                 state.request.request_id,
                 index,
                 [],
                 finish_reason=reason,
-                queue_s=queue_s,
                 error=error,
                 error_code=error_code,
             )
@@ -466,36 +467,6 @@ class Engine:
     def check_invariants(self) -> None:
         """Raises AssertionError. Idle: nothing is referenced."""
         self._scheduler.check_invariants()
-
-
-def _tell_begun(sequence: Sequence) -> SequenceOutput:
-    """The first output of a prompt that takes more steps."""
-    state = sequence.state
-    state.is_begun_told = True
-    return SequenceOutput(
-        state.request.request_id,
-        min(state.unfinished),  # 0, unless that was aborted
-        [],
-        num_cached_tokens=state.num_cached_tokens,
-        queue_s=_queue_s(state),
-    )
-
-
-def _add_what_comes_once(output: SequenceOutput, sequence: Sequence) -> None:
-    """With a choice's first token, or a request's vector: but for what was told when the prompt was begun."""
-    state = sequence.state
-    if sequence.index == 0:
-        output.prompt_logprobs = state.prompt_logprobs
-        if state.is_begun_told:
-            return
-        output.num_cached_tokens = state.num_cached_tokens
-    output.queue_s = _queue_s(state)
-    state.is_begun_told = True
-
-
-def _queue_s(state: RequestState) -> float:
-    assert state.first_scheduled_s is not None
-    return state.first_scheduled_s - state.arrival_s
 
 
 def _first_allowed(mask: NDArray[np.uint8]) -> int | None:

@@ -1,10 +1,10 @@
 """The seam between the API and an engine, wherever it runs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
+from loraserve.engine.request import BegunPrompt, EngineRequest, EngineStats, SequenceOutput
 
 
 class EngineDeadError(Exception):
@@ -13,6 +13,13 @@ class EngineDeadError(Exception):
 
 class AdapterLoadError(Exception):
     """The engine refused the packed adapter; the message says why."""
+
+
+OnBegun = Callable[[BegunPrompt], None]
+
+
+def ignore_begun(_prompt: BegunPrompt) -> None:
+    """For who does not care when a prompt is begun."""
 
 
 class EngineClient(Protocol):
@@ -41,9 +48,12 @@ class EngineClient(Protocol):
         """Why the engine is dead; None while it lives."""
         ...
 
-    def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceOutput]]:
+    def generate(
+        self, request: EngineRequest, on_begun: OnBegun = ignore_begun
+    ) -> AsyncGenerator[list[SequenceOutput]]:
         """Yield what the request gained, in order; several steps may be joined when the consumer lags.
 
+        on_begun: called once, before any output, when the engine begins to compute the prompt.
         Ends after the last choice's finish_reason. Closing the iterator early aborts the request without awaiting.
         Raises `EngineDeadError`.
         """

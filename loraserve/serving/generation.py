@@ -5,8 +5,10 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from loraserve.engine.request import (
+    BegunPrompt,
     EngineRequest,
     FinishReason,
     PoolingParams,
@@ -151,7 +153,6 @@ class Generation:
         try:
             async with contextlib.aclosing(self._outputs()) as outputs:
                 async for arrived in outputs:
-                    self._note_begun(arrived)  # also of what was ended from outside meanwhile
                     self._raise_if_ended()
                     deltas = self._take(arrived)
                     self._service.metrics.snapshot(self._service.engine.stats)
@@ -264,14 +265,15 @@ class Generation:
         request, prompt.is_sent = prompt.engine_request, True
         if request.pooling is None:
             self._service.metrics.request_params(request.sampling.n, request.sampling.max_tokens)
-        return self._service.engine.generate(request)
+        return self._service.engine.generate(request, partial(self._note_begun, prompt))
 
-    def _note_begun(self, outputs: list[SequenceOutput]) -> None:
-        for output in outputs:
-            prompt = self._prompt_of[output.request_id]
-            if not prompt.is_begun and (output.queue_s is not None or output.token_ids or output.pooled is not None):
-                prompt.is_begun = True
-                self._service.metrics.prompt_begun(self._label, len(prompt.engine_request.prompt_token_ids))
+    def _note_begun(self, prompt: PromptRun, begun: BegunPrompt) -> None:
+        if self._closed:
+            return
+        prompt.is_begun, prompt.num_cached_tokens = True, begun.num_cached_tokens
+        for choice in prompt.choices:
+            choice.times.queue_s = begun.queue_s
+        self._service.metrics.prompt_begun(self._label, len(prompt.engine_request.prompt_token_ids))
 
     def _take(self, outputs: list[SequenceOutput]) -> list[ChoiceDelta]:
         now_s = time.monotonic()
@@ -296,22 +298,17 @@ class Generation:
         if output.finish_reason is FinishReason.ERROR:
             self._unfinished_reason = FinishReason.ERROR
             raise request_failed(output, self._job.adapter, prompt.engine_request.sampling.grammar)
-        prompt.num_cached_tokens = max(prompt.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             prompt.prompt_logprobs = output.prompt_logprobs
         choice = prompt.choices[output.index]
         if choice.assembler.finished:
             return None
-        if output.queue_s is not None:
-            choice.times.queue_s = output.queue_s
         if output.token_ids:
             if output.num_predicted_tokens:
                 choice.num_predicted_tokens = output.num_predicted_tokens
                 choice.num_accepted_tokens = output.num_accepted_tokens
             self._note_first_token()
             self._service.metrics.tokens(self._label, choice.times, now_s)
-        elif output.pooled is None and output.finish_reason is None:
-            return None  # all it tells is that its prompt is begun
         elif output.pooled is not None:
             prompt.vector = output.pooled
             choice.times.first_token_s = choice.times.last_token_s = now_s

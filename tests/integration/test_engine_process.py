@@ -101,6 +101,21 @@ def test_choices_of_concurrent_requests_arrive_whole_and_in_order() -> None:
     run(test)
 
 
+def test_a_prompt_is_begun_before_it_gains_anything_also_for_who_leaves_then() -> None:
+    async def test() -> None:
+        async with running_engine() as engine:
+            begun: list[str] = []
+            stream = engine.generate(request("r", max_tokens=ENDLESS), lambda prompt: begun.append(prompt.request_id))
+            first = asyncio.ensure_future(anext(stream))
+            await until(lambda: bool(begun))
+            assert begun == ["r"]
+            await first
+            await stream.aclose()
+            assert begun == ["r"]
+
+    run(test)
+
+
 def test_steps_are_joined_when_the_consumer_lags() -> None:
     async def test() -> None:
         async with running_engine() as engine:

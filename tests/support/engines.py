@@ -10,6 +10,7 @@ from loraserve_adapters.packed_file import packed_file_name
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import (
+    BegunPrompt,
     EngineRequest,
     FinishReason,
     Pooling,
@@ -69,9 +70,15 @@ Answers = dict[tuple[str, int], Answer]
 
 def run(engine: Engine, requests: Sequence[EngineRequest] = (), max_steps: int = 5000) -> Answers:
     """Add the requests and step until the engine is idle."""
+    answers: Answers = {}
+
+    def note_cached(begun: list[BegunPrompt]) -> None:
+        for prompt in begun:
+            answers.setdefault((prompt.request_id, 0), Answer()).num_cached_tokens = prompt.num_cached_tokens
+
+    engine.tell_begun = note_cached
     for request in requests:
         engine.add_request(request)
-    answers: Answers = {}
     for _ in range(max_steps):
         if not engine.has_work():
             return answers
@@ -87,7 +94,6 @@ def collect(answers: Answers, outputs: Sequence[SequenceOutput]) -> None:
         answer.logprobs += output.logprobs or []
         answer.finish_reason = output.finish_reason
         answer.stop_token_id = output.stop_token_id
-        answer.num_cached_tokens += output.num_cached_tokens
         answer.prompt_logprobs = output.prompt_logprobs or answer.prompt_logprobs
         answer.pooled = output.pooled
         answer.error = output.error

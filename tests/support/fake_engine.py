@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from loraserve_adapters.errors import AdapterError
@@ -17,7 +18,7 @@ from loraserve_adapters.errors import AdapterError
 from loraserve import demo
 from loraserve.engine.errors import EngineRequestError
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
+from loraserve.engine.request import BegunPrompt, EngineRequest, EngineStats, FinishReason, SequenceOutput
 from loraserve.serving.process.engine_loop import EngineLoop
 from loraserve.serving.process.engine_process import SocketChannel, main
 from loraserve.serving.process.messages import Ready, StartFailed, StartProgress
@@ -40,6 +41,7 @@ class FakeEngine:
         self._loaded: list[str] = []
         self._num_aborts = 0
         self._step = 0
+        self.tell_begun: Callable[[list[BegunPrompt]], None] = lambda _: None
 
     def add_request(self, request: EngineRequest) -> None:
         if request.sampling.max_tokens < 0:
@@ -79,6 +81,9 @@ class FakeEngine:
         return False
 
     def step(self) -> list[SequenceOutput]:
+        begun = [BegunPrompt(request_id, 0.0, 0) for request_id, (_, token) in self._running.items() if token == 0]
+        if begun:
+            self.tell_begun(begun)
         time.sleep(STEP_S)
         self._step += 1
         return [output for request_id in list(self._running) for output in self._advance(request_id)]

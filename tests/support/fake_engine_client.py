@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.request import (
+    BegunPrompt,
     EngineErrorCode,
     EngineRequest,
     EngineStats,
@@ -20,7 +21,7 @@ from loraserve.engine.request import (
     SequenceOutput,
     TokenLogprob,
 )
-from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
+from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError, OnBegun, ignore_begun
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. STOP here, said the user; hello world, hello adapters!",
@@ -118,7 +119,7 @@ class FakeEngine:
     refuse_with: str | None = None
     """Requests end with this error before anything is computed."""
     rest_of_prompts: asyncio.Event | None = None
-    """Prompts take two steps, and the second waits for it, if there is one."""
+    """Prompts that were begun wait for it, if there is one."""
     fail_with: str | None = None
     """Requests end with this error after one token."""
     fail_code: EngineErrorCode | None = None
@@ -136,7 +137,9 @@ class FakeEngine:
     loads: list[str] = field(default_factory=list)
     unloads: list[str] = field(default_factory=list)
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceOutput]]:
+    async def generate(
+        self, request: EngineRequest, on_begun: OnBegun = ignore_begun
+    ) -> AsyncGenerator[list[SequenceOutput]]:
         if self.error is not None:
             raise EngineDeadError(self.error)
         self.requests.append(request)
@@ -145,10 +148,12 @@ class FakeEngine:
             if self.refuse_with is not None:
                 yield [_failure(request, self.refuse_with, self.fail_code)]
                 return
+            if self.gate is not None:
+                await self.gate.wait()
+            if request.request_id in self.aborted:
+                return
+            on_begun(BegunPrompt(request.request_id, 0.001, self.num_cached_tokens))
             if self.rest_of_prompts is not None:
-                if self.gate is not None:
-                    await self.gate.wait()
-                yield [SequenceOutput(request.request_id, 0, [], queue_s=0.001)]
                 await self.rest_of_prompts.wait()
             replies = [self._reply_outputs(request, index) for index in range(request.sampling.n)]
             for step in range(max(len(outputs) for outputs in replies)):
@@ -219,8 +224,6 @@ class FakeEngine:
                     index,
                     [],
                     finish_reason=FinishReason.STOP,
-                    num_cached_tokens=self.num_cached_tokens,
-                    queue_s=0.001,
                     pooled=vector_of(request).tobytes(),
                 )
             ]
@@ -237,9 +240,7 @@ class FakeEngine:
                 logprobs=self._logprobs(piece, request.sampling.logprobs),
                 finish_reason=reason if number == len(pieces) - 1 else None,
                 stop_token_id=stop_token_id if number == len(pieces) - 1 else None,
-                num_cached_tokens=self.num_cached_tokens if number == 0 and index == 0 else 0,
                 prompt_logprobs=self._prompt_logprobs(request) if number == 0 and index == 0 else None,
-                queue_s=0.001 if number == 0 else None,
                 num_predicted_tokens=len(is_accepted[: start + len(piece)]),
                 num_accepted_tokens=sum(is_accepted[: start + len(piece)]),
             )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from loraserve.engine.request import BegunPrompt
 from loraserve.engine.scheduling.sequence import Sequence
 
 
@@ -36,5 +37,6 @@ class StepPlan:
     """Ordered by adapter slot."""
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination), to be done in order before the forward pass."""
+    begun: list[BegunPrompt] = field(default_factory=list)
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
     """Sequences whose adapter could not be loaded, and why; they hold nothing."""

@@ -4,6 +4,7 @@ There are no prefill and decode phases: every sequence catches up its computed t
 budget, which covers chunked prompts, prefix hits and recompute after preemption.
 """
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from enum import Enum
@@ -12,7 +13,7 @@ from loraserve_adapters.errors import AdapterError
 
 from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.kv.blocks import BlockPool
-from loraserve.engine.request import EngineRequest
+from loraserve.engine.request import BegunPrompt, EngineRequest
 from loraserve.engine.scheduling.fair_queue import FairQueue
 from loraserve.engine.scheduling.plan import ScheduledSequence, StepPlan
 from loraserve.engine.scheduling.sequence import RequestState, Sequence, Status
@@ -301,7 +302,7 @@ class Scheduler:
         sequence.num_computed_tokens = num_cached
         sequence.num_remembered_blocks = len(cached)
         sequence.num_charged_tokens = max(sequence.num_charged_tokens, num_cached)
-        self._note_prefix_lookup(sequence, num_cached)
+        self._begin(sequence.state, num_cached, plan)
         self.waiting.remove(sequence)
         sequence.status = Status.RUNNING
         self._enter_running(sequence)
@@ -328,12 +329,14 @@ class Scheduler:
         """A tenant of twice the weight is served twice as much before others come first."""
         self.waiting.charge(request.tenant, num_tokens / request.tenant_weight)
 
-    def _note_prefix_lookup(self, sequence: Sequence, num_cached: int) -> None:
-        state = sequence.state
-        if state.first_scheduled_s is None and sequence.num_output_tokens == 0:
-            state.num_cached_tokens = num_cached
-            self.prefix_cache_queries += sequence.num_prompt_tokens
-            self.prefix_cache_hits += num_cached
+    def _begin(self, state: RequestState, num_cached: int, plan: StepPlan) -> None:
+        if state.is_begun:
+            return
+        state.is_begun = True
+        self.prefix_cache_queries += len(state.request.prompt_token_ids)
+        self.prefix_cache_hits += num_cached
+        queue_s = time.monotonic() - state.arrival_s
+        plan.begun.append(BegunPrompt(state.request.request_id, queue_s, num_cached))
 
     def _num_rows(self, sequence: Sequence, budget: int) -> int:
         """Of its tokens that are not computed, or, ahead, of the one that it is about to get."""

@@ -32,11 +32,8 @@ class RequestState:
     """Indexes of the choices without a finish reason, forked or not."""
     wants_prompt_logprobs: bool = field(init=False)
     is_forked: bool = False
-    num_cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache when first scheduled."""
-    first_scheduled_s: float | None = None
-    is_begun_told: bool = False
-    """An output has said when it was first scheduled."""
+    is_begun: bool = False
+    """It was scheduled, and so a part of its prompt computed."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
     hidden_sum: Tensor | None = None
     """float32 [hidden_size]: of the rows computed so far, where their mean is wanted."""

@@ -21,8 +21,6 @@ class StepInFlight:
     """What each of these was scheduled as."""
     sampled: Sampled | QueuedTokens
     pooled: list[PooledPrompt]
-    begun: list[Sequence]
-    """Whose prompts it is the first to compute a part of, and not the last."""
     takes_best: bool = False
     """Nothing is drafted or pooled, and each token is the best of its row, with nothing beside it."""
 

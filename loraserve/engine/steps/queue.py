@@ -1,6 +1,5 @@
 """From a plan to a step that is queued: its batch, the forward pass, the choice of its tokens."""
 
-import time
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -83,7 +82,6 @@ class StepQueue:
 
     def _queue(self, plan: StepPlan, before: StepInFlight | None) -> StepInFlight:
         """`queue` for any plan."""
-        now = time.monotonic()
         if plan.block_copies:
             self._runner.copy_blocks(plan.block_copies)
         arrivals = self._arrivals(plan)
@@ -93,7 +91,6 @@ class StepQueue:
         output = self._runner.forward(batch, arrivals)
         logits, best = output.logits, output.best
         pooled = [] if output.hidden is None else pool(plan.scheduled, output.hidden)
-        begun = _begun(plan.scheduled)
         sequences: list[Sequence] = []
         items: list[ScheduledSequence] = []
         rows: list[int] = []
@@ -101,7 +98,7 @@ class StepQueue:
         end_row = 0
         for item in plan.scheduled:
             start_row, end_row = end_row, end_row + item.num_sampled_rows
-            for sequence in self._account(item, logits, start_row, now):
+            for sequence in self._account(item, logits, start_row):
                 if sequence.matcher is not None:
                     masks += enumerate([sequence.matcher.mask(), *item.draft_masks], start=len(rows))
                 sequences.append(sequence)
@@ -110,7 +107,7 @@ class StepQueue:
                     rows += range(end_row - 1 - len(item.draft), end_row - 1)
                 rows.append(end_row - 1)
         if not sequences:
-            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []), pooled, begun)
+            return StepInFlight(plan.scheduled, [], [], Sampled([], [], []), pooled)
         if rows != list(range(end_row)):
             logits, best = logits.index_select(0, upload_ids(rows, logits.device)), None
         sampling_rows = [row for _, row in known_rows]
@@ -125,7 +122,7 @@ class StepQueue:
         sampled = queued or self._sampler.sample(logits, sampling_rows, best, drawn)
         is_single = best is not None and len(rows) == len(sequences) and not pooled
         takes_best = is_single and all(row.takes_best for row in sampling_rows)
-        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, begun, takes_best)
+        return StepInFlight(plan.scheduled, sequences, items, sampled, pooled, takes_best)
 
     def _queue_again(self, plan: StepPlan, last: StepInFlight) -> StepInFlight:
         """`queue` for a plan that `_goes_on` from a step whose tokens are known."""
@@ -145,7 +142,7 @@ class StepQueue:
             sampled = self._sampler.sample(output.logits, rows, output.best, output.drawn if batch.draws else None)
         for sequence in sequences:
             sequence.num_computed_tokens += 1
-        return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], [], last.takes_best)
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, sampled, [], last.takes_best)
 
     def _rows_after(self, sequences: Seq[Sequence]) -> list[SamplingRow]:
         """To sample, once one row more of each is computed."""
@@ -164,7 +161,7 @@ class StepQueue:
             sequence.num_computed_tokens += 1
         queued = self._sampler.try_queue(output.logits, rows, self._builder.sampling)
         assert queued is not None
-        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [], [])
+        return StepInFlight(plan.scheduled, sequences, plan.scheduled, queued, [])
 
     def _arrivals(self, plan: StepPlan) -> StepArrivals | None:
         if self._adapters is None:
@@ -205,14 +202,12 @@ class StepQueue:
                 known += enumerate(rows_after(row, item.draft), end_row - len(item.draft))
         return known
 
-    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int, now: float) -> list[Sequence]:
+    def _account(self, item: ScheduledSequence, logits: Tensor, start_row: int) -> list[Sequence]:
         """Note what was computed; returns the sequences to sample from the item's last row.
 
         start_row: the item's first row of the logits.
         """
         sequence, state = item.sequence, item.sequence.state
-        if state.first_scheduled_s is None:
-            state.first_scheduled_s = now
         if sequence.num_output_tokens == 0 and sequence.num_uncomputed_tokens > 0:
             self.num_prompt_tokens += item.num_rows
         if state.wants_prompt_logprobs and item.num_sampled_rows > 0 and sequence.index == 0:
@@ -234,15 +229,6 @@ class StepQueue:
         num_top = sequence.request.sampling.prompt_logprobs or 0
         if targets:
             state.prompt_logprobs += self._sampler.prompt_logprobs(logits[: len(targets)], targets, num_top)
-
-
-def _begun(scheduled: Seq[ScheduledSequence]) -> list[Sequence]:
-    """See `StepInFlight.begun`. To be asked before the rows are noted as computed."""
-    return [
-        item.sequence
-        for item in scheduled
-        if item.sequence.state.first_scheduled_s is None and item.num_rows < item.sequence.num_uncomputed_tokens
-    ]
 
 
 def _goes_on(before: StepInFlight, plan: StepPlan) -> bool:

@@ -1,12 +1,13 @@
 """The engine process's loop: take what the API process sent, run one step, answer with one message."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from loraserve_adapters.errors import AdapterError
 
 from loraserve.engine.errors import EngineRequestError
-from loraserve.engine.request import EngineRequest, EngineStats, FinishReason, SequenceOutput
+from loraserve.engine.request import BegunPrompt, EngineRequest, EngineStats, FinishReason, SequenceOutput
 from loraserve.serving.process.messages import (
     Abort,
     AdapterFailed,
@@ -15,6 +16,7 @@ from loraserve.serving.process.messages import (
     AddRequest,
     FromEngine,
     LoadAdapter,
+    PromptsBegun,
     Shutdown,
     StepOutputs,
     ToEngine,
@@ -31,6 +33,8 @@ IDLE_HEARTBEAT_S = 1.0
 
 class Steppable(Protocol):
     """What the loop needs of `loraserve.engine.engine.Engine`."""
+
+    tell_begun: Callable[[list[BegunPrompt]], None]
 
     def add_request(self, request: EngineRequest) -> None: ...
 
@@ -69,6 +73,7 @@ class EngineLoop:
 
     def __init__(self, engine: Steppable, channel: Channel) -> None:
         self._engine = engine
+        engine.tell_begun = lambda prompts: channel.send(PromptsBegun(prompts))
         self._channel = channel
         self._num_unfinished: dict[str, int] = {}
         """Choices of accepted requests whose finish_reason was not sent yet, per request."""

@@ -14,8 +14,8 @@ import msgspec
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.malloc import with_huge_pages
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
-from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError
+from loraserve.engine.request import BegunPrompt, EngineRequest, EngineStats, SequenceOutput
+from loraserve.serving.engine_client import AdapterLoadError, EngineDeadError, OnBegun, ignore_begun
 from loraserve.serving.process.framing import FrameBuffer, encode_frame
 from loraserve.serving.process.messages import (
     Abort,
@@ -26,6 +26,7 @@ from loraserve.serving.process.messages import (
     EngineFailed,
     FromEngine,
     LoadAdapter,
+    PromptsBegun,
     Ready,
     Shutdown,
     StartFailed,
@@ -54,9 +55,10 @@ class _RequestStream:
     """Outputs of one request on their way to its consumer: steps it has not fetched yet are joined in one list,
     which holds no more than the request can generate."""
 
-    __slots__ = ("_arrival", "num_unfinished", "pending")
+    __slots__ = ("_arrival", "num_unfinished", "on_begun", "pending")
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, on_begun: OnBegun) -> None:
+        self.on_begun = on_begun
         self.pending: list[SequenceOutput] = []
         self.num_unfinished = num_choices
         """Choices whose last output has not arrived."""
@@ -158,13 +160,15 @@ class LocalEngine:
         """Returns once the process is gone, wanted or not."""
         await self._dead.wait()
 
-    async def generate(self, request: EngineRequest) -> AsyncGenerator[list[SequenceOutput]]:
+    async def generate(
+        self, request: EngineRequest, on_begun: OnBegun = ignore_begun
+    ) -> AsyncGenerator[list[SequenceOutput]]:
         """See `EngineClient.generate`. The request goes to the engine with the first iteration."""
         request_id = request.request_id
         self._raise_if_dead()
         if request_id in self._streams:
             raise ValueError(f"request id {request_id!r} is in use")
-        stream = self._streams[request_id] = _RequestStream(request.sampling.n)
+        stream = self._streams[request_id] = _RequestStream(request.sampling.n, on_begun)
         self._write(AddRequest(request))
         try:
             while stream.pending or stream.num_unfinished > 0:
@@ -218,6 +222,8 @@ class LocalEngine:
                 self._longest_step_s = max(self._longest_step_s, self._last_progress_s - before_s)
                 self._stats = stats or self._stats
                 self._deliver(outputs)
+            case PromptsBegun(prompts):
+                self._tell_begun(prompts)
             case AdapterLoaded(digest):
                 _settle(self._loads, digest, None)
             case AdapterFailed(digest, reason):
@@ -236,6 +242,11 @@ class LocalEngine:
             # A consumer that left is gone from the table; its last outputs crossed the abort on the way.
             if (stream := self._streams.get(output.request_id)) is not None:
                 stream.put(output)
+
+    def _tell_begun(self, prompts: list[BegunPrompt]) -> None:
+        for prompt in prompts:
+            if (stream := self._streams.get(prompt.request_id)) is not None:
+                stream.on_begun(prompt)
 
     def _end(self) -> None:
         """Once the socket is closed, or the process was killed."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from loraserve.engine.model_description import ModelDescription
-from loraserve.engine.request import EngineRequest, EngineStats, SequenceOutput
+from loraserve.engine.request import BegunPrompt, EngineRequest, EngineStats, SequenceOutput
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -56,6 +56,12 @@ class StartProgress(msgspec.Struct, frozen=True, tag=True):
     total: int
 
 
+class PromptsBegun(msgspec.Struct, frozen=True, tag=True):
+    """Sent when their first step begins, so that nobody who leaves within it is taken for one who only waited."""
+
+    prompts: list[BegunPrompt]
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Everything one engine step produced, and now and then how the engine is doing."""
 
@@ -83,5 +89,13 @@ class EngineFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 FromEngine = (
-    Ready | StartFailed | StartProgress | StepOutputs | AdapterLoaded | AdapterUnloaded | AdapterFailed | EngineFailed
+    Ready
+    | StartFailed
+    | StartProgress
+    | PromptsBegun
+    | StepOutputs
+    | AdapterLoaded
+    | AdapterUnloaded
+    | AdapterFailed
+    | EngineFailed
 )

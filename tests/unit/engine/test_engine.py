@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.engine import NOT_FINITE_MESSAGE, Engine
 from loraserve.engine.errors import EngineRequestError, EngineStepError
 from loraserve.engine.request import (
+    BegunPrompt,
     EngineErrorCode,
     EngineRequest,
     EngineStats,
@@ -23,7 +25,6 @@ from loraserve.engine.request import (
     Pooling,
     PoolingParams,
     SamplingParams,
-    SequenceOutput,
 )
 from loraserve.engine.scheduling.fair_queue import FairQueue
 from loraserve.engine.scheduling.sequence import RequestState
@@ -140,20 +141,6 @@ def test_a_request_of_another_salt_finds_nothing(engine: Engine) -> None:
         engine.add_request(ask(f"{i}", prompt, salt=salt))
         run_to_idle(engine)
     assert engine.stats().prefix_cache_hits == 8
-
-
-def test_a_request_sees_its_cached_tokens_on_its_first_output_only(engine: Engine) -> None:
-    prompt = list(range(1, 13))
-    engine.add_request(ask("1", prompt))
-    run_to_idle(engine)
-    engine.add_request(ask("2", prompt, params=replace(GREEDY, n=2)))
-    outputs = []
-    while engine.has_work():
-        outputs += engine.step()
-    assert [output.num_cached_tokens for output in outputs if output.num_cached_tokens] == [8]
-    first = [next(output for output in outputs if output.index == index) for index in (0, 1)]
-    assert all(output.queue_s is not None for output in first)
-    assert all(output.queue_s is None for output in outputs if output not in first)
 
 
 def test_choices_continue_one_prompt_with_their_own_seeds(engine: Engine) -> None:
@@ -718,68 +705,65 @@ def test_statistics_of_an_engine_that_did_nothing_are_zero(monkeypatch: pytest.M
 # ---- what is begun
 
 
-def outputs_of(engine: Engine) -> list[SequenceOutput]:
-    outputs: list[SequenceOutput] = []
-    while engine.has_work():
-        outputs += engine.step()
-    return outputs
+@pytest.fixture
+def begun(engine: Engine) -> list[BegunPrompt]:
+    told: list[BegunPrompt] = []
+    engine.tell_begun = told.extend
+    return told
 
 
-def test_a_prompt_of_several_steps_says_once_that_it_is_begun(engine: Engine) -> None:
+def test_a_prompt_is_told_once_as_begun_before_its_first_forward_pass(
+    engine: Engine, runner: HashRunner, begun: list[BegunPrompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several steps and of one, of several choices, pooled."""
+    forward, before_each = runner.forward, []
+
+    def watched(*args: Any) -> Any:
+        before_each.append([prompt.request_id for prompt in begun])
+        return forward(*args)
+
+    monkeypatch.setattr(runner, "forward", watched)
+    long = list(range(1, 24))
+    requests = [
+        ask("long", long, params=replace(GREEDY, n=2)),
+        ask("short"),
+        replace(ask("pooled", [5, 6]), pooling=PoolingParams(Pooling.MEAN)),
+    ]
+    for request in requests:
+        before_each.clear()
+        engine.add_request(request)
+        run_to_idle(engine)
+        assert before_each[0][-1] == request.request_id
+    assert [prompt.request_id for prompt in begun] == ["long", "short", "pooled"]
+    assert all(prompt.queue_s >= 0 for prompt in begun)
+
+
+def test_a_prompt_that_is_begun_tells_how_much_of_it_was_cached(engine: Engine, begun: list[BegunPrompt]) -> None:
     prompt = list(range(1, 24))
-    engine.add_request(ask("before", prompt[:12]))
-    run_to_idle(engine)
-    engine.add_request(ask("r", prompt, params=replace(GREEDY, n=2, prompt_logprobs=0)))
-    engine.add_request(ask("cached", prompt))
-    outputs = outputs_of(engine)
-    for name, num_cached in (("r", 0), ("cached", 12)):
-        first, *later = [output for output in outputs if output.request_id == name]
-        assert (first.index, first.token_ids, first.finish_reason) == (0, [], None)
-        assert (first.num_cached_tokens, first.queue_s is not None) == (num_cached, True)
-        assert all(output.token_ids for output in later)
-        assert all(output.num_cached_tokens == 0 for output in later)
-        assert all(output.queue_s is None for output in later if output.index == 0)
-    with_logprobs = [output for output in outputs if output.prompt_logprobs is not None]
-    assert [(output.request_id, output.index, len(output.token_ids)) for output in with_logprobs] == [("r", 0, 1)]
+    for name, tokens in (("before", prompt[:12]), ("found", prompt)):
+        engine.add_request(ask(name, tokens, params=replace(GREEDY, n=2)))
+        run_to_idle(engine)
+    assert [(told.request_id, told.num_cached_tokens) for told in begun] == [("before", 0), ("found", 12)]
 
 
-def test_a_prompt_of_one_step_says_so_with_its_first_token(engine: Engine) -> None:
-    engine.add_request(ask())
-    assert all(output.token_ids for output in outputs_of(engine))
-
-
-def test_preempted_prompts_do_not_say_again_that_they_are_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preempted_prompts_are_not_told_again_as_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = make_hash_engine(monkeypatch, num_blocks=12, max_num_batched_tokens=7)
+    begun: list[BegunPrompt] = []
+    engine.tell_begun = begun.extend
     for i in range(6):
         engine.add_request(ask(f"{i}", [i + 1] * 12, params=replace(GREEDY, max_tokens=16)))
-    outputs = outputs_of(engine)
+    run_to_idle(engine)
     assert engine.stats().num_preemptions > 3
-    told = [output.request_id for output in outputs if output.queue_s is not None]
-    assert sorted(told) == [f"{i}" for i in range(6)]
+    assert sorted(prompt.request_id for prompt in begun) == [f"{i}" for i in range(6)]
 
 
-def test_a_pooled_prompt_of_several_steps_says_once_that_it_is_begun(engine: Engine) -> None:
-    engine.add_request(replace(ask(prompt=list(range(1, 24))), pooling=PoolingParams(Pooling.MEAN)))
-    first, last = outputs_of(engine)
-    assert (first.pooled, first.finish_reason, first.queue_s is not None) == (None, None, True)
-    assert (last.pooled is not None, last.finish_reason, last.queue_s) == (True, FinishReason.STOP, None)
-
-
-def test_what_ends_without_a_token_tells_whether_it_was_begun(engine: Engine, runner: HashRunner) -> None:
+def test_what_only_waited_was_not_begun_and_what_failed_was(
+    engine: Engine, runner: HashRunner, begun: list[BegunPrompt]
+) -> None:
     engine.add_request(ask("waits"))
-    (never_begun,) = engine.abort("waits")
-    assert never_begun.queue_s is None
+    engine.abort("waits")
     runner.poison_next = 0
     engine.add_request(ask("fails"))
     (failed,) = engine.step()
-    assert (failed.error, failed.queue_s is not None) == (NOT_FINITE_MESSAGE, True)
-    engine.add_request(ask("long", list(range(1, 24))))
-    (begun,) = engine.step()
-    (left,) = engine.abort("long")
-    assert (begun.queue_s is not None, left.queue_s) == (True, None)
-
-
-def test_of_a_choice_that_was_aborted_nothing_says_that_the_prompt_is_begun(engine: Engine) -> None:
-    engine.add_request(ask(prompt=list(range(1, 24)), params=replace(GREEDY, n=2)))
-    engine.abort("r", 0)
-    assert {output.index for output in outputs_of(engine)} == {1}
+    assert failed.error == NOT_FINITE_MESSAGE
+    assert [prompt.request_id for prompt in begun] == ["fails"]

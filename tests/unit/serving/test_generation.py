@@ -251,7 +251,7 @@ def test_a_prompt_left_while_it_is_computed_counts(asked: GenerationJob) -> None
 
 
 @pytest.mark.parametrize("asked", jobs_of_tokens_and_vectors(n=2))
-def test_a_prompt_of_two_steps_counts_once_and_its_first_step_gives_no_delta(asked: GenerationJob) -> None:
+def test_a_prompt_counts_once_when_it_is_begun(asked: GenerationJob) -> None:
     async def run() -> None:
         told: list[None] = []
         rest = asyncio.Event()
@@ -274,14 +274,13 @@ def test_a_prompt_of_two_steps_counts_once_and_its_first_step_gives_no_delta(ask
 
 def test_a_prompt_counts_that_was_begun_when_it_was_ended_from_outside() -> None:
     async def run() -> None:
-        engine = FakeEngine(gate=asyncio.Event(), rest_of_prompts=asyncio.Event())
-        runtime = runtime_for(engine)
+        rest = asyncio.Event()
+        runtime = runtime_for(FakeEngine(rest_of_prompts=rest))
         generation = runtime.generation.start(job())
         first = asyncio.ensure_future(anext(generation.steps()))
-        await until(lambda: bool(engine.requests))
+        await until(lambda: generation.prompts[0].is_begun)
         generation.end_with(ServingError(ErrorCode.INVALID_API_KEY, "revoked"))
-        assert engine.gate is not None
-        engine.gate.set()
+        rest.set()
         with pytest.raises(ServingError, match="revoked"):
             await first
         assert generation.usage().num_prompt_tokens == 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loraserve.engine.adapters.memory import AdapterMemory
 from loraserve.engine.kv.blocks import BlockPool, root_hash
-from loraserve.engine.request import EngineRequest, SamplingParams
+from loraserve.engine.request import BegunPrompt, EngineRequest, SamplingParams
 from loraserve.engine.scheduling import scheduler
 from loraserve.engine.scheduling.scheduler import (
     COLD_LOAD_TOKENS,
@@ -64,7 +64,7 @@ class Bench:
             max_loras=max_loras,
         )
         self.finished: list[str] = []
-        self.first_scheduled: list[str] = []
+        self.begun: list[BegunPrompt] = []
         self._names = count()
 
     def add(
@@ -91,16 +91,18 @@ class Bench:
         self.scheduler.add(state)
         return state
 
+    @property
+    def names_begun(self) -> list[str]:
+        return [prompt.request_id for prompt in self.begun]
+
     def step(self) -> StepPlan:
         plan = self.scheduler.schedule()
         assert sum(item.num_rows for item in plan.scheduled) <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
         slots = [item.sequence.adapter_slot for item in plan.scheduled]
         assert slots == sorted(slots)
+        self.begun += plan.begun
         for item in plan.scheduled:
-            if item.sequence.state.first_scheduled_s is None:
-                item.sequence.state.first_scheduled_s = 0.0
-                self.first_scheduled.append(item.sequence.request.request_id)
             self._compute(item.sequence, item.num_rows)
         self.scheduler.check_invariants()
         return plan
@@ -241,12 +243,11 @@ def test_a_repeated_prompt_is_found_but_for_its_last_token() -> None:
     tokens = list(range(8))
     bench.add(tokens, name="1", max_tokens=1)
     bench.run()
-    again = bench.add(tokens, name="2", max_tokens=1)
+    bench.add(tokens, name="2", max_tokens=1)
     assert rows(bench.step()) == {"2": 4}
-    assert again.num_cached_tokens == 4
-    longer = bench.add([*tokens, 99], name="3", max_tokens=1)
+    bench.add([*tokens, 99], name="3", max_tokens=1)
     assert rows(bench.step()) == {"3": 1}
-    assert longer.num_cached_tokens == 8
+    assert [(prompt.request_id, prompt.num_cached_tokens) for prompt in bench.begun] == [("1", 0), ("2", 4), ("3", 8)]
     assert (bench.scheduler.prefix_cache_queries, bench.scheduler.prefix_cache_hits) == (25, 12)
 
 
@@ -256,9 +257,9 @@ def test_another_salt_or_adapter_finds_nothing(salt: str, adapter: TinyAdapter |
     tokens = list(range(12))
     bench.add(tokens, max_tokens=1)
     bench.run()
-    state = bench.add(tokens, salt=salt, adapter=adapter)
+    bench.add(tokens, salt=salt, adapter=adapter)
     assert list(rows(bench.step()).values()) == [12]
-    assert state.num_cached_tokens == 0
+    assert bench.begun[-1].num_cached_tokens == 0
 
 
 def test_blocks_are_found_only_after_a_finite_row_depends_on_them() -> None:
@@ -266,10 +267,10 @@ def test_blocks_are_found_only_after_a_finite_row_depends_on_them() -> None:
     tokens = list(range(12))
     bench.add(tokens, name="1")
     bench.step()
-    state = bench.add(tokens, name="2")
+    bench.add(tokens, name="2")
     plan = bench.step()
     assert rows(plan) == {"1": 4, "2": 4}
-    assert state.num_cached_tokens == 0
+    assert [(prompt.request_id, prompt.num_cached_tokens) for prompt in plan.begun] == [("2", 0)]
 
 
 def test_prompt_logprobs_skip_the_cache() -> None:
@@ -440,9 +441,9 @@ def test_a_tenant_of_three_times_the_weight_is_served_three_times_as_much() -> N
     for _ in range(60):
         bench.add(4, name="heavy", tenant="heavy", weight=3.0, max_tokens=4)
         bench.add(4, name="light", tenant="light", max_tokens=4)
-    while len(bench.first_scheduled) < 40:
+    while len(bench.names_begun) < 40:
         bench.step()
-    assert 28 <= bench.first_scheduled.count("heavy") <= 32
+    assert 28 <= bench.names_begun.count("heavy") <= 32
 
 
 def test_a_cold_load_is_charged_once_to_the_tenant_that_causes_it(memory: AdapterMemory) -> None:
@@ -524,12 +525,12 @@ def test_a_cold_adapter_is_admitted_within_a_bound_under_a_constant_flow_of_othe
     bench.step()
     bench.add(2, name="cold", adapter=cold, tenant="t", max_tokens=2)
     num_steps = 0
-    while "cold" not in bench.first_scheduled:
+    while "cold" not in bench.names_begun:
         for tenant in tenants:
             bench.add(2, adapter=hot, tenant=tenant, max_tokens=5)
         bench.step()
         num_steps += 1
-        assert len(bench.first_scheduled) <= (len(tenants) + 1) * MAX_BYPASSED, "too many were admitted before it"
+        assert len(bench.names_begun) <= (len(tenants) + 1) * MAX_BYPASSED, "too many were admitted before it"
         assert num_steps < 400, "never admitted"
 
 
@@ -546,7 +547,7 @@ def test_a_cold_adapter_of_a_tenant_that_was_served_more_is_admitted_though_othe
         for tenant in sorted({"b", "c"} - live):
             bench.add(2, tenant=tenant, adapter=SMALL, max_tokens=5)
         bench.step()
-        if "cold" in bench.first_scheduled:
+        if "cold" in bench.names_begun:
             return
     pytest.fail("never admitted")
 

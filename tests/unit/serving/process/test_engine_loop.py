@@ -11,7 +11,15 @@ from loraserve.engine.request import (
     SequenceOutput,
 )
 from loraserve.serving.process.engine_loop import EngineLoop
-from loraserve.serving.process.messages import Abort, AddRequest, FromEngine, Shutdown, StepOutputs, ToEngine
+from loraserve.serving.process.messages import (
+    Abort,
+    AddRequest,
+    FromEngine,
+    PromptsBegun,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
+)
 from tests.support.fake_engine import FakeEngine
 
 
@@ -64,6 +72,19 @@ def test_an_abort_in_one_batch_with_its_add_is_answered(num_batches: int) -> Non
     add = AddRequest(request("a", n=2))
     outputs = run([add, Abort("a", 0), Abort("a", 1)], *[[] for _ in range(num_batches)])
     assert ends(outputs) == [("a", 0, FinishReason.ABORT), ("a", 1, FinishReason.ABORT)]
+
+
+def test_prompts_are_told_as_begun_before_their_step_is_done() -> None:
+    wire = Wire([AddRequest(request("a", max_tokens=2, n=1))], [AddRequest(request("b", max_tokens=2, n=1))], [], [])
+    EngineLoop(FakeEngine(), wire).run()
+    told = [
+        [prompt.request_id for prompt in message.prompts]
+        if isinstance(message, PromptsBegun)
+        else sorted({output.request_id for output in message.outputs})
+        for message in wire.sent
+        if isinstance(message, PromptsBegun) or (isinstance(message, StepOutputs) and message.outputs)
+    ]
+    assert told == [["a"], ["a"], ["b"], ["a", "b"], ["b"]]
 
 
 def test_a_refusal_has_its_code() -> None:
