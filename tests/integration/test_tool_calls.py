@@ -290,6 +290,23 @@ class TestAnswers:
         prompt = prompt_of(http, messages=[USER, message.to_dict(), result])
         assert '<tool_call>{"name": "add", "arguments": {"b": 2, "a": [2.0, "🙂"]}}</tool_call>' in prompt
 
+    def test_what_the_client_parsed_can_be_sent_back(
+        self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
+    ) -> None:
+        answer(WRITTEN)
+        fields: Any = {**CALLING, "tools": [{**ADD, "function": {**ADD["function"], "strict": True}}]}
+        with client.chat.completions.stream(**fields) as stream:
+            streamed = stream.get_final_completion()
+        whole = client.chat.completions.parse(**fields)
+        for message in (whole.choices[0].message, streamed.choices[0].message):
+            (call,) = message.tool_calls or []
+            assert call.function.parsed_arguments == {"b": 2, "a": [2.0, "🙂"]}
+            result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
+            answered: Any = [USER, message, result]
+            client.chat.completions.create(**{**CALLING, "messages": answered})
+            prompt = prompt_of(http, messages=[USER, message.to_dict(), result])
+            assert '<tool_call>{"name": "add", "arguments": {"b": 2, "a": [2.0, "🙂"]}}</tool_call>' in prompt
+
     def test_a_call_that_was_cut_off_can_be_sent_back(
         self, client: openai.OpenAI, http: httpx.Client, answer: Callable[..., None]
     ) -> None:

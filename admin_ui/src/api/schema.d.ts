@@ -1734,7 +1734,7 @@ export interface components {
         /** CalledFunction */
         CalledFunction: {
             name: string;
-            /** @description A JSON object, unless the model broke it off; "" is an empty one. */
+            /** @description A JSON object, unless the model broke it off. */
             arguments: string;
         };
         /** CanaryItem */
@@ -3673,6 +3673,10 @@ export interface components {
             audio?: unknown;
             function_call?: unknown;
             refusal?: unknown;
+            /** @description By OpenAI's `parse` and `stream`. */
+            parsed?: unknown;
+            /** @description By LiteLLM. */
+            provider_specific_fields?: unknown;
         };
         /**
          * ContentPart
@@ -3696,10 +3700,23 @@ export interface components {
         RequestToolCall: {
             id: string;
             /** @default null */
-            function: components["schemas"]["CalledFunction"] | null;
+            function: components["schemas"]["RequestFunction"] | null;
             /** @default function */
             type: string;
+            /**
+             * @description Without effect: what clients keep of a stream.
+             * @default null
+             */
+            index: number | null;
             custom?: unknown;
+        };
+        /** RequestFunction */
+        RequestFunction: {
+            name: string;
+            /** @description A JSON object, unless the model broke it off; "" is an empty one. */
+            arguments: string;
+            /** @description Without effect: what OpenAI's `parse` and `stream` add to an answer. */
+            parsed_arguments?: unknown;
         };
         /** Tool */
         Tool: {

@@ -43,6 +43,11 @@ class RequestMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audio: Raw = ABSENT
     function_call: Raw = ABSENT
     refusal: Raw = ABSENT
+    # What clients add to an answer before they send it back: accepted, and without effect.
+    parsed: Raw = ABSENT
+    """By OpenAI's `parse` and `stream`."""
+    provider_specific_fields: Raw = ABSENT
+    """By LiteLLM."""
 
 
 class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,10 +36,10 @@ class NamedToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     custom: Raw = ABSENT
 
 
-class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CalledFunction(msgspec.Struct, frozen=True):
     name: str
     arguments: str
-    """A JSON object, unless the model broke it off; "" is an empty one."""
+    """A JSON object, unless the model broke it off."""
 
 
 class ResponseToolCall(msgspec.Struct, frozen=True):
@@ -64,11 +64,21 @@ class ToolCallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str | None = None
 
 
+class RequestFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+    """A JSON object, unless the model broke it off; "" is an empty one."""
+    parsed_arguments: Raw = ABSENT
+    """Without effect: what OpenAI's `parse` and `stream` add to an answer."""
+
+
 class RequestToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A call in an assistant's message that a client sends back."""
 
     id: str
-    function: CalledFunction | None = None
+    function: RequestFunction | None = None
     type: str = "function"
+    index: int | None = None
+    """Without effect: what clients keep of a stream."""
     # Known so that these calls are refused by their type.
     custom: Raw = ABSENT

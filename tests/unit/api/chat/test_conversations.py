@@ -38,6 +38,17 @@ def test_calls_and_their_results_are_kept() -> None:
     ]
 
 
+def test_what_clients_add_to_an_answer_is_left_out() -> None:
+    function = {**CALL["function"], "parsed_arguments": {"a": [1, 2.5]}}
+    added = {"parsed": {"x": 1}, "provider_specific_fields": {"reasoning": "Hm."}}
+    chat = conversation(
+        {"role": "assistant", "content": "4", **added},
+        {"role": "assistant", "tool_calls": [{**CALL, "index": 0, "function": function}]},
+    )
+    plain = conversation({"role": "assistant", "content": "4"}, {"role": "assistant", "tool_calls": [CALL]})
+    assert chat.messages == plain.messages
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_what_was_thought_is_kept_also_where_nothing_was_said_then(name: str) -> None:
     said, cut_off = ({"role": "assistant", "content": content, name: "Hm."} for content in ("4", None))
