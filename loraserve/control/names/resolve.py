@@ -78,8 +78,8 @@ class Resolver:
     ) -> Target:
         """model: `name`, `name@v3`, `name@alias`, `base:name` or the base's name. user: for canaries.
 
-        path_adapter: of a per-adapter base URL, where `model` may be left out or must mean the same adapter; where the
-        URL names no version, `model` may.
+        path_adapter: of a per-adapter base URL, where `model` may be left out or empty, or must mean the same adapter;
+        where the URL names no version, `model` may.
         Raises `ServingError`: the same 404 for what is missing, deleted, foreign or not on the key's list; 403 for a
         disabled adapter that the principal may see, 409 for a version that was made for another base.
         """
@@ -88,7 +88,7 @@ class Resolver:
             in_path = await self._bind(principal, path_adapter, user)
             if in_path is None:
                 raise model_not_found(path_adapter[:MAX_SHOWN_CHARACTERS])
-            if model is None:
+            if not model:
                 return Target(in_path.name, in_path, user, model, path_adapter)
             bound = await self._bind(principal, model, user)
             if bound is None or not _agree(path_adapter, in_path, bound):
