@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gzip
 import json
 import re
 import socket
@@ -1147,6 +1148,19 @@ class TestOpenMode:
         ):
             response = httpx.post(f"{guarded.url}/tokenize", content=body, headers={"content-type": content_type})
             assert response.status_code == status, content_type
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/generate", "/tokenize", "/v1/adapters"])
+    def test_a_compressed_body_is_refused_by_its_encoding(self, guarded: LiveServer, path: str) -> None:
+        is_form = path == "/v1/adapters"
+        headers = {
+            "content-type": "multipart/form-data; boundary=x" if is_form else "application/json",
+            "content-encoding": "gzip",
+        }
+        response = httpx.post(f"{guarded.url}{path}", content=gzip.compress(b'{"prompt":"x"}'), headers=headers)
+        assert (response.status_code, response.headers["accept-encoding"]) == (415, "identity")
+        assert "Content-Encoding is 'gzip'" in response.text
+        headers = {"content-type": "application/json", "content-encoding": "identity"}
+        assert httpx.post(f"{guarded.url}/tokenize", content=b'{"prompt":"x"}', headers=headers).status_code == 200
 
     def test_without_the_flag_nothing_is_checked(self, http: httpx.Client) -> None:
         headers = {"host": "anything", "origin": "http://elsewhere", "content-type": "text/plain"}
