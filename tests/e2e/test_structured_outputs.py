@@ -3,13 +3,14 @@
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import httpx
 import openai
 import pytest
 from lorax import Client
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr, TypeAdapter
 
 from tests.support.demo_questions import ADAPTERS, BASE, questions, templated, user
 
@@ -55,6 +56,31 @@ def test_the_clients_own_parser_reads_it(client: openai.OpenAI) -> None:
         model="uppercase", messages=user("hello world"), temperature=0, max_tokens=200, response_format=Person
     )
     assert isinstance(parsed.choices[0].message.parsed, Person)
+
+
+class Login(BaseModel, extra="forbid"):
+    key: SecretStr = Field(max_length=8)
+    folder: Path = Field(json_schema_extra={"maxLength": 8})
+
+
+RECORD = {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "null"}}
+STARTS = {"type": "string", "format": "starts_with", "pattern": "^a{1,4}$"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        (Login.model_json_schema(), Login),
+        # As zod writes them.
+        ({**RECORD, "maxProperties": 1}, dict[str, None]),
+        ({"type": "array", "items": STARTS, "maxItems": 2}, list[Annotated[str, Field(pattern="^a{1,4}$")]]),
+    ],
+)
+def test_notes_in_a_schema_are_passed_over(client: openai.OpenAI, schema: dict[str, Any], kind: Any) -> None:
+    held: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    text, finish_reason = answer(client, "spell", response_format=held, max_tokens=400, temperature=0)
+    assert finish_reason == "stop"
+    TypeAdapter(kind).validate_json(text)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from loraserve.api.http.ranges import check_at_most
+from loraserve.api.inference.neutral_keywords import without_neutral_keywords
 from loraserve.api.inference.schema_cost import check_cost
 from loraserve.api.schemas.sampling import GenerationFields, SamplingFields
 from loraserve.api.schemas.structured_outputs import JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
@@ -116,7 +117,7 @@ def _check_whitespace(outputs: StructuredOutputs, prefix: str) -> None:
 def _laid_out(schema: dict[str, Any], whitespace: str | None = WHITESPACE) -> dict[str, Any]:
     """With options for llguidance, unless it comes with its own. whitespace: a regular expression; None = none."""
     options = {"whitespace_flexible": False} if whitespace is None else {"whitespace_pattern": whitespace}
-    return {"x-guidance": options} | schema
+    return {"x-guidance": options} | without_neutral_keywords(schema)
 
 
 def _parsed(param: str, schema: str) -> dict[str, Any]:
