@@ -29,6 +29,10 @@ KEEP_REVISIONS = 50
 KEEP_S = 30 * 86_400.0
 MAX_REVISIONS = 1000
 """However young: whoever may change a document could fill the disk with what it was."""
+MAX_REVISIONS_BYTES = 8 << 20
+"""Of those together, about: of large ones fewer stay. 1,000 of a key for 1,000 adapters were 70 MB."""
+MIN_REVISIONS = 10
+"""However large."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
@@ -86,8 +90,8 @@ class DocumentStore:
     def commit(self, document: AnyDocument) -> None:
         """When this returns, the revision survives a crash. Raises `RevisionTakenError` when another came first.
 
-        Of the older ones the last `MAX_REVISIONS` stay. After an `OSError` the revision may exist or not: read it
-        before trying again.
+        With the older ones, at most `MAX_REVISIONS` stay, or as many of this size as make `MAX_REVISIONS_BYTES`. After
+        an `OSError` the revision may exist or not: read it before trying again.
         """
         kind, rev = document.kind, document.rev
         folder = Path(self._document_folder(kind, document.id))
@@ -101,15 +105,16 @@ class DocumentStore:
             make_folder(folder.parent)
             make_folder(folder)
         temporary = self._temporary / secrets.token_hex(16)
+        content = self._codec.encode(document)
         try:
-            write_synced(temporary, self._codec.encode(document))
+            write_synced(temporary, content)
             os.link(temporary, folder / _file_name(rev))
         except FileExistsError:
             raise RevisionTakenError(kind, document.id, rev) from None
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(folder)
-        _remove_older(str(folder), _newest_first(names)[MAX_REVISIONS - 1 :], math.inf)
+        _remove_older(str(folder), _newest_first(names)[_num_revisions(len(content)) - 1 :], math.inf)
 
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
         """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
@@ -334,6 +339,11 @@ def _has_files(folder: str) -> bool:
             return any(not entry.is_dir(follow_symlinks=False) or _has_files(entry.path) for entry in shown)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
+
+
+def _num_revisions(size_bytes: int) -> int:
+    """How many of this size stay."""
+    return min(MAX_REVISIONS, max(MIN_REVISIONS, MAX_REVISIONS_BYTES // size_bytes))
 
 
 def _is_hidden(name: str) -> bool:

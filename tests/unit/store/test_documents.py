@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from loraserve.store import documents, durable
-from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, DocumentStore
+from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, MIN_REVISIONS, DocumentStore
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
 from loraserve.store.records import AdapterDoc, DocumentKind
 from tests.support.store_documents import adapter_document, key_document, revisions, tenant_document
@@ -456,6 +456,19 @@ def test_no_more_than_the_last_revisions_stay_however_young(
     assert [document.rev for document in revisions(store, "acme/sql", 100)] == [8, 7, 6, 5, 4]
     with pytest.raises(RevisionTakenError):
         store.commit(adapter_document("sql", 1))
+
+
+def test_of_large_revisions_fewer_stay_but_never_only_the_newest(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_REVISIONS_BYTES", 30_000)
+    for rev in range(1, 31):
+        store.commit(adapter_document("large", rev, description="x" * 1500))
+        store.commit(adapter_document("huge", rev, description="x" * 5000))
+    assert [document.rev for document in revisions(store, "acme/large", 100)] == list(range(30, 14, -1))
+    assert [document.rev for document in revisions(store, "acme/huge", 100)] == list(range(30, 20, -1))
+    store.commit(adapter_document("huge", 31))
+    assert len(revisions(store, "acme/huge", 100)) == MIN_REVISIONS + 1
 
 
 def test_a_pruned_revision_is_still_taken(store: DocumentStore) -> None:
