@@ -65,7 +65,7 @@ async def open_declared(settings: ControlSettings) -> Declared:
     outage = Outage(settings.redis_grace_s)
     catalog = Catalog(documents, live, outage)
     declarations = Declarations(documents, live, catalog)
-    quota = Quota(catalog, live)
+    quota = Quota(catalog, live, keep_versions=settings.keep_versions)
     access = AdapterAccess(catalog, declarations)
     tenants = TenantService(catalog, declarations, quota)
     declared = Declared(

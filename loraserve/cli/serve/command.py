@@ -166,7 +166,7 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
 @_option(
     "--keep-versions",
     panel="Adapters",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 500),
     help="With a new version, delete those before the newest N that no alias leads to. [all are kept]",
 )
 @_option(

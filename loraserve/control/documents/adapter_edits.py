@@ -11,6 +11,8 @@ from loraserve.store.records import LIVE_ALIAS, AdapterDoc, Alias, BaseRecord, C
 
 RESTORABLE_S = 24 * 3600.0
 MAX_WEIGHT_BP = 10_000
+MAX_VERSIONS = 1000
+"""Of an adapter, deleted ones too while their content is on the disk: each is 364 bytes of every revision after it."""
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -128,6 +130,20 @@ def _with_base(doc: AdapterDoc, version: VersionRecord, base: BaseRecord) -> Ada
         return doc
     known = replace(version, bases=[*version.bases, base])
     return replace(doc, versions=[known if found.n == known.n else found for found in doc.versions])
+
+
+def check_num_versions(doc: AdapterDoc, *, now: float) -> None:
+    """Whether another may be added. doc: without what goes when that comes. Raises `ServingError` (429)."""
+    num_deleted = sum(version.deleted_at is not None and now < kept_until(doc, version) for version in doc.versions)
+    num_versions = len(versions_of(doc)) + num_deleted
+    if num_versions < MAX_VERSIONS:
+        return
+    of_deleted = f", {num_deleted} of them deleted within the last 70 minutes" if num_deleted else ""
+    message = (
+        f"The adapter '{doc.name}' has {num_versions} versions{of_deleted}; at most {MAX_VERSIONS} can be. Delete some "
+        "that nobody needs, or have the server do it: loraserve serve --keep-versions N."
+    )
+    raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
 
 def find_published(doc: AdapterDoc, content: Content) -> VersionRecord | None:

@@ -109,5 +109,15 @@ def check(doc: KeyDoc, now: float | None) -> None:
     check_limits(doc.limits, of_tenant=False)
 
 
+def gone_since(document: Document[KeyDoc], now: float) -> float | None:
+    """Unix time since which the key is revoked or has expired, and nobody changed it; None = it is not."""
+    doc = document.doc
+    if doc.status is Status.REVOKED:
+        return document.at
+    if doc.expires_at is None or now < doc.expires_at:
+        return None
+    return max(doc.expires_at, document.at)
+
+
 def key_not_found(key_id: str) -> ServingError:
     return ServingError(ErrorCode.NOT_FOUND, f"The key '{key_id[:64]}' does not exist.")

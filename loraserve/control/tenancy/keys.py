@@ -12,6 +12,7 @@ from loraserve.control.tenancy.api_keys import generate_key
 from loraserve.control.tenancy.key_documents import (
     IssuedKey,
     KeyPatch,
+    gone_since,
     key_not_found,
     new_doc,
     patched,
@@ -21,6 +22,10 @@ from loraserve.control.tenancy.limit_checks import NO_LIMITS
 from loraserve.control.tenancy.principal import Action, Principal
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import ANY_TENANT, Document, DocumentKind, KeyDoc, Limits, Role, Status
+
+MAX_KEYS = 1000
+"""Of a tenant, about, and of all tenants (`*`): revoked and expired ones do not count. As many more as are asked for at
+the same moment are made."""
 
 
 class KeyService:
@@ -82,7 +87,7 @@ class KeyService:
             raise ServingError(ErrorCode.FORBIDDEN, "You can make keys of your own tenant only.", param="tenant")
         if tenant != ANY_TENANT and self._catalog.tenant(tenant) is None:
             raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.", param="tenant")
-        new = generate_key()
+        new, now = generate_key(), self._clock()
         doc = new_doc(
             new,
             role=role,
@@ -91,9 +96,12 @@ class KeyService:
             adapters=adapters,
             limits=limits,
             expires_at=expires_at,
-            now=self._clock(),
+            now=now,
         )
         _check_no_wider(principal, doc)
+        num_keys = sum(gone_since(key, now) is None for key in self._catalog.held_keys(tenant))
+        if num_keys >= MAX_KEYS:
+            raise _too_many_keys(tenant, num_keys)
 
         def change(current: Document[KeyDoc] | None) -> KeyDoc:
             assert current is None, "a random key id is taken"
@@ -188,6 +196,15 @@ class KeyService:
             request_id=request_id,
             expected_rev=expected_rev,
         )
+
+
+def _too_many_keys(tenant: str, num_keys: int) -> ServingError:
+    whose = "for all tenants ('*')" if tenant == ANY_TENANT else f"of the tenant '{tenant}'"
+    message = (
+        f"There are {num_keys} keys {whose} that are neither revoked nor expired; at most {MAX_KEYS} can be. "
+        "Revoke some that nobody needs, or make keys that expire."
+    )
+    return ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
 
 
 def _check_no_wider(principal: Principal, doc: KeyDoc) -> None:

@@ -1,4 +1,4 @@
-"""What a tenant may keep: adapters, and bytes over all their versions, deleted ones too while they are on the disk."""
+"""What a tenant may keep: adapters, versions, and the bytes of these, deleted ones too while they are on the disk."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from loraserve.control.documents.adapter_edits import emptied, kept_until
+from loraserve.control.documents.adapter_edits import check_num_versions, emptied, keep_newest, kept_until
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.turns import Turns
 from loraserve.control.unavailable import RETRY_AFTER_S, live_unavailable
@@ -37,9 +37,18 @@ class _Kept(NamedTuple):
 class Quota:
     """Called on the event loop."""
 
-    def __init__(self, catalog: Catalog, live: LiveStore, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        live: LiveStore,
+        *,
+        keep_versions: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """keep_versions: of an adapter, when another is added, see `keep_newest`; None = all."""
         self._catalog = catalog
         self._live = live
+        self._keep_versions = keep_versions
         self._clock = clock
         self._turns = Turns()
 
@@ -89,11 +98,12 @@ class Quota:
         open_bytes: of the tenant's other uploads that are not committed yet. unpublished: those that ended without a
         version; of content that one has all the same, nothing counts twice.
         """
+        now = self._clock()
         self.check_adapters(tenant, name)
+        self._check_versions(tenant, name, now)
         limit = self._limits(tenant).max_adapter_bytes
         if limit is None:
             return
-        now = self._clock()
         docs = (_to_add_to(document.doc, name, now) for document in self._catalog.adapters(tenant))
         kept = _with_unpublished(_kept(docs, now), unpublished, now)
         used = sum(each.size_bytes for each in kept) + open_bytes
@@ -128,6 +138,15 @@ class Quota:
                 "Delete one, or ask for a higher limit."
             )
             raise ServingError(ErrorCode.INSUFFICIENT_QUOTA, message)
+
+    def _check_versions(self, tenant: str, name: str, now: float) -> None:
+        existing = self._catalog.adapter(tenant, name)
+        if existing is None:
+            return
+        doc = _to_add_to(existing.doc, name, now)
+        if self._keep_versions is not None:
+            doc = keep_newest(doc, self._keep_versions, now=now)
+        check_num_versions(doc, now=now)
 
     def _limits(self, tenant: str) -> Limits:
         """Raises `ServingError` (404)."""

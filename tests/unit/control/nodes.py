@@ -217,7 +217,7 @@ async def build_node(
     packed_dir = packed_folder(data_dir)
     packer = FakePacker(packed_dir, engine.model.layout)
     declarations = Declarations(documents, live, catalog, clock=clock)
-    quota = Quota(catalog, live, clock=clock)
+    quota = Quota(catalog, live, keep_versions=keep_versions, clock=clock)
     access = AdapterAccess(catalog, declarations)
     running = RunningRequests()
     loader = ContentLoader(engine, blobs, packed_dir=packed_dir, packer=packer, base_name=base_name)

@@ -335,7 +335,9 @@ def test_all_versions_are_kept_unless_told_otherwise(started: Started) -> None:
     invoke("m")
     invoke("m", env={"LORASERVE_KEEP_VERSIONS": "3"})
     assert [settings.keep_versions for settings in started] == [None, 3]
-    assert "0 is not in the range x>=1" in invoke("m", "--keep-versions", "0", code=2)
+    for num_versions in ("0", "501"):
+        refusal = f"{num_versions} is not in the range 1<=x<=500"
+        assert refusal in invoke("m", "--keep-versions", num_versions, code=2)
 
 
 def test_unknown_key_in_config_file_gets_a_suggestion(started: Started, tmp_path: Path) -> None:

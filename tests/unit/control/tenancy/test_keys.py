@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from loraserve.control.tenancy import keys
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
 from loraserve.control.tenancy.principal import Action, Principal
@@ -109,6 +110,33 @@ def test_nobody_changes_or_revokes_a_key_that_may_do_more_than_their_own(valkey:
             # Whoever has a key can end it, even one that may do more since they were asked who they are.
             await node.keys.patch(ACME, "r", own.document.id, KeyPatch(adapters=None))
             assert (await node.keys.revoke(listed, "r", own.document.id)).doc.status is Status.REVOKED
+
+    run(scenario)
+
+
+def test_a_tenant_has_so_many_keys_of_which_revoked_and_expired_ones_do_not_count(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "MAX_KEYS", 3)
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            made = [await node.keys.create(ACME_ADMIN, "r", role=Role.INFER) for _ in range(2)]
+            await node.keys.create(ACME_ADMIN, "r", role=Role.INFER, expires_at=node.clock.now + 60)
+            with pytest.raises(ServingError, match=r"3 keys of the tenant 'acme' .* at most 3 can be\.") as refused:
+                await node.keys.create(ADMIN, "r", role=Role.INFER, tenant="acme")
+            assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
+            await node.keys.create(ADMIN, "r", role=Role.INFER, tenant=ANY_TENANT)
+            await node.keys.create(GLOBEX_ADMIN, "r", role=Role.INFER)
+            # One that is suspended may be lifted again.
+            await node.keys.patch(ACME_ADMIN, "r", made[0].document.id, KeyPatch(status=Status.SUSPENDED))
+            with pytest.raises(ServingError):
+                await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
+            await node.keys.revoke(ACME_ADMIN, "r", made[0].document.id)
+            await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
+            node.clock.now += 60
+            await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
 
     run(scenario)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from loraserve.control.adapters.service import AdapterPatch
+from loraserve.control.documents import adapter_edits
 from loraserve.control.tenancy.principal import Principal, server_principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -150,5 +151,52 @@ def test_what_uploads_left_on_the_disk_counts_once_until_it_is_swept(valkey: Val
             assert node.quota.room_bytes("acme", unpublished=uploads) == 0
             node.clock.now += SWEPT_WITHIN_S
             assert node.quota.room_bytes("acme", unpublished=uploads) == 50
+
+    run(scenario)
+
+
+def test_an_adapter_has_so_many_versions_deleted_ones_counted_while_they_are_on_the_disk(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter_edits, "MAX_VERSIONS", 3)
+
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            for digest in "abc":
+                assert await publish(node, "sql", digest) is None
+            with pytest.raises(ServingError, match=r"'sql' has 3 versions; at most 3 can be.*--keep-versions") as full:
+                await node.versions.publish(ACME, "r", "sql", content("d" * 64))
+            assert full.value.code is ErrorCode.INSUFFICIENT_QUOTA
+            with pytest.raises(ServingError):
+                node.quota.check("acme", "sql", 1)  # Before an upload sends anything.
+            # Neither what it has already nor another adapter is one more.
+            assert await publish(node, "sql", "a") is None
+            assert await publish(node, "other", "d") is None
+            await node.versions.delete(ACME, "r", "sql", 2)
+            with pytest.raises(ServingError, match="has 3 versions, 1 of them deleted within the last 70 minutes"):
+                await node.versions.publish(ACME, "r", "sql", content("d" * 64))
+            node.clock.now += SWEPT_WITHIN_S
+            assert await publish(node, "sql", "d") is None
+            assert await publish(node, "sql", "e") is ErrorCode.INSUFFICIENT_QUOTA
+
+    run(scenario)
+
+
+def test_a_server_that_deletes_old_versions_goes_on_also_from_more_than_there_can_be(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            for digest in "abcdef":
+                assert await publish(node, "sql", digest) is None
+            node.clock.now += SWEPT_WITHIN_S
+        monkeypatch.setattr(adapter_edits, "MAX_VERSIONS", 5)
+        async with running_node(tmp_path / "data", valkey.url, follow=False, keep_versions=2) as again:
+            again.clock.now = node.clock.now
+            for digest in "012345":
+                assert await publish(again, "sql", digest) is None
+                again.clock.now += SWEPT_WITHIN_S / 2
 
     run(scenario)
