@@ -22,6 +22,7 @@ from loraserve.control.contents.stored import Contents
 from loraserve.control.declared import Declared
 from loraserve.control.deletion.erasure import Erasure
 from loraserve.control.deletion.remains import Remains
+from loraserve.control.deletion.retirement import Retirement
 from loraserve.control.deletion.tenant_deletion import TenantDeletionService
 from loraserve.control.documents.catalog import Catalog
 from loraserve.control.ingest.processes import Ingest, packed_folder
@@ -44,6 +45,7 @@ from loraserve.engine.config import EngineConfig
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.engine_client import EngineClient
 from loraserve.store.blobs import SWEEP_EVERY_S
+from loraserve.store.documents import DocumentStore
 from loraserve.store.durable import remove_old_folders
 from loraserve.store.uploads import SPOOL, UploadStore
 from loraserve.store.usage_log import UsageLog
@@ -77,6 +79,7 @@ class ControlPlane:
     tenants: TenantService
     tenant_deletion: TenantDeletionService
     erasure: Erasure
+    retirement: Retirement
     keys: KeyService
     sessions: SessionService
     login_attempts: LoginAttempts
@@ -108,6 +111,7 @@ class ControlPlane:
         background.every("expiring uploads", EXPIRE_UPLOADS_EVERY_S, self.uploads.expire)
         background.every("removing what killed servers left", SWEEP_EVERY_S, self._remove_leftovers)
         background.every("erasing tenants and sweeping contents", SWEEP_EVERY_S, self.erasure.sweep)
+        background.every("removing documents of what is gone", SWEEP_EVERY_S, self.retirement.sweep)
 
     async def close(self) -> None:
         """Once nothing runs any more."""
@@ -194,6 +198,7 @@ def build_control(
         tenants=declared.tenants,
         tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
         erasure=_erasure(declared, engine, upload_store, packed_dir),
+        retirement=Retirement(catalog, DocumentStore(settings.data_dir), declared.live),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live, login_attempts),
         login_attempts=login_attempts,

@@ -1,6 +1,6 @@
 """The newest revision of every document, mirrored for all processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from loraserve.live.connection import LiveConnection
 from loraserve.live.errors import LiveRefusedError, LiveUnavailableError
 from loraserve.live.key_names import KeyNames
 from loraserve.live.script_loader import load_script
+from loraserve.live.server_link import Arg
 from loraserve.store.codec import DocumentCodec
 from loraserve.store.records import AnyDocument, DocumentKind, TenantDoc
 
@@ -24,6 +25,7 @@ class LiveDocuments:
         self._connection = connection
         self._names = names
         self._put = load_script("doc_put")
+        self._retire = load_script("doc_retire")
         self._codec = DocumentCodec()
 
     async def check_writable(self) -> None:
@@ -81,6 +83,18 @@ class LiveDocuments:
             return None if body is None else self._codec.decode(kind, body)
         except msgspec.DecodeError:
             return None
+
+    async def retire(self, kind: DocumentKind, highest_rev: int, revs: Mapping[str, int]) -> int:
+        """Removes documents, unless they are newer than that: their ids may be given again.
+
+        highest_rev: of all of the kind that were ever retired, as far as the caller knows. Returns what Redis knows.
+        """
+        names = self._names
+        keys = [names.removed_documents(), names.document_ids(kind), *(names.document(kind, id_) for id_ in revs)]
+        args: list[Arg] = [kind, highest_rev]
+        for document_id, rev in revs.items():
+            args += [document_id, rev]
+        return await self._connection.run_script(self._retire, keys, args)
 
     async def remove(self, kind: DocumentKind, document_ids: Sequence[str]) -> None:
         """Nothing happens to what is not there. NOTE: only what nobody ever puts again, as a newer one of its id."""

@@ -36,6 +36,10 @@ class KeyNames:
         """Sorted set: ids."""
         return self._name("i", kind)
 
+    def removed_documents(self) -> str:
+        """Hash: kind → the highest revision that a retired document had."""
+        return self._name("removed")
+
     def changes(self) -> str:
         """Stream: kind, id, rev."""
         return self._name("changes")

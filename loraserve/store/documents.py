@@ -1,8 +1,12 @@
 """Documents on disk: a revision is one file, created once and never changed.
 
-`docs/<kind>/<hh>/<sha256(id)>/<rev:08d>.json`. Creating the next revision's file exclusively is the commit: no locks,
-and of any number of processes that try the same revision exactly one succeeds. What exists was fsynced before it got
-its name, so a crash leaves revisions whole or absent.
+`docs/<kind>/<hh>/<sha256(id)>/<rev:08d>.json`. Creating the next revision's file exclusively is the commit: of any
+number of processes that try the same revision exactly one succeeds. What exists was fsynced before it got its name, so
+a crash leaves revisions whole or absent.
+
+A document that is retired goes with all its revisions, while nobody commits (`docs/lock`, which commits share); before,
+`docs/removed/<kind>` comes to hold the highest revision of any that went. New documents begin after that, so whoever
+still knows a retired one, or an older Redis, never takes another of its id for older.
 """
 
 import hashlib
@@ -12,7 +16,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +25,18 @@ import msgspec
 from loraserve_adapters.sync_file import sync_folder
 
 from loraserve.store.codec import DocumentCodec
-from loraserve.store.durable import data_folder, discard_folder, empty_trash, make_folder, write_synced
+from loraserve.store.durable import (
+    data_folder,
+    discard_folder,
+    empty_trash,
+    make_folder,
+    remove_folder,
+    replace_file,
+    set_aside,
+    write_synced,
+)
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
+from loraserve.store.locks import locked
 from loraserve.store.records import AnyDocument, DocumentKind
 
 KEEP_REVISIONS = 50
@@ -33,6 +47,8 @@ MAX_REVISIONS_BYTES = 8 << 20
 """Of those together, about: of large ones fewer stay. 1,000 of a key for 1,000 adapters were 70 MB."""
 MIN_REVISIONS = 10
 """However large."""
+MAX_RETIRED_REV = 1_000_000
+"""What was changed more often is never retired: new documents would begin there, and a file's name has 8 digits."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
@@ -78,6 +94,8 @@ class DocumentStore:
         self._folder = data_folder(data_dir, "docs")
         self._temporary = data_folder(self._folder, "tmp")
         self._trash = data_folder(self._folder, "trash")
+        self._removed = data_folder(self._folder, "removed")
+        self._lock = self._folder / "lock"
         self._kinds = {kind: str(data_folder(self._folder, kind.value)) for kind in DocumentKind}
         self._codec = DocumentCodec()
         self._on_damage = on_damage
@@ -93,28 +111,79 @@ class DocumentStore:
         With the older ones, at most `MAX_REVISIONS` stay, or as many of this size as make `MAX_REVISIONS_BYTES`. After
         an `OSError` the revision may exist or not: read it before trying again.
         """
-        kind, rev = document.kind, document.rev
-        folder = Path(self._document_folder(kind, document.id))
-        names = _names(str(folder))
-        newest = _rev(_newest(names))
-        if newest >= rev:
-            raise RevisionTakenError(kind, document.id, rev)
-        if newest != rev - 1:
-            raise RevisionGapError(kind, document.id, rev, newest)
-        if newest == 0:
-            make_folder(folder.parent)
-            make_folder(folder)
         temporary = self._temporary / secrets.token_hex(16)
         content = self._codec.encode(document)
+        folder = Path(self._document_folder(document.kind, document.id))
+        with locked(self._lock, shared=True):
+            names = self._names_before(document, folder)
+            if not names:
+                make_folder(folder.parent)
+                make_folder(folder)
+            try:
+                write_synced(temporary, content)
+                os.link(temporary, folder / _file_name(document.rev))
+            except FileExistsError:
+                raise RevisionTakenError(document.kind, document.id, document.rev) from None
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_folder(folder)
+        _remove_older(str(folder), names[_num_revisions(len(content)) - 1 :], math.inf)
+
+    def first_rev(self, kind: DocumentKind) -> int:
+        """Of a document that there is not. Raises `DamagedFileError`."""
+        return self.removed_rev(kind) + 1
+
+    def removed_rev(self, kind: DocumentKind) -> int:
+        """The highest that a retired document of this kind had, or more; 0 = none was. Raises `DamagedFileError`."""
+        path = self._removed / kind
         try:
-            write_synced(temporary, content)
-            os.link(temporary, folder / _file_name(rev))
-        except FileExistsError:
-            raise RevisionTakenError(kind, document.id, rev) from None
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync_folder(folder)
-        _remove_older(str(folder), _newest_first(names)[_num_revisions(len(content)) - 1 :], math.inf)
+            return int(path.read_bytes())
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise _unread(str(path), error) from None
+        except ValueError:
+            raise DamagedFileError(path, "is no number of a revision") from None
+
+    def retire(self, documents: Sequence[AnyDocument]) -> list[AnyDocument]:
+        """Removes those that are on the disk as they are here, newest revision and all, and returns them.
+
+        documents: of one kind. Their ids may be given again: see above. Raises `DamagedFileError`.
+        """
+        doomed = [document for document in documents if document.rev <= MAX_RETIRED_REV]
+        if not doomed:
+            return []
+        kind = doomed[0].kind
+        discarded: list[Path] = []
+        retired: list[AnyDocument] = []
+        with locked(self._lock):
+            rev = max(document.rev for document in doomed)
+            if rev > self.removed_rev(kind):
+                replace_file(self._removed / kind, str(rev).encode())
+            for document in doomed:
+                folder = Path(self._document_folder(kind, document.id))
+                with suppress(FileNotFoundError):  # Another process may have removed it meanwhile.
+                    if self._is_newest(document):
+                        discarded.append(set_aside(folder, self._trash))
+                        retired.append(document)
+        for folder in discarded:
+            remove_folder(folder)
+        return retired
+
+    def retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None = None) -> list[str]:
+        """Ids of those documents, known at these revisions, that were retired; not of what is gone in another way.
+
+        mark: of a scan, to look for no more than it did not find. Raises `DamagedFileError`.
+        """
+        removed_rev = self.removed_rev(kind)
+        seen = mark.mtimes_ns if mark is not None else {}
+        return [
+            document_id
+            for document_id, rev in revs.items()
+            if rev <= removed_rev
+            and _folder_name(document_id) not in seen
+            and not _is_there(self._document_folder(kind, document_id))
+        ]
 
     def revision(self, kind: DocumentKind, document_id: str, rev: int) -> AnyDocument | None:
         """None where it never was or was pruned. A damaged one is reported and counts as pruned."""
@@ -193,7 +262,8 @@ class DocumentStore:
     def remove(self, kind: DocumentKind, document_id: str) -> None:
         """With all its revisions; when this returns, it stays gone after a crash. Nothing happens where there is none.
 
-        NOTE: only what nobody ever commits again, since a document never goes back to its first revision.
+        NOTE: only what nobody ever commits again, since a document never goes back to its first revision. For others
+        see `retire`.
         """
         folder = Path(self._document_folder(kind, document_id))
         with suppress(FileNotFoundError):
@@ -232,6 +302,23 @@ class DocumentStore:
         _remove_older(str(self._temporary), os.listdir(self._temporary), now - _TEMPORARY_KEEP_S)
         return num_removed
 
+    def _is_newest(self, document: AnyDocument) -> bool:
+        """Whether the disk has it, and no newer revision."""
+        try:
+            return self.get(document.kind, document.id) == document
+        except DamagedFileError:
+            return False
+
+    def _names_before(self, document: AnyDocument, folder: Path) -> list[str]:
+        """Of the revisions that this one follows, newest first. Raises `RevisionTakenError`, `RevisionGapError`."""
+        names = _newest_first(_names(str(folder)))
+        newest = _rev(names[0]) if names else self.removed_rev(document.kind)
+        if newest >= document.rev:
+            raise RevisionTakenError(document.kind, document.id, document.rev)
+        if newest != document.rev - 1:
+            raise RevisionGapError(document.kind, document.id, document.rev, newest)
+        return names
+
     def _document_folder(self, kind: DocumentKind, document_id: str) -> str:
         name = _folder_name(document_id)
         return f"{self._kinds[kind]}/{name[:2]}/{name}"
@@ -258,9 +345,12 @@ class DocumentStore:
         try:
             return self._read(kind, folder, newest)
         except UnreadFileError:
-            if _is_there(folder):
+            if not _is_there(folder):
+                return None  # Removed meanwhile.
+            names = _listed(folder)
+            if _newest(names) == newest:
                 raise
-            return None  # Removed meanwhile.
+            return self._read_newest(kind, folder, names)  # Retired meanwhile, and its id given again.
 
     def _read(self, kind: DocumentKind, folder: str, name: str) -> AnyDocument:
         path = f"{folder}/{name}"

@@ -77,9 +77,14 @@ def discard_folder(path: Path, trash: Path) -> None:
 
     Raises `FileNotFoundError` where another process was faster.
     """
+    remove_folder(set_aside(path, trash))
+
+
+def set_aside(path: Path, trash: Path) -> Path:
+    """As `discard_folder`, but for its bytes: returns where they are."""
     doomed = trash / f"{_DISCARDED}{secrets.token_hex(8)}"
     path.rename(doomed)
-    remove_folder(doomed)
+    return doomed
 
 
 def empty_trash(trash: Path) -> None:

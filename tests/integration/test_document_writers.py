@@ -35,6 +35,22 @@ def test_four_racing_processes_leave_no_gap_and_one_winner_of_each_revision(tmp_
     assert [document.rev for document in history] == list(range(120, 0, -1))
 
 
+def test_nothing_is_lost_of_a_name_that_is_used_again_while_others_remove_its_document(tmp_path: Path) -> None:
+    """One that was lost would let its revision be committed again."""
+    processes = [start(job, tmp_path / "data", 300) for job in ("reuse", "reuse", "retire", "retire")]
+    assert [process.stdout.readline() for process in processes if process.stdout] == ["ready\n"] * 4
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    printed = [list(map(int, process.communicate(timeout=120)[0].split())) for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4
+    assert Counter(rev for revisions in printed[:2] for rev in revisions) == Counter(range(1, 301))
+    retired = Counter(rev for revisions in printed[2:] for rev in revisions)
+    assert len(retired) > 10
+    assert set(retired.values()) == {1}
+
+
 def test_a_killed_writer_tears_nothing_and_loses_nothing_it_confirmed(tmp_path: Path) -> None:
     """Confirmed = printed. Twelve kills, each after a random number of commits and a random part of the next."""
     chance = random.Random(5)

@@ -2,11 +2,15 @@
 
 `python -m tests.support.store_documents race DATA_DIR COUNT`: waits for a line, then tries to commit the next revision
 of one document until it has COUNT; prints the revisions it won. `… write DATA_DIR NAME`: commits new documents and
-revisions for ever; prints `<id> <rev>` after each.
+revisions for ever; prints `<id> <rev>` after each. `… reuse DATA_DIR COUNT`: as `race`, and deletes what it created
+until there were COUNT revisions; prints those it committed. `… retire DATA_DIR COUNT`: waits for a line, then removes
+that document whenever it is deleted, until then.
 """
 
 import itertools
+import random
 import sys
+import time
 from pathlib import Path
 
 from loraserve.store.documents import DocumentStore
@@ -65,6 +69,37 @@ def race(store: DocumentStore, count: int) -> None:
         print(rev)
 
 
+def reuse(store: DocumentStore, count: int) -> None:
+    """Done when there were `count` revisions, whoever committed them."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        newest = store.get(DocumentKind.ADAPTER, "acme/raced")
+        rev = newest.rev + 1 if newest is not None else store.first_rev(DocumentKind.ADAPTER)
+        if rev > count:
+            return
+        deleted = newest is not None and not newest.deleted
+        try:
+            store.commit(adapter_document("raced", rev, deleted=deleted))
+        except RevisionTakenError:
+            continue
+        print(rev)
+        if deleted:
+            # A window for those that remove it, often too short.
+            time.sleep(random.random() * 0.004)
+
+
+def retire(store: DocumentStore, count: int) -> None:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while store.first_rev(DocumentKind.ADAPTER) <= count:
+        newest = store.get(DocumentKind.ADAPTER, "acme/raced")
+        if newest is not None and newest.rev >= count:
+            return
+        if newest is not None and newest.deleted and store.retire([newest]):
+            print(newest.rev)
+
+
 def write(store: DocumentStore, name: str) -> None:
     for number in itertools.count():
         for rev in (1, 2, 3):
@@ -76,10 +111,10 @@ def write(store: DocumentStore, name: str) -> None:
 def main() -> None:
     job, data_dir, argument = sys.argv[1:]
     store = DocumentStore(Path(data_dir))
-    if job == "race":
-        race(store, int(argument))
-    else:
+    if job == "write":
         write(store, argument)
+    else:
+        {"race": race, "reuse": reuse, "retire": retire}[job](store, int(argument))
 
 
 if __name__ == "__main__":

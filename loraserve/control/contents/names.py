@@ -59,7 +59,8 @@ class ContentNames:
         }
         if self._catalog.is_deleted(doc.tenant):
             named.clear()
-        self._of_document[document.id] = named
+        if named:
+            self._of_document[document.id] = named
         for digest, name in named:
             self._names.setdefault(digest, set()).add(name)
 

@@ -5,7 +5,7 @@ a server that lags, or one of an older release, writes of a tenant that is erase
 too.
 
 NOTE: a server never loses its last key by this, and so never opens: it takes a key for all tenants (`*`) to delete a
-tenant that has keys, and that key's document stays.
+tenant that has keys, and that key's document stays as long as no other tenant that is there has one, see `Retirement`.
 """
 
 import asyncio

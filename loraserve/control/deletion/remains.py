@@ -22,7 +22,7 @@ class Found:
 
 
 class Remains:
-    """Synchronous. NOTE: the only one that removes documents."""
+    """Synchronous. NOTE: the only one that removes documents of ids that are never given again."""
 
     def __init__(self, data_dir: Path, uploads: UploadStore) -> None:
         self._documents = DocumentStore(data_dir, on_damage=self._on_damage)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import cast
 
 from loraserve.control.documents.index import DocumentIndex
@@ -38,6 +38,8 @@ class Catalog(DocumentIndex):
         """What Redis may not have, though it is level otherwise: put each second, until it takes them."""
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
+        self._lost_revs: dict[DocumentKind, int] = {}
+        """Up to which revisions documents were retired, as Redis knows and the disk, an older copy, does not."""
         self._was_told_of_keys = False
         """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
 
@@ -81,6 +83,12 @@ class Catalog(DocumentIndex):
         Other servers find it on disk meanwhile: a key or tenant within two seconds, an adapter within a minute.
         """
         self._untold[document.kind, document.id] = document
+
+    def forget(self, document: AnyDocument) -> bool:
+        """NOTE: nor is Redis told of it any more."""
+        if self._untold.get((document.kind, document.id)) is document:
+            del self._untold[document.kind, document.id]
+        return super().forget(document)
 
     async def synchronise(self) -> None:
         """Level with a Redis that was emptied or restarted, or is older: all documents by revision, then it counts.
@@ -177,6 +185,7 @@ class Catalog(DocumentIndex):
             for document in changed:
                 self.apply(document)
                 self.tell_later(document)
+            await self._forget_retired(kind)
             if kind is DocumentKind.KEY and self._marks[kind].damaged_revs:
                 for key in cast(list[Document[KeyDoc]], self.all(kind)):
                     if self._marks[kind].has_newer(key):
@@ -187,6 +196,7 @@ class Catalog(DocumentIndex):
 
     async def _level(self, kind: DocumentKind) -> None:
         """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
+        await self._level_retired(kind)
         revisions = await self._live.documents.revisions(kind)
         for document_id, rev in revisions.items():
             known = self.get(kind, document_id)
@@ -194,7 +204,7 @@ class Catalog(DocumentIndex):
                 document = await self._read(kind, document_id)
                 if document is not None:
                     self.apply(document)
-                elif await self._forget_erased(kind, document_id):
+                elif await self._forget_erased(kind, document_id) or await self._remove_retired(kind, document_id, rev):
                     continue
                 if document is None or document.rev < rev:
                     self._warn_of_older_disk(kind, document_id, rev)
@@ -216,6 +226,49 @@ class Catalog(DocumentIndex):
         if document is None or not self.is_erased(document):
             return False
         await self._live.documents.remove(kind, [document_id])
+        return True
+
+    async def _level_retired(self, kind: DocumentKind) -> None:
+        """Redis and we know up to which revisions documents were retired."""
+        try:
+            removed_rev = await asyncio.to_thread(self._documents.removed_rev, kind)
+        except DamagedFileError as damage:
+            logger.error("%s", damage)
+            removed_rev = 0
+        known_rev = await self._live.documents.retire(kind, removed_rev, {})
+        self._lost_revs[kind] = known_rev if known_rev > removed_rev else 0
+        if self._lost_revs[kind]:
+            logger.error(
+                "Redis knows that documents of the kind %s were removed up to revision %d, the data directory only up "
+                "to %d: is it an older copy? Requests that need one of them are refused. Give this server its own "
+                "--redis-prefix, or empty that Redis.",
+                kind,
+                known_rev,
+                removed_rev,
+            )
+
+    async def _forget_retired(self, kind: DocumentKind) -> None:
+        """What any server retired before this call, nobody here knows afterwards."""
+        known = {document.id: document for document in self.all(kind)}
+        revs = {document_id: document.rev for document_id, document in known.items()}
+        for document_id in await self._retired_among(kind, revs, self._marks[kind]):
+            self.forget(known[document_id])
+
+    async def _retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None) -> list[str]:
+        """None of them where that cannot be told."""
+        try:
+            return await asyncio.to_thread(self._documents.retired_among, kind, revs, mark)
+        except DamagedFileError as damage:
+            logger.error("%s", damage)
+            return []
+
+    async def _remove_retired(self, kind: DocumentKind, document_id: str, rev: int) -> bool:
+        """Whether a document that the disk does not have was retired, as an older Redis or a server that was killed
+        meanwhile may have left it: it is removed there then."""
+        revs = {document_id: rev}
+        if self._lost_revs[kind] or not await self._retired_among(kind, revs, None):
+            return False
+        await self._live.documents.retire(kind, rev, revs)
         return True
 
     async def _put_all(self, documents: Iterable[AnyDocument]) -> None:
@@ -242,7 +295,7 @@ class Catalog(DocumentIndex):
                 del self._untold[key]
 
     async def _put(self, document: AnyDocument) -> None:
-        if self.is_erased(document):
+        if self.is_erased(document) or document.rev <= self._lost_revs.get(document.kind, 0):
             return
         rev = await self._live.documents.put(document)
         if rev > document.rev:

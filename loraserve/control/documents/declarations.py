@@ -98,10 +98,11 @@ class Declarations:
                 if current is not None and doc == current.doc:
                     await self._tell(cast(AnyDocument, current))
                     return current
+                rev = await asyncio.to_thread(self._next_rev, KIND_OF[kind], current)
                 document = Document(
                     kind=KIND_OF[kind],
                     id=document_id,
-                    rev=1 if current is None else current.rev + 1,
+                    rev=rev,
                     at=self._clock(),
                     actor=actor,
                     action=action,
@@ -117,6 +118,9 @@ class Declarations:
                 return document
         message = f"'{document_id}' kept changing; gave up after {MAX_TRIES} tries. Try again."
         raise ServingError(ErrorCode.CONFLICT, message)
+
+    def _next_rev(self, kind: DocumentKind, current: Document[D] | None) -> int:
+        return self._documents.first_rev(kind) if current is None else current.rev + 1
 
     async def _check_live(self) -> None:
         try:

@@ -7,6 +7,8 @@ that say so tell of it, for restoring, erasing and billing.
 from collections.abc import Callable, Iterable
 from typing import cast
 
+from msgspec.structs import replace
+
 from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc, TenantDoc, adapter_id
 
 Listener = Callable[[AnyDocument], None]
@@ -130,6 +132,24 @@ class DocumentIndex:
         del self._newest[DocumentKind.KEY][key.id]
         del self._keys[key.doc.tenant][key.id]
         self._tell([key])
+
+    def forget(self, document: AnyDocument) -> bool:
+        """A key or adapter that was retired: whoever asks finds none of its id. False if another revision is known.
+
+        Listeners are told once more of it, of an adapter that it is deleted and has nothing.
+        """
+        doc = document.doc
+        if self._newest[document.kind].get(document.id) != document or isinstance(doc, TenantDoc):
+            return False
+        del self._newest[document.kind][document.id]
+        if isinstance(doc, AdapterDoc):
+            del self._adapters[doc.tenant][doc.name]
+            nothing = AdapterDoc(tenant=doc.tenant, name=doc.name, created_at=doc.created_at, deleted_at=document.at)
+            self._tell([replace(cast(Document[AdapterDoc], document), doc=nothing, deleted=True)])
+        else:
+            del self._keys[doc.tenant][document.id]
+            self._tell([document])
+        return True
 
     def _drop(self, tenant: str) -> None:
         for name in self._adapters.pop(tenant, {}):

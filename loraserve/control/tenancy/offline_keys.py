@@ -52,7 +52,14 @@ def create_key_offline(
         new, role=role, tenant=tenant, name=name, adapters=adapters, limits=limits, expires_at=expires_at, now=now
     )
     document = Document(
-        kind=DocumentKind.KEY, id=new.id, rev=1, at=now, actor=ACTOR, action="key.create", request_id="", doc=doc
+        kind=DocumentKind.KEY,
+        id=new.id,
+        rev=documents.first_rev(DocumentKind.KEY),
+        at=now,
+        actor=ACTOR,
+        action="key.create",
+        request_id="",
+        doc=doc,
     )
     documents.commit(document)
     return IssuedKey(document, new.text)

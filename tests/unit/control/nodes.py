@@ -24,6 +24,7 @@ from loraserve.control.contents.reachability import sweep_contents
 from loraserve.control.contents.residency import Residency
 from loraserve.control.deletion.erasure import Erasure
 from loraserve.control.deletion.remains import Remains
+from loraserve.control.deletion.retirement import Retirement
 from loraserve.control.deletion.tenant_deletion import TenantDeletionService
 from loraserve.control.documents.adapter_edits import Content
 from loraserve.control.documents.catalog import Catalog
@@ -128,6 +129,7 @@ class Node:
     tenants: TenantService
     tenant_deletion: TenantDeletionService
     erasure: Erasure
+    retirement: Retirement
     keys: KeyService
     versions: VersionService
     aliases: AliasService
@@ -265,6 +267,7 @@ async def build_node(
             lambda now: sweep_contents(data_dir, packed_dir, engine.model.layout, now),
             clock=clock,
         ),
+        retirement=Retirement(catalog, documents, live, clock=clock),
         keys=KeyService(catalog, declarations, clock=clock),
         versions=VersionService(
             access,

@@ -120,3 +120,23 @@ def test_a_server_that_would_not_take_a_document_says_so_before(any_server: Valk
     finally:
         for command in AS_BEFORE:
             assert any_server.command(*command) == "+OK\r\n"
+
+
+def test_what_is_retired_goes_unless_it_is_newer_and_the_highest_revision_is_remembered(
+    on_any_server: RunCheck,
+) -> None:
+    async def check(store: LiveStore) -> None:
+        for number, rev in enumerate((3, 4, 5)):
+            await store.documents.put(key_document(f"k{number}", rev=rev))
+        await store.documents.put(adapter_document())
+        assert await store.documents.retire(DocumentKind.KEY, 0, {}) == 0
+        revs = {"k0": 3, "k1": 3, "k2": 7, "missing": 1}
+        assert await store.documents.retire(DocumentKind.KEY, 7, revs) == 7
+        assert await store.documents.revisions(DocumentKind.KEY) == {"k1": 4}
+        assert await store.documents.get(DocumentKind.KEY, "k0") is None
+        assert await store.documents.retire(DocumentKind.KEY, 5, {}) == 7
+        assert await store.documents.retire(DocumentKind.ADAPTER, 0, {}) == 0
+        assert len(await store.documents.revisions(DocumentKind.ADAPTER)) == 1
+        assert await store.documents.put(key_document("k0", rev=8)) == 8
+
+    on_any_server(check)

@@ -1,6 +1,8 @@
 import contextlib
 import errno
+import hashlib
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -572,3 +574,101 @@ def test_damage_is_logged_unless_said_otherwise(tmp_path: Path, caplog: pytest.L
     path.write_bytes(b"torn")
     assert list(store.scan(ADAPTER)) == []
     assert str(path) in caplog.text
+
+
+def test_what_is_retired_is_gone_and_whoever_has_its_name_later_begins_after_it(
+    store: DocumentStore, tmp_path: Path, damages: Damages
+) -> None:
+    commit_revisions(store, "sql", 3)
+    commit_revisions(store, "short", 1)
+    store.commit(adapter_document("kept", 1))
+    gone = [document for name in ("sql", "short") if (document := store.get(ADAPTER, f"acme/{name}")) is not None]
+    assert store.retire(gone) == gone
+    assert [path.parent.name for path in revision_files(tmp_path / "data")] == [folder_of("kept")]
+    assert list((tmp_path / "data" / "docs" / "trash").iterdir()) == []
+    assert store.get(ADAPTER, "acme/sql") is store.revision(ADAPTER, "acme/sql", 3) is None
+    assert store.retire(gone) == []
+    other = DocumentStore(tmp_path / "data")
+    for rev in (1, 3):
+        with pytest.raises(RevisionTakenError):
+            other.commit(adapter_document("sql", rev))
+    with pytest.raises(RevisionGapError):
+        other.commit(adapter_document("sql", 5))
+    for name in ("sql", "short", "new"):
+        assert other.first_rev(ADAPTER) == 4
+        other.commit(adapter_document(name, 4))
+    assert other.first_rev(DocumentKind.KEY) == 1
+    store.commit(adapter_document("kept", 2))
+    assert store.retire([adapter_document("kept", 2)]) != []
+    assert store.first_rev(ADAPTER) == 4, "it never goes back"
+    assert damages == []
+
+
+def folder_of(name: str) -> str:
+    return hashlib.sha256(f"acme/{name}".encode()).hexdigest()
+
+
+def test_what_is_not_on_the_disk_as_it_was_judged_is_not_retired(store: DocumentStore, tmp_path: Path) -> None:
+    commit_revisions(store, "changed", 2)
+    commit_revisions(store, "damaged", 1)
+    store.commit(adapter_document("other", 1, "not this"))
+    judged = [adapter_document("changed", 1, "revision 1"), adapter_document("damaged", 1, "revision 1")]
+    (path,) = (tmp_path / "data" / "docs" / "adapter").glob(f"*/{folder_of('damaged')}/*")
+    path.write_bytes(b"{")
+    assert store.retire([*judged, adapter_document("other", 1, "this"), adapter_document("missing", 1)]) == []
+    assert len(revision_files(tmp_path / "data")) == 4
+
+
+def test_a_document_that_was_changed_without_end_is_not_retired(
+    store: DocumentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_RETIRED_REV", 2)
+    commit_revisions(store, "sql", 3)
+    newest = store.get(ADAPTER, "acme/sql")
+    assert newest is not None
+    assert store.retire([newest]) == []
+    assert store.first_rev(ADAPTER) == 1
+
+
+def test_what_was_retired_is_told_from_what_is_gone_in_another_way(store: DocumentStore, tmp_path: Path) -> None:
+    for name in ("retired", "again", "vanished"):
+        commit_revisions(store, name, 1)
+    commit_revisions(store, "kept", 1)
+    revs = {f"acme/{name}": 1 for name in ("retired", "again", "kept")}
+    assert store.retired_among(ADAPTER, revs) == []
+    shutil.rmtree(next((tmp_path / "data" / "docs" / "adapter").glob(f"*/{folder_of('vanished')}")))
+    assert store.retired_among(ADAPTER, {"acme/vanished": 1}) == []
+    for name in ("retired", "again"):
+        assert store.retire([adapter_document(name, 1, "revision 1")]) != []
+    store.commit(adapter_document("again", 2))
+    assert store.retired_among(ADAPTER, revs) == ["acme/retired"]
+    assert store.retired_among(ADAPTER, {"acme/retired": 2}) == []
+    settle(tmp_path)
+    _, mark = store.scan_changed(ADAPTER)
+    assert store.retired_among(ADAPTER, revs, mark) == ["acme/retired"]
+
+
+def test_a_damaged_number_of_what_was_retired_is_named_and_nothing_is_made_up(
+    store: DocumentStore, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "docs" / "removed" / "adapter").write_bytes(b"many")
+    with pytest.raises(DamagedFileError, match="removed/adapter: is no number"):
+        store.commit(adapter_document("sql", 1))
+    store.commit(key_document("abcdefgh"))
+
+
+def test_who_reads_a_document_while_it_is_retired_and_its_name_used_again_reads_the_new_one(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_revisions(store, "sql", 1)
+    other, read = DocumentStore(tmp_path / "data"), documents._content
+    others = iter([lambda: other.retire([adapter_document("sql", 1, "revision 1")])])
+
+    def read_late(path: str) -> bytes:
+        for retire in others:
+            retire()
+            other.commit(adapter_document("sql", 2))
+        return read(path)
+
+    monkeypatch.setattr(documents, "_content", read_late)
+    assert store.get(ADAPTER, "acme/sql") == adapter_document("sql", 2)

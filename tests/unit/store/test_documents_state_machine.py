@@ -23,8 +23,14 @@ class Documents(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.stores = [DocumentStore(Path(self.folder.name) / "data") for _ in range(2)]
         self.revisions: dict[str, list[AnyDocument]] = {}
+        self.removed_rev = 0
         self.mark: ScanMark | None = None
         self.followed: dict[str, AnyDocument] = {}
+
+    def newest_rev(self, name: str) -> int:
+        """What the next one follows."""
+        known = self.revisions.get(f"acme/{name}")
+        return known[-1].rev if known else self.removed_rev
 
     def commit(self, which: int, document: AnyDocument) -> None:
         self.stores[which].commit(document)
@@ -32,7 +38,7 @@ class Documents(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), name=NAMES, text=st.text(max_size=20))
     def create_or_update(self, which: int, name: str, text: str) -> None:
-        rev = len(self.revisions.get(f"acme/{name}", [])) + 1
+        rev = self.newest_rev(name) + 1
         self.commit(which, adapter_document(name, rev, description=text))
 
     @rule(which=st.integers(0, 1), name=NAMES)
@@ -40,24 +46,34 @@ class Documents(RuleBasedStateMachine):
         known = self.revisions.get(f"acme/{name}")
         if known:
             deleted = not known[-1].deleted
-            self.commit(which, adapter_document(name, len(known) + 1, deleted=deleted))
+            self.commit(which, adapter_document(name, known[-1].rev + 1, deleted=deleted))
 
     @rule(which=st.integers(0, 1), name=NAMES)
     def race(self, which: int, name: str) -> None:
         """Both want the same revision: the second one is told, whichever it is."""
-        rev = len(self.revisions.get(f"acme/{name}", [])) + 1
+        rev = self.newest_rev(name) + 1
         self.commit(which, adapter_document(name, rev, description="first"))
         with pytest.raises(RevisionTakenError):
             self.stores[1 - which].commit(adapter_document(name, rev, description="second"))
 
     @rule(which=st.integers(0, 1), name=NAMES, distance=st.integers(-3, 3).filter(bool))
     def commit_a_wrong_revision(self, which: int, name: str, distance: int) -> None:
-        known = len(self.revisions.get(f"acme/{name}", []))
+        known = self.newest_rev(name)
         rev = max(1, known + 1 + distance)
         if rev == known + 1:
             return
         with pytest.raises(RevisionTakenError if rev <= known else RevisionGapError):
             self.stores[which].commit(adapter_document(name, rev, description="wrong"))
+
+    @rule(which=st.integers(0, 1), name=NAMES)
+    def retire(self, which: int, name: str) -> None:
+        """Only what is deleted; its revisions are nobody's any more, and later ones begin after all that went."""
+        known = self.revisions.get(f"acme/{name}")
+        if known and known[-1].deleted:
+            assert self.stores[which].retire(known[-1:]) == known[-1:]
+            del self.revisions[f"acme/{name}"]
+            self.followed.pop(f"acme/{name}", None)
+            self.removed_rev = max(self.removed_rev, known[-1].rev)
 
     @rule(which=st.integers(0, 1))
     def prune(self, which: int) -> None:
@@ -77,7 +93,7 @@ class Documents(RuleBasedStateMachine):
             assert {document.id: document for document in store.scan(ADAPTER)} == newest
             for key, known in self.revisions.items():
                 assert store.get(ADAPTER, key) == newest[key]
-                assert revisions(store, key, len(known) + 1) == known[::-1]
+                assert revisions(store, key, known[-1].rev + 1) == known[::-1]
 
     def teardown(self) -> None:
         self.folder.cleanup()

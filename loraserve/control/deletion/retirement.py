@@ -1,0 +1,97 @@
+"""Removes documents of what is gone for long, so that keys and names that nobody uses any more do not add up for ever.
+
+First from the disk, where nobody commits meanwhile and only what is there as it was judged; then from Redis, unless it
+has a newer revision by then. Other servers forget what they do not find there any more with their next reconciliation.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TypeVar, cast
+
+from loraserve.control.documents.adapter_edits import RESTORABLE_S
+from loraserve.control.documents.catalog import Catalog
+from loraserve.control.tenancy.key_documents import gone_since
+from loraserve.live.errors import LiveUnavailableError
+from loraserve.live.live_store import LiveStore
+from loraserve.store.documents import KEEP_S, DocumentStore
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, KeyDoc
+
+MAX_GONE = 1000
+"""Keys of a tenant that are gone, and adapters: of more, the documents of the oldest are removed before their time."""
+KEPT_AT_LEAST_S = 3600.0
+"""All the same. What is told of them has reached all servers by then."""
+RETIRED_AT_ONCE = 50
+"""Nobody commits until they are set aside; a server that shuts down waits for no more of them."""
+
+D = TypeVar("D", KeyDoc, AdapterDoc)
+
+logger = logging.getLogger(__name__)
+
+
+class Retirement:
+    """`sweep` is called on the event loop, by every server now and then."""
+
+    def __init__(
+        self, catalog: Catalog, documents: DocumentStore, live: LiveStore, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._catalog = catalog
+        self._documents = documents
+        self._live = live
+        self._clock = clock
+
+    async def sweep(self) -> None:
+        """Of the tenants that are there. The time is this server's or Redis's, whichever is earlier, as for `Erasure`.
+
+        NOTE: a server with keys never loses its last one by this, and so never opens.
+        """
+        try:
+            now = min(self._clock(), await self._live.connection.server_time_ms() / 1000)
+            keys = self._catalog.all_keys()
+            doomed = outlived(((key, gone_since(key, now)) for key in keys), now, KEPT_AT_LEAST_S)
+            if len(doomed) < len(keys):
+                await self._retire(cast(list[AnyDocument], doomed))
+            adapters = ((adapter, _deleted_since(adapter)) for adapter in self._catalog.all_adapters())
+            doomed_adapters = outlived(adapters, now, RESTORABLE_S + KEPT_AT_LEAST_S)
+            await self._retire(cast(list[AnyDocument], doomed_adapters))
+        except LiveUnavailableError as error:
+            logger.warning("documents of what is gone for long are removed later: %s", error)
+
+    async def _retire(self, documents: list[AnyDocument]) -> None:
+        for at in range(0, len(documents), RETIRED_AT_ONCE):
+            # NOTE: not on an older copy of a data directory, in which something is gone that came back since.
+            doomed = [
+                document
+                for document in documents[at : at + RETIRED_AT_ONCE]
+                if await self._live.documents.revision(document.kind, document.id) <= document.rev
+            ]
+            retired = await asyncio.to_thread(self._documents.retire, doomed)
+            for document in retired:
+                self._catalog.forget(document)
+            if retired:
+                kind, revs = retired[0].kind, {document.id: document.rev for document in retired}
+                await self._live.documents.retire(kind, max(revs.values()), revs)
+
+
+def outlived(found: Iterable[tuple[Document[D], float | None]], now: float, at_least_s: float) -> list[Document[D]]:
+    """Those that were gone for so long, or so many ago, that their documents are to be removed.
+
+    found: with the time since which each is gone; None = it is not. at_least_s: however many there are.
+    """
+    gone_of: dict[str, list[tuple[float, Document[D]]]] = defaultdict(list)
+    for document, since in found:
+        if since is not None:
+            gone_of[document.doc.tenant].append((since, document))
+    doomed: list[Document[D]] = []
+    for gone in gone_of.values():
+        gone.sort(key=lambda each: each[0], reverse=True)
+        for number, (since, document) in enumerate(gone):
+            if now >= since + (KEEP_S if number < MAX_GONE else at_least_s):
+                doomed.append(document)
+    return doomed
+
+
+def _deleted_since(adapter: Document[AdapterDoc]) -> float | None:
+    return None if adapter.doc.deleted_at is None else max(adapter.doc.deleted_at, adapter.at)
