@@ -59,17 +59,14 @@ class Catalog(DocumentIndex):
 
     async def refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """Read one document from disk and see that Redis has it. Raises `LiveUnavailableError`."""
-        document = await self._read(kind, document_id)
+        document = await self._learn(kind, document_id)
         if document is not None:
-            self.apply(document)
             await self._put(document)
         return self.get(kind, document_id)
 
     async def reread(self, kind: DocumentKind, document_id: str) -> None:
         """Whatever any server committed of this document before this call is known afterwards."""
-        document = await self._read(kind, document_id)
-        if document is not None:
-            self.apply(document)
+        await self._learn(kind, document_id)
 
     async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """As `refresh`, content with the disk when Redis is gone."""
@@ -304,6 +301,16 @@ class Catalog(DocumentIndex):
                 self.apply(newer)
             if newer is None or newer.rev < rev:
                 self._warn_of_older_disk(document.kind, document.id, rev)
+
+    async def _learn(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
+        """As the disk has it; what was retired is not known any more."""
+        document = await self._read(kind, document_id)
+        known = self.get(kind, document_id)
+        if document is not None:
+            self.apply(document)
+        elif known is not None and await self._retired_among(kind, {document_id: known.rev}, None):
+            self.forget(known)
+        return document
 
     async def _read(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """None where there is none, or it is damaged."""
