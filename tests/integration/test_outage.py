@@ -81,9 +81,11 @@ class TestWithinTheGrace:
                     assert int(refused.headers["retry-after"]) >= 1
                 assert found.admin.get("/v1/adapters/skill").json()["aliases"][0]["alias"] == "live"
                 assert is_ready(found.admin)
+                wait_until(lambda: "Redis is not reachable: " in found.server.text, "the log says so")
                 assert complete(http, "skill").status_code == 200, "nothing was revoked, suspended or deleted unseen"
                 bring_back(found.valkey, how)
                 wait_until(lambda: complete(stranger, "skill").status_code == 200, "all are served again")
+                wait_until(lambda: "Redis is there again" in found.server.text, "the log says that, too")
                 assert found.admin.delete(f"/v1/keys/{known['id']}").status_code == 204
                 assert complete(http, "skill").status_code == 401
 

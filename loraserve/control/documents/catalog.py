@@ -119,8 +119,7 @@ class Catalog(DocumentIndex):
             except LiveRestartedError:
                 continue
             except LiveUnavailableError as error:
-                if self._outage.failed():
-                    logger.warning("Redis is not reachable: %s", error)
+                self._outage.failed(error)
                 # What is changed on disk meanwhile, such as a key revoked offline, holds all the same.
                 await self._scan()
                 await asyncio.sleep(RETRY_S)

@@ -1,5 +1,6 @@
 """Serving on while Redis is gone: for a while, for those it vouched for, within limits counted in this process."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +9,10 @@ from loraserve.store.records import DocumentKind, Limits
 
 CONFIRMED_WITHIN_S = 60.0
 MINUTE_S = 60.0
+SAID_EVERY_S = 10.0
+"""At most: a Redis that comes and goes does not fill the log."""
+
+logger = logging.getLogger(__name__)
 
 DocumentRef = tuple[DocumentKind, str]
 
@@ -20,6 +25,9 @@ class Outage:
         self._grace_s = grace_s
         self._clock = clock
         self._began_s: float | None = None
+        self._is_said = False
+        """Whether the log tells of this outage."""
+        self._said_s = float("-inf")
         self._confirmed_s: dict[DocumentRef, float] = {}
         self.is_full = False
         """As it was when it last answered: requests are let in, and nothing can be changed."""
@@ -29,18 +37,21 @@ class Outage:
         """By the clock; None = Redis is there."""
         return self._began_s
 
-    def failed(self) -> bool:
-        """Redis did not answer; True if it did before."""
-        is_first = self._began_s is None
-        if is_first:
-            self._began_s = self._clock()
-        return is_first
+    def failed(self, reason: object) -> None:
+        """Redis did not answer. The log says so once an outage, whoever finds it first."""
+        now_s = self._clock()
+        if self._began_s is None:
+            self._began_s = now_s
+            self._is_said = False
+        if not self._is_said and now_s - self._said_s >= SAID_EVERY_S:
+            self._is_said, self._said_s = True, now_s
+            logger.warning("Redis is not reachable: %s", reason)
 
-    def succeeded(self) -> bool:
-        """Redis answered; True if it did not before."""
-        is_first = self._began_s is not None
+    def succeeded(self) -> None:
+        """Redis answered."""
+        if self._began_s is not None and self._is_said:
+            logger.warning("Redis is there again, after %.0f s", self._clock() - self._began_s)
         self._began_s = None
-        return is_first
 
     def confirm(self, refs: list[DocumentRef]) -> None:
         """Redis has just found the revisions we hold of these to be current."""

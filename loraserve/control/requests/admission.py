@@ -118,8 +118,8 @@ class Admission:
             except asyncio.CancelledError:
                 self._undo(call)
                 raise
-            except LiveUnavailableError:
-                self._outage.failed()
+            except LiveUnavailableError as error:
+                self._outage.failed(error)
                 return self._admit_locally(principal, target, call, num_sequences)
             match reply:
                 case LiveAdmitted():

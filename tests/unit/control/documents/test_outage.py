@@ -25,17 +25,16 @@ def test_allows_only_what_redis_confirmed_in_the_minute_before() -> None:
     assert not outage.allows([KEY])
     clock.now = 59.0
     outage.confirm([TENANT])
-    assert outage.failed()
-    assert not outage.failed()
+    outage.failed("no answer")
     assert outage.allows([KEY, TENANT])
     assert not outage.allows([KEY, (DocumentKind.KEY, "never seen")])
     clock.now = 59.0 + 60.0
     assert outage.allows([TENANT])
     clock.now += 0.1
     assert not outage.allows([TENANT])
-    assert outage.succeeded()
+    outage.succeeded()
     clock.now = 200.0
-    outage.failed()
+    outage.failed("no answer")
     # Confirmed 141 s before this outage.
     assert not outage.allows([TENANT])
 
@@ -43,8 +42,34 @@ def test_allows_only_what_redis_confirmed_in_the_minute_before() -> None:
 def test_without_grace_nothing_is_allowed() -> None:
     outage = Outage(0.0, clock=Clock(0.0))
     outage.confirm([KEY])
-    outage.failed()
+    outage.failed("no answer")
     assert not outage.allows([KEY])
+
+
+def test_the_log_tells_of_an_outage_once_whoever_finds_it(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock(0.0)
+    outage = Outage(60.0, clock=clock)
+    for reason in ("no answer", "found by another", "still"):
+        outage.failed(reason)
+        clock.now += 20
+    outage.succeeded()
+    outage.succeeded()
+    assert caplog.messages == ["Redis is not reachable: no answer", "Redis is there again, after 60 s"]
+
+
+def test_a_redis_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock(0.0)
+    outage = Outage(60.0, clock=clock)
+    for _ in range(20):
+        outage.failed("comes and goes")
+        clock.now += 0.5
+        outage.succeeded()
+    assert len(caplog.messages) == 2
+    caplog.clear()
+    for _ in range(20):
+        outage.failed("stays away")
+        clock.now += 1
+    assert caplog.messages == ["Redis is not reachable: stays away"]
 
 
 def test_local_limits_refill_and_go_into_debt() -> None:

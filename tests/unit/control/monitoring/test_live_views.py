@@ -153,7 +153,7 @@ def test_without_redis_a_server_still_tells_of_itself(valkey: Valkey, tmp_path: 
             views = LiveViews(snapshots_of(node), ContentNames(node.catalog), node.outage)
             assert views.redis is RedisState.READY
             valkey.kill()
-            node.outage.failed()
+            node.outage.failed("no answer")
             (view,) = await views.engines(ADMIN)
             assert view.engine == "engine-0"
             assert views.redis is RedisState.GRACE

@@ -52,7 +52,7 @@ def test_a_disk_that_is_gone_is_not_told_as_one_with_room(tmp_path: Path, monkey
 def test_an_outage_shows_and_its_end(tmp_path: Path) -> None:
     outage = Outage()
     metrics = ServerMetrics(tmp_path, outage, UsageWriter(UsageLog(tmp_path, "p1")))
-    outage.failed()
+    outage.failed("no answer")
     assert scraped(metrics)["loraserve_redis_up"] == 0
     outage.succeeded()
     assert scraped(metrics)["loraserve_redis_up"] == 1
@@ -63,5 +63,5 @@ def test_a_redis_that_went_is_not_told_to_be_full(tmp_path: Path) -> None:
     metrics = ServerMetrics(tmp_path, outage, UsageWriter(UsageLog(tmp_path, "p1")))
     outage.is_full = True
     assert (scraped(metrics)["loraserve_redis_up"], scraped(metrics)["loraserve_redis_full"]) == (1, 1)
-    outage.failed()
+    outage.failed("no answer")
     assert (scraped(metrics)["loraserve_redis_up"], scraped(metrics)["loraserve_redis_full"]) == (0, 0)
