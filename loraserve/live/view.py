@@ -38,6 +38,7 @@ class LiveView:
         self._connection = connection
         self._names = names
         self._accept = load_script("view_accept")
+        self._probe = load_script("probe")
         self._accepted: AcceptedView | None = None
 
     @property
@@ -84,16 +85,13 @@ class LiveView:
         """False: compare documents again. `admit` finds out by itself; this is for processes without requests.
 
         Raises LiveUnavailableError, also of a server that would refuse `admit`: one that cannot save what it holds
-        answers whoever reads and takes no writes.
+        answers whoever reads and takes no writes, and our user there may have lost the right to run scripts.
         """
         accepted = self.accepted
         if accepted is None:
             return False
-        # NOTE: a write that a full server takes, as it takes those of `admit`.
-        write = ["DEL", self._names.probe()]
-        info, epoch, _ = await self._connection.call_many(
-            [["INFO", "server"], ["HGET", self._names.meta(), "epoch"], write]
-        )
+        await self._connection.run_script(self._probe, [self._names.probe()], [])
+        info, epoch = await self._connection.call_many([["INFO", "server"], ["HGET", self._names.meta(), "epoch"]])
         if self.accepted is accepted and (parse_run_id(info), epoch) != (accepted.run_id, accepted.epoch.encode()):
             self.forget()
         return self.accepted is not None

@@ -158,6 +158,18 @@ class TestBeyondTheGrace:
             wait_until(lambda: is_ready(found.admin), "it can save again")
             assert complete(found.admin, "fake").status_code == 200
 
+    def test_one_whose_user_may_run_no_scripts_any_more_counts_as_gone(self, tmp_path: Path) -> None:
+        """It answers, and takes writes; but it admits nobody."""
+        with bench(tmp_path, "--redis-grace-s", "1") as found:
+            assert complete(found.admin, "fake").status_code == 200
+            assert found.valkey.command("ACL", "SETUSER", "default", "-eval", "-evalsha") == "+OK\r\n"
+            wait_until(lambda: not is_ready(found.admin), "a load balancer sends it nothing more")
+            assert code_of(complete(found.admin, "fake")) == (503, "service_unavailable")
+            assert not is_ready(found.admin)
+            assert found.valkey.command("ACL", "SETUSER", "default", "+@all") == "+OK\r\n"
+            wait_until(lambda: is_ready(found.admin), "it may again")
+            assert complete(found.admin, "fake").status_code == 200
+
 
 class TestAFullRedis:
     def test_requests_are_served_and_whoever_looks_is_told_why_nothing_can_be_changed(self, tmp_path: Path) -> None:

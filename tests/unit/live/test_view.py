@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from loraserve.live.errors import LiveSchemaError, LiveUnavailableError
+from loraserve.live.errors import LiveRefusedError, LiveSchemaError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from tests.support.clock import Clock
 from tests.support.valkey import Valkey, valkey
@@ -63,6 +63,21 @@ def test_a_full_server_is_as_current_as_it_admits(any_server: Valkey, on_any_ser
         on_any_server(check)
     finally:
         assert any_server.command("CONFIG", "SET", "maxmemory", "0") == "+OK\r\n"
+
+
+def test_a_server_that_takes_no_scripts_is_not_current(any_server: Valkey, on_any_server: RunCheck) -> None:
+    """It would admit nobody, though it answers and takes writes."""
+
+    async def check(store: LiveStore) -> None:
+        assert await store.view.accept(await store.view.begin())
+        assert any_server.command("ACL", "SETUSER", "default", "-eval", "-evalsha") == "+OK\r\n"
+        with pytest.raises(LiveRefusedError, match="no permissions"):
+            await store.view.is_current()
+
+    try:
+        on_any_server(check)
+    finally:
+        assert any_server.command("ACL", "SETUSER", "default", "+@all") == "+OK\r\n"
 
 
 def test_an_emptied_redis_is_noticed_without_requests(on_any_server: RunCheck) -> None:
