@@ -1,5 +1,6 @@
 """Where the private server of a data directory keeps its files and its socket."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -52,10 +53,18 @@ def prepare_place(data_dir: Path) -> ServerPlace:
     socket = folder / SOCKET_NAME
     if len(os.fsencode(socket)) > LONGEST_SOCKET_PATH:
         socket = _short_folder(folder) / SOCKET_NAME
-    temporary = folder / f"socket.path.{os.getpid()}"
-    temporary.write_text(f"{socket}\n")
-    temporary.replace(folder / "socket.path")
+    _note_path(folder / "socket.path", f"{socket}\n")
     return ServerPlace(folder, socket)
+
+
+def _note_path(file: Path, text: str) -> None:
+    """Not written again where it is there: a server also starts on a full disk."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.read_text() == text:
+            return
+    temporary = file.with_name(f"{file.name}.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.replace(file)
 
 
 def _short_folder(folder: Path) -> Path:

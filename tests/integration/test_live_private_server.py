@@ -404,6 +404,19 @@ def test_a_full_disk_takes_its_file_from_it_and_nothing_else(tmp_path: Path, mon
         with_server(folder, read)
 
 
+def test_starts_again_on_a_full_disk(tmp_path: Path) -> None:
+    async def check(server: PrivateServer) -> None:
+        assert await ask(server.url, "PING") == b"PONG"
+
+    with_server(tmp_path, check)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    try:
+        with_server(tmp_path, check)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
 async def lose_file(server: PrivateServer) -> tuple[int, int]:
     """Returns once it goes on without its file; the limit of a file's size that there was before."""
     pid = pid_of(server)
