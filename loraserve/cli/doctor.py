@@ -37,11 +37,11 @@ def doctor(model: str, host: str, port: int, data_dir: Path | None, as_json: boo
 
 def _print_table(checks: list[Check]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-    table = Table("check", "", "found")
+    table = Table("check", "", Column("found", overflow="fold"))
     for check in checks:
         found = Text(check.found + (f"\n→ {check.remedy}" if check.remedy else ""))
         table.add_row(check.name, Text(check.status, style=colours[check.status]), found)

@@ -8,12 +8,16 @@ from typing import Any
 
 import rich_click as click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 Json = dict[str, Any]
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
 MAX_PROBLEMS = 10
+MAX_UNBROKEN = 32
+"""Characters of what names a row: of an id, not of every adapter's name."""
+MAX_LINE = 10_000
+"""Characters, where no terminal is as wide as it is."""
 UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -22,10 +26,17 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*(Text(_shown(cell)) for cell in row))
-    Console().print(table)
+    """Nothing is left out: other commands take what is printed, such as ids.
+
+    A row takes as many lines as the terminal makes necessary, and one where there is none. What names it, in the first
+    column, is not broken unless it is long.
+    """
+    cells = [[_shown(cell) for cell in row] for row in rows]
+    is_short = all(len(row[0]) <= MAX_UNBROKEN for row in cells)
+    table = Table(*(Column(name, overflow="fold", no_wrap=is_short and i == 0) for i, name in enumerate(columns)))
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console(width=None if sys.stdout.isatty() else MAX_LINE).print(table)
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:

@@ -1,6 +1,7 @@
 """What others chose, such as names and paths, is printed as text."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -24,6 +25,42 @@ def test_nothing_controls_the_terminal(capsys: pytest.CaptureFixture[str], text:
 def test_what_it_was_can_be_told() -> None:
     assert printable("süß 東京") == "süß 東京"
     assert printable(f"a{CURSOR_UP}") == "a\\x1b[1A\\x1b[2K"
+
+
+KEY_ROW = (
+    "k3v2m7qa",
+    "the shop's backend",
+    "acme",
+    "operator",
+    "active",
+    "sql, support",
+    "requests_per_min 600",
+    "never",
+)
+KEY_COLUMNS = ("id", "name", "tenant", "role", "status", "adapters", "limits", "expires")
+
+
+@pytest.mark.parametrize(("columns", "row"), [(KEY_COLUMNS, KEY_ROW), (("name", "size"), ("n" * 64, "1 kB"))])
+def test_a_narrow_terminal_breaks_cells_but_no_id_and_leaves_nothing_out(
+    monkeypatch: pytest.MonkeyPatch, columns: tuple[str, ...], row: tuple[str, ...]
+) -> None:
+    stdout = io.StringIO()
+    monkeypatch.setattr(stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", stdout)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(columns, [row])
+    shown = re.sub(r"\x1b\[\d*m", "", stdout.getvalue())
+    assert all(len(line) <= 60 for line in shown.splitlines())
+    below = [line.strip("│").split("│") for line in shown.splitlines() if line.startswith("│")]
+    cells = ["".join(part.strip() for part in parts) for parts in zip(*below, strict=True)]
+    assert [cell.replace(" ", "") for cell in cells] == [cell.replace(" ", "") for cell in row]
+    assert row[0] in shown or len(row[0]) > 60
+
+
+def test_a_row_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(KEY_COLUMNS, [KEY_ROW])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "k3v2m7qa" in line)
+    assert [cell.strip() for cell in line.strip("│").split("│")] == list(KEY_ROW)
 
 
 def test_csv_is_changed_for_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
