@@ -255,6 +255,15 @@ def test_bad_adapter_stops_the_start_and_is_named(tmp_path: Path) -> None:
     assert "adapter_config.json" in output
 
 
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_an_adapter_that_is_not_there_is_said_before_the_model_is_loaded(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    code, output = run_to_end(tmp_path, "--lora-modules", f"sql={tmp_path / folder}")
+    assert code == 1
+    assert output.splitlines()[-1].startswith(f"error: adapter 'sql' from {tmp_path / folder}: ")
+    assert "starting the engine: 1 of 1" not in output
+
+
 def test_adapters_with_a_chat_template_that_is_not_used_are_named_in_one_line(tmp_path: Path) -> None:
     for seed, name in enumerate(("own", "plain", "other")):
         fake_adapter(tmp_path / "adapters" / name, seed)

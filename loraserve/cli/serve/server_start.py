@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from loraserve_adapters.config import CONFIG_NAME
 from loraserve_adapters.limits import DEFAULT_LIMITS, Limits
 from rich.console import Console
 
@@ -21,9 +23,12 @@ from loraserve.serving.process.garbage_collector import calm_garbage_collector
 from loraserve.serving.process.local_engine import LocalEngine
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loraserve.api.app_context import AppContext
     from loraserve.api.inference.noted_app import OnEnd
     from loraserve.cli.serve.http_server import HttpServer
+    from loraserve.cli.serve.option_types import LoraModule
     from loraserve.control.declared import Declared
     from loraserve.engine.config import EngineConfig
 
@@ -60,6 +65,7 @@ async def start_server(settings: ServeSettings, console: Console, opened: contex
         starting = asyncio.create_task(LocalEngine.start(settings.engine, display.show))
         try:
             await asyncio.to_thread(_check_model, settings.engine)
+            await asyncio.to_thread(_check_adapters, settings.adapters)
             await asyncio.to_thread(_import_http)
             from loraserve.cli.serve.control_start import opened_declared, start_errors
 
@@ -135,6 +141,19 @@ def _check_model(config: EngineConfig) -> None:
     absent = why_absent(config.model, config.revision)
     if absent is not None:
         raise StartError(absent)
+
+
+def _check_adapters(adapters: Sequence[LoraModule]) -> None:
+    """A path that is mistyped would be found once the model is loaded, minutes later."""
+    for adapter in adapters:
+        try:
+            os.stat(adapter.path / CONFIG_NAME)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            is_folder = os.path.isdir(adapter.path)
+            why = f"{CONFIG_NAME} is missing from the adapter folder" if is_folder else "there is no such folder"
+            raise StartError(f"adapter {adapter.name!r} from {adapter.path}: {why}") from error
+        except OSError:
+            continue  # said when it is read
 
 
 def _import_http() -> None:
