@@ -8,6 +8,8 @@ from pathlib import Path
 from loraserve.engine.model_description import ModelDescription
 
 MAX_ADAPTERS_SHOWN = 8
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""What the commands ask if nobody says otherwise."""
 DEMO_CHAT_PROMPT = "<|user|>{}<|end|><|assistant|>"
 """The demo model's chat template, for its completion example."""
 
@@ -51,7 +53,13 @@ class Banner:
             return []
         if self.login_token is not None:
             return [f"  console   {self.base_url}/ui/#/login/{self.login_token} (one login, within 15 minutes)"]
-        return [f"  console   {self.base_url}/ui/{' (`loraserve ui login` prints a link)' if self.needs_key else ''}"]
+        how = f" (`{self._login_command()}` prints a link)" if self.needs_key else ""
+        return [f"  console   {self.base_url}/ui/{how}"]
+
+    def _login_command(self) -> str:
+        """Asks this server, wherever it listens."""
+        asked = "" if self.base_url == DEFAULT_URL else f" --url {self.base_url}"
+        return f"loraserve ui login{asked}"
 
     def _examples(self) -> list[str]:
         if self.model.is_headless:

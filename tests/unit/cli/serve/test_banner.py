@@ -43,10 +43,11 @@ def banner(
     open_to: str | None = None,
     model: ModelDescription = MODEL,
     notes: list[str] | None = None,
+    base_url: str = "http://127.0.0.1:8000",
 ) -> str:
     return str(
         Banner(
-            base_url="http://127.0.0.1:8000",
+            base_url=base_url,
             uds=uds,
             needs_key=needs_key,
             login_token=login_token,
@@ -109,6 +110,11 @@ def test_names_the_console_and_how_to_get_in() -> None:
     assert f"{console} (`loraserve ui login` prints a link)\n" in banner(adapters=[], needs_key=True)
     assert f"{console}#/login/tok (one login" in banner(adapters=[], needs_key=True, login_token="tok")
     assert "console" not in banner(adapters=[], uds=Path("/run/s"))
+
+
+def test_the_command_for_a_link_asks_this_server() -> None:
+    url = "http://127.0.0.1:8001"
+    assert f"(`loraserve ui login --url {url}` prints a link)\n" in banner(adapters=[], needs_key=True, base_url=url)
 
 
 def test_says_where_other_machines_can_reach_it() -> None:
