@@ -283,6 +283,26 @@ def test_an_upload_goes_on_while_the_person_looks_at_something_else(console: Con
     expect(page.get_by_test_id("drop-zone")).to_be_visible()
 
 
+def test_leaving_the_page_while_it_uploads_asks_first_whatever_view_is_shown(console: Console, tmp_path: Path):
+    asked: list[str] = []
+    page = console.page
+    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.dismiss()))
+    held: list[Route] = []
+    page.route("**/files/adapter_model.safetensors", lambda route: held.append(route))
+    with page.expect_request("**/files/adapter_model.safetensors"):
+        console.upload("elsewhere", twin(tmp_path / "elsewhere", "json"))
+    page.get_by_role("link", name="Live").click()
+    expect(page.get_by_role("heading", name="Live", exact=True)).to_be_visible()
+    with page.expect_event("dialog"):
+        page.close(run_before_unload=True)
+    page.get_by_role("link", name="Upload").click()
+    held[0].continue_()
+    console.see_upload_end("ready")
+    page.reload()
+    console.see_upload_end("ready")
+    assert asked == ["beforeunload"]
+
+
 def test_a_refused_upload_keeps_its_report_at_its_address(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
     console.upload("dora", variant(tmp_path / "dora", "rot13", lambda config: config.update(use_dora=True)))
@@ -379,6 +399,24 @@ def test_an_upload_that_is_being_published_cannot_be_cancelled_and_is_followed_o
     console.let_through("**/v1/uploads/*?wait_s=*")
     for route in held:
         route.continue_()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+
+
+def test_an_upload_whose_cancelling_got_no_answer_goes_on(console: Console, tmp_path: Path):
+    console.watch.expect_no_answer()
+    page = console.page
+    page.route("**/files/adapter_model.safetensors", lambda route: route.abort())
+    page.route(
+        "**/v1/uploads/*", lambda route: route.abort() if route.request.method == "DELETE" else route.continue_()
+    )
+    console.upload("uncancelled", twin(tmp_path / "uncancelled", "json"))
+    expect(page.get_by_test_id("upload-waits")).to_be_visible()
+    page.get_by_role("button", name="Cancel upload").click()
+    dialog = console.dialog("Cancel the upload of uncancelled?")
+    dialog.get_by_role("button", name="Cancel upload").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("The server does not answer.")
+    dialog.get_by_role("button", name="Keep it").click()
+    console.let_through("**/files/adapter_model.safetensors")
     expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
 
 

@@ -1,24 +1,14 @@
-import { useEffect } from "preact/hooks";
-
 import { bytes } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { Failure } from "../../parts/states";
 import { CancelUpload } from "./cancel-upload";
 import { SessionEnd, Stepper } from "./session-end";
-import { type FileProgress, isTerminal, type UploadJob } from "./upload-job";
+import type { FileProgress, UploadJob } from "./upload-job";
 
 /** The way of one upload, step by step, to a state that has a name. */
 export function Progress({ job, onAgain }: { job: UploadJob; onAgain: () => void }) {
   const session = job.session.value;
-  const ended = (session !== null && isTerminal(session)) || job.error.value !== null;
-
-  useEffect(() => {
-    function warn(event: BeforeUnloadEvent): void {
-      if (!ended) event.preventDefault();
-    }
-    window.addEventListener("beforeunload", warn);
-    return () => window.removeEventListener("beforeunload", warn);
-  }, [ended]);
+  const ended = job.ended.value;
 
   async function cancel(): Promise<void> {
     await job.cancel();

@@ -1,4 +1,4 @@
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 
 import { ApiError, call, requestHeaders } from "../../api/client";
 import { serverUrl } from "../../api/server-url";
@@ -28,7 +28,8 @@ export class UploadJob {
   readonly waiting = signal(false);
   readonly error = signal<ApiError | null>(null);
   readonly bytesPerS = signal(0);
-  private aborter = new AbortController();
+  readonly ended = computed(() => this.error.value !== null || (this.session.value !== null && isTerminal(this.session.value)));
+  private readonly aborter = new AbortController();
   private activate = true;
   /** Of the session that is asked for: one whose answer was lost is found again. */
   private creation = randomId();
@@ -91,21 +92,12 @@ export class UploadJob {
     }
   }
 
-  /** Stop sending and give the session up on the server. One that is refused because it is being published is followed on. */
+  /** Give the session up on the server and stop sending. Where that is refused, or nobody answers, the upload goes on. */
   async cancel(): Promise<void> {
-    this.aborter.abort();
     const session = this.session.value;
-    if (session === null) return;
-    try {
-      await call("DELETE", `/v1/uploads/${session.id}`, { headers: this.headers() });
-    } catch (error) {
-      if (error instanceof ApiError && error.status === 409) {
-        this.aborter = new AbortController();
-        void this.follow(session.id).catch((failure: unknown) => this.fail(failure));
-      }
-      throw error;
-    }
-    this.session.value = { ...session, state: "aborted" };
+    if (session) await call("DELETE", `/v1/uploads/${session.id}`, { headers: this.headers() });
+    this.aborter.abort();
+    if (session) this.session.value = { ...session, state: "aborted" };
   }
 
   private async create(activate: boolean): Promise<UploadItem> {
