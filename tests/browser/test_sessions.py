@@ -49,6 +49,13 @@ def test_a_wrong_key_is_refused_in_words_and_forgotten(new_console: NewConsole):
     expect(page.get_by_label("API key")).to_have_value("")
 
 
+def test_the_command_that_makes_a_link_names_this_server(new_console: NewConsole):
+    console = new_console()
+    console.watch.expect_status(401)
+    console.page.goto(f"{console.url}/ui/")
+    expect(console.page.locator(".login .command code")).to_have_text(f"loraserve ui login --url {console.url}")
+
+
 def test_a_key_for_inference_only_is_told_which_roles_may_log_in(new_console: NewConsole, tenant: Tenant):
     console = new_console()
     console.watch.expect_status(401)

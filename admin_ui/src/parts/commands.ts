@@ -1,6 +1,6 @@
 import { actingTenant } from "../api/client";
 import { serverUrl } from "../api/server-url";
-import { DEFAULT_TENANT, session } from "../state/session";
+import { BUILTIN_TENANTS, mayActForAll, session } from "../state/session";
 
 const CLI_URL = "http://127.0.0.1:8000";
 
@@ -15,11 +15,14 @@ export function cli(words: string, tenant = actingTenant.value): string {
   return `loraserve ${words}${url}${tenant ? ` --tenant ${shellWord(tenant)}` : ""}`;
 }
 
-/** Headers that curl needs beside the content type. A key is named, never shown; a tenant only where no key decides it. */
+/**
+ * Headers that curl needs. A key is named, never shown; beside a key for all tenants the tenant, which a key of that one may
+ * name as well.
+ */
 export function curlHeaders(tenant: string | null = actingTenant.value || null): string[] {
-  const headers = ["Content-Type: application/json"];
-  if (!session.value?.open) return [...headers, "Authorization: Bearer $LORASERVE_API_KEY"];
-  return tenant && tenant !== DEFAULT_TENANT && tenant !== "shared" ? [...headers, `X-Tenant: ${tenant}`] : headers;
+  const key = session.value?.open ? [] : ["Authorization: Bearer $LORASERVE_API_KEY"];
+  const acting = mayActForAll.value && tenant && !BUILTIN_TENANTS.includes(tenant) ? [`X-Tenant: ${tenant}`] : [];
+  return ["Content-Type: application/json", ...key, ...acting];
 }
 
 /** A first request in one line. */

@@ -3,6 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 
 import { ApiError } from "../api/client";
 import { Command, Field } from "../parts/basics";
+import { cli } from "../parts/commands";
 import { Toasts } from "../parts/toasts";
 import { madeKey } from "../state/made-key";
 import { linkFailure, logIn, session } from "../state/session";
@@ -60,7 +61,7 @@ export function Login() {
         </button>
         <div class="login-other">
           <p class="muted small">Or make a one-time link on the server:</p>
-          <Command>loraserve ui login</Command>
+          <Command>{cli("ui login", "")}</Command>
         </div>
       </form>
       {/* Copying may be refused. */}
