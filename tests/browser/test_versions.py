@@ -1,12 +1,14 @@
 """Operating an adapter: versions, aliases, rollback, and taking it out of service and back."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
+from tests.browser.conftest import NewConsole
 from tests.browser.console import Console
 from tests.browser.tenant import FILES, Tenant
 from tests.support.adapter_variants import variant
@@ -281,6 +283,7 @@ def test_a_version_that_nothing_names_can_be_deleted(console: Console, versions:
     dialog.get_by_role("button", name="Delete version").click()
     console.toast("Deleted greeting@v2.")
     expect(page.get_by_test_id("version-2")).to_have_count(0)
+    expect(page.get_by_test_id("no-such-version")).to_have_count(0)
 
 
 @pytest.mark.parametrize("button", ["Pin for an hour", "Pin until unpinned"])
@@ -302,6 +305,42 @@ def test_how_to_call_it_can_be_copied(console: Console, versions: Tenant):
     assert f'base_url="{console.url}/v1"' in copied
     assert 'model="greeting"' in copied
     assert versions.operator_key not in copied
+
+
+def test_what_is_copied_of_another_tenants_adapter_works_with_a_key_for_all_tenants(
+    new_console: NewConsole, versions: Tenant, admin_secret: str
+):
+    root = new_console()
+    root.start_session(admin_secret)
+    page = root.open(f"#/adapters/greeting?tenant={versions.name}&tab=use")
+    page.get_by_role("button", name="Copy: Python").click()
+    assert f'default_headers={{"X-Tenant": "{versions.name}"}}' in page.evaluate("navigator.clipboard.readText()")
+    page.get_by_role("button", name="Copy: curl").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    for key in (admin_secret, versions.operator_key):
+        env = {"LORASERVE_API_KEY": key, "PATH": "/usr/bin:/bin"}
+        ran = subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=False, timeout=60)
+        assert json.loads(ran.stdout)["model"] == "greeting", ran.stdout
+
+
+def test_the_requests_of_another_tenants_adapter_are_that_tenants(
+    new_console: NewConsole, versions: Tenant, admin_secret: str
+):
+    root = new_console()
+    root.start_session(admin_secret)
+    page = root.open(f"#/adapters/greeting?tenant={versions.name}")
+    page.get_by_role("definition").filter(has_text="since this server started").get_by_role("link").click()
+    expect(page).to_have_url(f"{root.url}/ui/#/requests?adapter=greeting&tenant={versions.name}")
+
+
+def test_a_version_that_is_not_there_is_said_to_be_missing_and_the_live_one_is_shown(
+    console: Console, versions: Tenant
+):
+    page = console.open("#/adapters/greeting?v=7")
+    expect(page.get_by_test_id("no-such-version")).to_contain_text(
+        "There is no version 7 (any more). This is version 1."
+    )
+    expect(page.get_by_text("greeting@v1", exact=True)).to_be_visible()
 
 
 def test_an_adapter_that_does_not_exist_says_so(console: Console):

@@ -53,9 +53,10 @@ export function Detail({ name }: { name: string }) {
 function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => void }) {
   const query = place.value.query;
   const tab = query.get("tab") ?? "version";
-  const live = adapter.aliases.find((alias) => alias.alias === "live")?.version ?? adapter.versions[0]?.n ?? null;
-  const chosen = Number(query.get("v")) || live;
-  const version = adapter.versions.find((known) => known.n === chosen) ?? adapter.versions[0] ?? null;
+  const find = (n: number | undefined) => adapter.versions.find((known) => known.n === n);
+  const asked = Number(query.get("v")) || undefined;
+  const found = find(asked);
+  const version = found ?? find(adapter.aliases.find((alias) => alias.alias === "live")?.version) ?? adapter.versions[0] ?? null;
   const editing = useSignal(false);
 
   return (
@@ -79,6 +80,11 @@ function Found({ adapter, onChange }: { adapter: AdapterDetail; onChange: () => 
           </div>
         )}
       </div>
+      {asked && !found && version && (
+        <p class="notice is-warn" role="status" data-testid="no-such-version">
+          <Icon name="warn" /> There is no version {asked} (any more). This is version {version.n}.
+        </p>
+      )}
       <VersionLane adapter={adapter} chosen={version?.n ?? null} />
       {adapter.aliases.map((alias) => alias.canary && <CanaryBar key={alias.alias} adapter={adapter} alias={alias} onChange={onChange} />)}
       <nav class="tabs detail-tabs" aria-label="About this adapter">

@@ -8,8 +8,8 @@ import { Dialog } from "../../parts/dialog";
 import { ago, bytes, count, dateTime, milliseconds } from "../../parts/format";
 import { Icon } from "../../parts/icon";
 import { toast } from "../../parts/toasts";
-import { href } from "../../router";
-import { mayChange, tenantHeaders } from "../../state/session";
+import { href, setQuery } from "../../router";
+import { mayChange, otherTenant, tenantHeaders } from "../../state/session";
 import { adapterPath, removeAlias, restoreAlias } from "./adapter-api";
 import { MoveAlias } from "./move-alias";
 
@@ -64,6 +64,7 @@ export function VersionPanel({ adapter, version, onChange }: VersionPanelProps) 
           onConfirm={async () => {
             await call("DELETE", adapterPath(adapter.name, `/versions/${version.n}`), { headers: tenantHeaders(adapter.tenant) });
             toast(`Deleted ${adapter.name}@v${version.n}.`);
+            setQuery({ v: null });
             onChange();
           }}
         >
@@ -139,7 +140,7 @@ function Facts({ adapter, version, onChange, changeable }: VersionPanelProps & {
       </dd>
       <dt>Requests</dt>
       <dd>
-        <a href={href(["requests"], { adapter: adapter.name })}>
+        <a href={href(["requests"], { adapter: adapter.name, tenant: adapter.tenant === "shared" ? null : otherTenant(adapter.tenant) })}>
           <Amount of={count(version.num_hits)} />
         </a>
         <span class="muted"> since this server started{version.last_used_at !== null && `, the last ${ago(version.last_used_at)}`}</span>
