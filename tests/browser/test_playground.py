@@ -168,6 +168,19 @@ def test_the_numbers_are_in_the_address_and_never_others_than_those_sent(console
     assert "secret" not in page.url
 
 
+def test_what_was_typed_is_there_on_the_way_back_from_another_view(console: Console):
+    page = console.open(f"{TWO_COLUMNS}&format=schema")
+    page.get_by_label("System").fill("Be brief.")
+    page.get_by_test_id("prompt").fill("a long question")
+    page.get_by_label("JSON schema").fill("{}")
+    page.get_by_role("link", name="Live").click()
+    expect(page.get_by_role("heading", name="Live", exact=True)).to_be_visible()
+    page.go_back()
+    expect(page.get_by_label("System")).to_have_value("Be brief.")
+    expect(page.get_by_test_id("prompt")).to_have_value("a long question")
+    expect(page.get_by_label("JSON schema")).to_have_value("{}")
+
+
 def test_another_model_in_a_column_does_not_get_the_answer_of_the_one_before(console: Console):
     page = console.open(TWO_COLUMNS)
     ask(console, "hello")

@@ -13,6 +13,7 @@ import { Column } from "./column";
 import { ColumnRun } from "./column-run";
 import { useModelNames } from "./model-names";
 import type { PlaygroundSettings } from "./request";
+import { words } from "./words";
 
 const MAX_COLUMNS = 4;
 
@@ -33,7 +34,6 @@ export function Playground() {
   const tenant = mayActForAll.value ? otherTenant(place.value.query.get("tenant")) : null;
   const names = useModelNames(tenant);
   const differences = useSignal(false);
-  const words = useSignal({ prompt: "", system: "", schema: "" });
   const settings: PlaygroundSettings = { tenant, ...askedSettings(place.value.query), ...words.value };
   const ready = settings.prompt.trim() !== "" && schemaProblem(settings) === null;
   const running = runs.some((run) => run.state.value === "waiting" || run.state.value === "streaming");
