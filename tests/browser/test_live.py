@@ -8,6 +8,7 @@ from tests.browser.conftest import NewConsole, admin_key, watched_console
 from tests.browser.console import Console
 from tests.browser.tenant import Tenant
 from tests.browser.test_requests import RENEWED_MS, endless_request
+from tests.browser.watch import NARROW_PX
 from tests.support.demo_questions import ADAPTER_DIR
 from tests.support.server_process import serve_fake, stop
 
@@ -23,6 +24,16 @@ def test_an_adapter_that_was_used_lies_in_the_memory_and_leads_to_itself(console
     expect(page.get_by_test_id("arena-strip").locator("rect").first).to_be_visible()
     page.get_by_role("link", name="resident v1").click()
     expect(page.get_by_test_id("version-1")).to_be_visible()
+
+
+def test_a_long_name_in_the_memory_fits_a_phone(console: Console, tenant: Tenant):
+    tenant.add("W" * 64, ADAPTER_DIR / "uppercase")
+    body = {"model": "W" * 64, "prompt": "hello", "max_tokens": 1}
+    assert tenant.http.post("/v1/completions", json=body).status_code == 200
+    console.page.set_viewport_size({"width": NARROW_PX, "height": 844})
+    page = console.open("#/live")
+    expect(page.get_by_role("link", name="W" * 64)).to_be_visible()
+    console.watch.check()
 
 
 def test_queues_are_by_tenant_and_adapter_and_lead_to_their_requests(console: Console, tenant: Tenant):
