@@ -57,7 +57,7 @@ class ChatSession:
         self.model = model or self.models()[0]
 
     def models(self) -> list[str]:
-        """The base model first. Raises `ChatError`."""
+        """The base model first; never empty. Raises `ChatError`."""
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
@@ -65,7 +65,11 @@ class ChatSession:
             message = f"{base_url} does not answer{through_proxy(base_url)} ({error}); is the server running?"
             raise ChatError(message) from error
         _raise_for_error(response)
-        return [card["id"] for card in response.json()["data"]]
+        try:
+            first, *others = (card["id"] for card in response.json()["data"])
+        except (ValueError, KeyError, TypeError):
+            raise ChatError(f"{response.url} lists no models: is --url a server's with OpenAI's API?") from None
+        return [first, *others]
 
     def clear(self) -> None:
         self._turns.clear()

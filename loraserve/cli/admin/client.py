@@ -12,6 +12,7 @@ from loraserve.cli.proxy import through_proxy
 
 TIMEOUT_S = 60.0
 PAGE = 500
+REMEDY = "start it, or name another with --url or LORASERVE_URL"
 
 Json = dict[str, Any]
 
@@ -46,6 +47,8 @@ class AdminClient:
         params = {name: value for name, value in query.items() if value is not None}
         response = self._send("GET", path, params=params)
         _check(response)
+        if "html" in _media_type(response):
+            raise _not_ours(response)
         return response.text
 
     def post(self, path: str, body: Json | None = None) -> Json:
@@ -102,7 +105,7 @@ class AdminClient:
             return self.http.request(method, path, **content)
         except httpx.HTTPError as error:
             base_url = str(self.http.base_url)
-            message = f"no server answers at {base_url}{through_proxy(base_url)}: {error}"
+            message = f"no server answers at {base_url}{through_proxy(base_url)}: {error}; {REMEDY}"
             raise ConnectionLostError(message) from error
 
 
@@ -115,7 +118,25 @@ def connected(url: str, api_key: str | None, tenant: str | None) -> Iterator[Adm
 
 def _checked(response: httpx.Response) -> Json:
     _check(response)
-    return response.json() if response.content else {}
+    try:
+        found = response.json() if response.content else {}
+    except ValueError:
+        raise _not_ours(response) from None
+    if not isinstance(found, dict):
+        raise _not_ours(response)
+    return found
+
+
+def _not_ours(response: httpx.Response) -> AdminError:
+    """Of a page that a proxy shows first, or of another server: what was asked for is not done."""
+    what = _media_type(response) or "no media type"
+    return AdminError(
+        f"{response.url} answers with {what}, as no loraserve does: look at --url, LORASERVE_URL and what is in between"
+    )
+
+
+def _media_type(response: httpx.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0]
 
 
 def _check(response: httpx.Response) -> None:

@@ -119,6 +119,13 @@ def test_refused_message_is_forgotten(events: list[dict], status: int) -> None:
     assert [turn["content"] for turn in server.bodies[1]["messages"]] == ["two"]
 
 
+@pytest.mark.parametrize("answer", ["<html>", "[]", "{}", '{"data": []}', '{"data": null}'])
+def test_what_lists_no_models_is_said_to_be_no_server(answer: str) -> None:
+    other = httpx.MockTransport(lambda _: httpx.Response(200, text=answer))
+    with pytest.raises(ChatError, match=r"^http://server/v1/models lists no models: is --url"):
+        ChatSession(httpx.Client(transport=other, base_url="http://server"), None, None, ChatOptions())
+
+
 def test_unreachable_server_is_said_plainly() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("connection refused")

@@ -6,6 +6,7 @@ from click.testing import CliRunner
 from loraserve.cli.admin import client as client_module
 from loraserve.cli.admin.client import TIMEOUT_S, AdminClient
 from loraserve.cli.main import main
+from tests.support.demo_questions import ADAPTER_DIR
 
 
 @pytest.mark.parametrize(("drain_s", "least_s"), [("0", TIMEOUT_S), ("600", TIMEOUT_S + 600)])
@@ -44,6 +45,21 @@ def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
         assert [item["id"] for item in client.first("/v1/audit", 5)] == [0, 1, 2, 3, 4]
         assert limits == [5, 3, 1]
         assert len(client.first("/v1/audit", 9)) == 7
+
+
+@pytest.mark.parametrize(
+    "command", ["adapter list", "keys revoke k3v2m7qa", f"adapter add sql {ADAPTER_DIR / 'spell'}", "audit --csv"]
+)
+def test_a_page_that_is_shown_instead_is_an_error_and_nothing_is_said_to_be_done(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>Log in</html>"))
+    monkeypatch.setattr(client_module, "http_client", lambda *_: httpx.Client(base_url="http://server", transport=page))
+    result = CliRunner().invoke(main, command.split())
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    words = [word for word in result.output.split() if word != "│"]
+    assert "answers with text/html, as no loraserve does" in " ".join(words)
 
 
 NAME = "NAME"
