@@ -42,6 +42,17 @@ def test_descriptions_and_tags_are_text(console: Console, tenant: Tenant):
     assert not dialogs
 
 
+def test_the_longest_name_can_be_read_where_it_has_to_be_typed_on_a_phone(console: Console, tenant: Tenant):
+    name = "W" * 64
+    tenant.add(name, ADAPTER_DIR / "uppercase")
+    console.page.set_viewport_size({"width": 390, "height": 844})
+    page = console.open(f"#/adapters/{name}")
+    page.locator("summary[aria-label='More actions']").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    dialog = console.dialog(f"Delete {name}?")
+    assert dialog.evaluate("(dialog) => dialog.scrollWidth <= dialog.clientWidth")
+
+
 def test_file_and_folder_names_are_text(console: Console, tmp_path: Path):
     folder = tmp_path / "<img src=x onerror=alert(1)>"
     variant(folder, "uppercase")
