@@ -540,6 +540,18 @@ def test_the_tenant_picker_says_whose_adapters_are_shown(root: Console, tenant: 
     expect(own).to_be_visible()
 
 
+def test_the_tenant_picker_offers_a_new_tenant_at_once(root: Console, tenant: Tenant):
+    name = f"new-{tenant.name}"
+    page = root.open("#/access")
+    options = page.get_by_label("Tenant").get_by_role("option")
+    expect(options.filter(has_text=tenant.name)).to_have_count(1)
+    page.get_by_role("button", name="New tenant").click()
+    dialog = root.dialog("New tenant")
+    dialog.get_by_label("Name").fill(name)
+    dialog.get_by_role("button", name="Create").click()
+    expect(options.filter(has_text=name)).to_have_count(1)
+
+
 def test_the_tenant_picker_names_one_that_its_list_does_not_reach(root: Console, tenant: Tenant):
     page = root.open("#/adapters")
     page.get_by_label("Tenant").select_option(tenant.name)

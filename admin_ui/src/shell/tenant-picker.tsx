@@ -1,4 +1,7 @@
+import { useEffect } from "preact/hooks";
+
 import { call } from "../api/client";
+import { numTenantsChanged } from "../state/changes";
 import { usePolled } from "../state/polled";
 import { actFor, mayActForAll, session, shownTenant } from "../state/session";
 
@@ -18,6 +21,11 @@ function Picker() {
     async (signal) => (await call<{ data: { id: string }[] }>("GET", "/v1/tenants?limit=500", { signal })).data.data,
     REFRESH_MS,
   );
+  const numChanged = numTenantsChanged.value;
+  useEffect(() => {
+    if (numChanged > 0) tenants.refresh();
+  }, [numChanged]);
+
   const ids = tenants.data.value?.map(({ id }) => id) ?? [];
   // It may be behind the list's end.
   if (!ids.includes(shownTenant.value)) ids.unshift(shownTenant.value);

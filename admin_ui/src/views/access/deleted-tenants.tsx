@@ -8,6 +8,7 @@ import { ago, bytes, count, dateTime, seconds } from "../../parts/format";
 import { Icon, type IconName } from "../../parts/icon";
 import { ListView } from "../../parts/states";
 import { toast } from "../../parts/toasts";
+import { numTenantsChanged } from "../../state/changes";
 import { usePaged } from "../../state/paged";
 import { actFor, shownTenant } from "../../state/session";
 
@@ -37,6 +38,7 @@ export function DeleteTenantDialog({ tenant, onClose, onDone }: DeleteTenantDial
       onClose={onClose}
       onConfirm={async () => {
         const { data } = await call<TenantItem>("DELETE", tenantPath(tenant.id));
+        numTenantsChanged.value += 1;
         const rest = data.status === "draining" ? " Some of it still runs, and ends." : "";
         toast(`Deleted ${tenant.id}.${rest}`, () => restore(tenant.id));
         if (shownTenant.value === tenant.id) actFor("");
@@ -163,8 +165,9 @@ function plural(number: number, word: string): string {
   return `${value}${unit} ${word}${number === 1 ? "" : "s"}`;
 }
 
-function restore(tenant: string): Promise<unknown> {
-  return call("POST", `${tenantPath(tenant)}/restore`);
+async function restore(tenant: string): Promise<void> {
+  await call("POST", `${tenantPath(tenant)}/restore`);
+  numTenantsChanged.value += 1;
 }
 
 function tenantPath(tenant: string): string {

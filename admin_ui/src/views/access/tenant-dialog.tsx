@@ -5,6 +5,7 @@ import type { TenantItem } from "../../api/types";
 import { Field } from "../../parts/basics";
 import { Dialog } from "../../parts/dialog";
 import { toast } from "../../parts/toasts";
+import { numTenantsChanged } from "../../state/changes";
 import { LimitFields, type Limits } from "./limit-fields";
 
 /** tenant: to change it; null = a new one. */
@@ -18,7 +19,10 @@ export function TenantDialog({ tenant, onClose, onDone }: { tenant: TenantItem |
   async function save(): Promise<void> {
     const body = { description: description.value, weight: Number(weight.value), limits: limits.value };
     if (tenant) await call("PATCH", `/v1/tenants/${encodeURIComponent(tenant.id)}`, { headers: { "if-match": `"${tenant.rev}"` }, body });
-    else await call("POST", "/v1/tenants", { body: { id: id.value, ...body } });
+    else {
+      await call("POST", "/v1/tenants", { body: { id: id.value, ...body } });
+      numTenantsChanged.value += 1;
+    }
     toast(tenant ? `Changed ${tenant.id}.` : `Created ${id.value}.`);
     onDone();
   }
