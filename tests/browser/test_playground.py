@@ -239,7 +239,7 @@ def test_an_unknown_model_fails_its_column_alone(console: Console):
     expect(page.get_by_test_id("answer").nth(1)).to_have_text("HELLO", timeout=START_MS)
 
 
-def test_a_stream_that_breaks_off_says_so(console: Console):
+def test_a_stream_that_breaks_off_says_so_below_what_came(console: Console):
     def cut(route: Route) -> None:
         chunk = {"choices": [{"index": 0, "delta": {"content": "half an"}, "finish_reason": None}]}
         route.fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
@@ -248,6 +248,7 @@ def test_a_stream_that_breaks_off_says_so(console: Console):
     page.route("**/v1/chat/completions", cut)
     ask(console, "hello")
     expect(page.get_by_test_id("column-0").get_by_role("alert")).to_contain_text("ended before the answer was complete")
+    expect(page.get_by_test_id("answer")).to_contain_text("half an")
 
 
 def test_a_server_that_does_not_answer_is_not_asked_again_by_itself(console: Console):

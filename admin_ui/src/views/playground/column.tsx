@@ -74,13 +74,12 @@ export function Column({ index, model, base, names, run, settings, compareWith, 
       <div class="column-text" aria-live="off" tabIndex={0}>
         {run.reasoning.value !== "" && <Reasoning run={run} />}
         <div class="column-answer" data-testid="answer">
-          {run.error.value ? (
+          {(run.error.value === null || run.text.value !== "") && <Answer run={run} compareWith={compareWith} />}
+          {run.error.value && (
             <p class="problem" role="alert">
               <Icon name="warn" />
               {run.error.value.message}
             </p>
-          ) : (
-            <Answer run={run} compareWith={compareWith} />
           )}
         </div>
       </div>
