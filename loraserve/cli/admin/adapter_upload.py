@@ -11,6 +11,8 @@ from loraserve.cli.admin.paths import api_path
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 """In the order they are sent: what is wrong with the config shows before the weights are sent."""
+PICKLE = "adapter_model.bin"
+"""What older releases of PEFT wrote in place of the second."""
 MAX_TRIES = 30
 RETRY_S = 2.0
 """So often and after so long, as the console."""
@@ -31,7 +33,7 @@ def upload(
     paths = [folder / file for file in FILES]
     for path in paths:
         if not path.is_file():
-            raise AdminError(f"{folder} has no {path.name}: give the folder that PEFT's save_pretrained wrote")
+            raise AdminError(f"{folder} has no {path.name}: {_remedy(folder)}")
     sizes = [path.stat().st_size for path in paths]
     body = {
         "files": [{"name": path.name, "size_bytes": size} for path, size in zip(paths, sizes, strict=True)],
@@ -43,6 +45,12 @@ def upload(
         _send_file(client, session, path, size, lambda offset, before=num_sent: on_sent(before + offset))
         num_sent += size
     return _committed(client, session["id"], on_state)
+
+
+def _remedy(folder: Path) -> str:
+    if (folder / PICKLE).exists():
+        return f"{PICKLE} is a pickle, which can run code; save the adapter with safe_serialization=True"
+    return "give the folder that PEFT's save_pretrained wrote"
 
 
 def _send_file(client: AdminClient, session: Json, path: Path, size: int, on_offset: OnSent) -> None:

@@ -64,3 +64,9 @@ def test_an_upload_goes_on_where_a_server_that_restarted_has_it(folder: Path, nu
 def test_a_server_that_does_not_come_back_is_given_up(folder: Path) -> None:
     with pytest.raises(AdminError, match="no server answers"):
         send(RestartingServer(MAX_TRIES), folder)
+
+
+def test_a_folder_with_a_pickle_is_said_to_be_saved_otherwise(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(AdminError, match=r"no adapter_model.safetensors: adapter_model.bin is a pickle, .*=True$"):
+        send(RestartingServer(0), folder)
