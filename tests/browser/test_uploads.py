@@ -53,10 +53,11 @@ def choose_as_a_person_does(page: Page, folder: Path) -> None:
     devtools.detach()
 
 
-def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...]) -> str:
+def left_open(tenant: Tenant, name: str, folder: Path, files: tuple[str, ...], *, activate: bool = True) -> str:
     """The session as a page leaves it that is closed after these files."""
     sizes = [{"name": file, "size_bytes": (folder / file).stat().st_size} for file in FILES]
-    opened = tenant.http.post(f"/v1/adapters/{name}/uploads", json={"files": sizes}).json()
+    body = {"files": sizes, "activate": activate}
+    opened = tenant.http.post(f"/v1/adapters/{name}/uploads", json=body).json()
     for file in files:
         content = (folder / file).read_bytes()
         headers = {
@@ -200,6 +201,35 @@ def test_an_upload_goes_on_where_it_stopped_after_a_reload(console: Console, ten
     assert f"PUT {FILES[1]}" in sent
     assert f"PUT {FILES[0]}" not in sent
     assert not any(request.startswith("POST uploads") for request in sent)
+
+
+def test_an_upload_that_goes_on_becomes_live_or_not_as_it_was_begun(console: Console, tenant: Tenant, tmp_path: Path):
+    tenant.add("candidate", ADAPTER_DIR / "uppercase")
+    folder = twin(tmp_path / "candidate", "json")
+    left_open(tenant, "candidate", folder, FILES[:1], activate=False)
+    page = console.open("#/upload?name=candidate")
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    expect(page.get_by_role("button", name="Resume upload")).to_be_visible()
+    expect(page.get_by_role("checkbox")).not_to_be_checked()
+    expect(page.get_by_role("checkbox")).to_be_disabled()
+    page.get_by_role("button", name="Resume upload").click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 2 is ready")
+    assert tenant.http.get("/v1/adapters/candidate").json()["live"]["n"] == 1
+
+
+def test_an_upload_goes_on_from_its_address_however_many_came_after_it(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
+    folder = twin(tmp_path / "older", "json")
+    upload_id = left_open(tenant, "older", folder, FILES[:1])
+    # As if twenty newer ones were in the list.
+    console.page.route("**/v1/uploads?limit=*", lambda route: route.fulfill(json={"data": [], "next_cursor": None}))
+    page = console.open(f"#/upload/{upload_id}")
+    page.get_by_role("link", name="Go on").click()
+    page.get_by_test_id("folder-input").set_input_files(folder)
+    page.get_by_role("button", name="Resume upload").click()
+    expect(console.see_upload_end("ready")).to_contain_text("Version 1 is live")
+    assert tenant.http.get(f"/v1/uploads/{upload_id}").json()["state"] == "ready"
 
 
 def test_files_that_were_written_since_are_not_the_rest_of_what_was_begun(

@@ -83,7 +83,7 @@ function Session({ session, onChange }: { session: UploadItem; onChange: () => v
             ))}
             {!complete && (
               <div class="cluster">
-                <a class="button is-primary" href={href(["upload"], { name: session.adapter, tenant: otherTenant(session.tenant) })}>
+                <a class="button is-primary" href={href(["upload"], { name: session.adapter, tenant: otherTenant(session.tenant), begun: session.id })}>
                   <Icon name="upload" /> Go on
                 </a>
                 <span class="muted">Choose the same files again: only what is missing is sent.</span>

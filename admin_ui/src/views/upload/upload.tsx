@@ -36,6 +36,13 @@ export function Upload() {
     5000,
   );
 
+  const begunId = place.value.query.get("begun");
+  const begun = usePolled(
+    `upload to go on with ${tenant}/${begunId}`,
+    async (signal) => (begunId ? (await call<UploadItem>("GET", `/v1/uploads/${encodeURIComponent(begunId)}`, { signal, headers: tenantHeaders(tenant) })).data : null),
+    0,
+  );
+
   const asked = place.value.query.get("name");
   useEffect(() => {
     if (asked) name.value = asked;
@@ -77,18 +84,21 @@ export function Upload() {
 
   const nameProblem = name.value && !ADAPTER_NAME.test(name.value) ? "Letters, digits, dots, hyphens and underscores; at most 64; begins with a letter or digit." : null;
   const ready = chosen.value !== null && chosen.value.problems.length === 0 && name.value !== "" && nameProblem === null;
-  const resumable = ready ? findResumable(uploads.data.value ?? [], name.value, chosen.value?.files ?? []) : null;
+  // The one that is asked for may be older than those in the list.
+  const known = [...(begun.data.value ? [begun.data.value] : []), ...(uploads.data.value ?? [])];
+  const resumable = ready ? findResumable(known, name.value, chosen.value?.files ?? []) : null;
+  const live = resumable ? resumable.activate : activate.value;
 
   function begin(event: Event): void {
     event.preventDefault();
     if (!ready || chosen.value === null) return;
     const started = new UploadJob(name.value, tenant, chosen.value.files);
     currentJob.value = started;
-    void started.run(activate.value, resumable);
+    void started.run(live, resumable);
     // So that a reload comes back to it.
-    const known = started.session.subscribe((session) => {
+    const stop = started.session.subscribe((session) => {
       if (session === null) return;
-      queueMicrotask(() => known());
+      queueMicrotask(() => stop());
       const { segments } = place.peek();
       if (segments[0] === "upload" && segments.length === 1) go(addressOf(session.id, started), { replace: true });
     });
@@ -125,11 +135,12 @@ export function Upload() {
             />
           </Field>
           <label class="check">
-            <input type="checkbox" checked={activate.value} onChange={(event) => (activate.value = event.currentTarget.checked)} />
+            <input type="checkbox" checked={live} disabled={resumable !== null} onChange={(event) => (activate.value = event.currentTarget.checked)} />
             <span>
               Make it live
               <span class="muted small">
-                {activate.value ? "Requests for the bare name get this version at once." : "It waits as a version that requests must name, unless it is the first."}
+                {resumable && "As that upload was begun. "}
+                {live ? "Requests for the bare name get this version at once." : "It waits as a version that requests must name, unless it is the first."}
               </span>
             </span>
           </label>
@@ -148,7 +159,7 @@ export function Upload() {
       </form>
       <section class="upload-command">
         <p class="muted">The same from a terminal:</p>
-        <Command>{cli(`adapter add ${shellWord(name.value || "NAME")} ./path/to/adapter${activate.value ? "" : " --no-activate"}`, other ?? undefined)}</Command>
+        <Command>{cli(`adapter add ${shellWord(name.value || "NAME")} ./path/to/adapter${live ? "" : " --no-activate"}`, other ?? undefined)}</Command>
       </section>
       <PastUploads uploads={uploads} of={other} />
     </>
