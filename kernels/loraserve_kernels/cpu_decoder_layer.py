@@ -13,7 +13,9 @@ from loraserve_kernels.checks import mismatch, require_dense, require_like, requ
 from loraserve_kernels.cpu_calls import DTYPE_CODES, DecoderLayerStruct, LayerStepStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
+from loraserve_kernels.lora_add import check_segments
 from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.paged_attention import check_sequences
 from loraserve_kernels.step_batch import StepBatch
 
 
@@ -194,6 +196,9 @@ def _check_sizes(parts: DecoderLayerParts, packed: list[PackedLinear]) -> None:
     sizes = [(linear.in_features, linear.out_features) for linear in packed]
     if sizes != expected:
         raise mismatch("the linears' sizes", sizes, expected)
+    groups = [(group.in_features, sum(group.out_features)) for group in parts.lora_groups]
+    if groups != sizes:
+        raise mismatch("lora_groups", groups, f"{sizes}, as the linears")
     for name, norm, size in (
         ("input_norm", parts.input_norm, hidden_size),
         ("mlp_norm", parts.mlp_norm, hidden_size),
@@ -214,19 +219,12 @@ def step_struct(
     batch: StepBatch, rotary: tuple[Tensor, Tensor] | None, dtype: torch.dtype, *, lora: bool
 ) -> LayerStepStruct:
     """The batch's tensors must outlive it."""
-    num_rows, num_sequences = batch.slot_mapping.shape[0], batch.context_lens.shape[0]
     require_dense("slot_mapping", batch.slot_mapping, torch.int64)
-    for name in ("context_lens", "row_start", "num_rows"):
-        tensor: Tensor = getattr(batch, name)
-        require_dense(name, tensor, torch.int32)
-        if tensor.shape[0] != num_sequences:
-            raise mismatch(name, list(tensor.shape), [num_sequences])
-    table = batch.block_table
-    if table.dtype != torch.int32 or table.stride(-1) != 1 or table.shape[0] != num_sequences:
-        raise mismatch("block_table", f"{list(table.shape)} {table.dtype}", f"[{num_sequences}, max_blocks] int32")
+    check_sequences(batch)
+    num_rows, table = batch.slot_mapping.shape[0], batch.block_table
     struct = LayerStepStruct(
         num_rows=num_rows,
-        num_sequences=num_sequences,
+        num_sequences=table.shape[0],
         max_blocks=table.shape[1],
         slot_mapping=batch.slot_mapping.data_ptr(),
         block_table=table.data_ptr(),
@@ -244,6 +242,7 @@ def step_struct(
                 raise mismatch(name, list(tensor.shape), f"[{num_rows}, an even rotary_dim]")
         struct.cosine, struct.sine, struct.rotary_dim = rotary[0].data_ptr(), rotary[1].data_ptr(), rotary_dim
     if lora:
+        check_segments(batch.segments)
         struct.segment_start = batch.segments.start.data_ptr()
         struct.segment_adapter_slot = batch.segments.adapter_slot.data_ptr()
         struct.num_segments = batch.segments.adapter_slot.shape[0]

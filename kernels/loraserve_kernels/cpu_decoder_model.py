@@ -15,6 +15,7 @@ from loraserve_kernels.cpu_decoder_layer import CpuDecoderLayers, may_have_biase
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_model import DecoderModelParts, ModelOutput
 from loraserve_kernels.draw import check_draws, pack_draws
+from loraserve_kernels.lora_add import check_segments
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.step_batch import StepBatch
 
@@ -108,6 +109,7 @@ def _model_step(batch: StepBatch, dtype: torch.dtype, *, lora: bool) -> ModelSte
     layers.wanted_rows, layers.num_wanted = batch.sampled_rows.data_ptr(), batch.sampled_rows.shape[0]
     if lora:
         segments = batch.sampled_segments
+        check_segments(segments)
         layers.wanted_segment_start = segments.start.data_ptr()
         layers.wanted_segment_adapter_slot = segments.adapter_slot.data_ptr()
         layers.num_wanted_segments = segments.adapter_slot.shape[0]

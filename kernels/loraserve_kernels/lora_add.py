@@ -20,6 +20,11 @@ def check_lora_add(y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, 
         raise mismatch("y", f"{y.shape[0]} rows", f"{x.shape[0]}, as x")
     require_like("x", x, "the adapters", table.arena)
     require_like("y", y, "the adapters", table.arena)
+    check_segments(segments)
+
+
+def check_segments(segments: Segments) -> None:
+    """Raise `ValueError` unless they have the dtypes `Segments` states, and a first row and an end each."""
     require_dense("segments.start", segments.start, torch.int32)
     require_dense("segments.adapter_slot", segments.adapter_slot, torch.int32)
     if segments.start.shape[0] != segments.adapter_slot.shape[0] + 1:

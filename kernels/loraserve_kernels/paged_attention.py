@@ -33,12 +33,24 @@ def check_paged_attention(
         raise mismatch("softcap", softcap, "None or above 0")
     if sinks is not None and (sinks.dim() != 1 or sinks.shape[0] != q.shape[1]):
         raise mismatch("sinks", list(sinks.shape), f"[num_heads] = [{q.shape[1]}]")
-    if batch.block_table.dtype != torch.int32:
-        raise mismatch("block_table.dtype", batch.block_table.dtype, torch.int32)
-    require_dense_last("block_table", batch.block_table)
-    require_dense("context_lens", batch.context_lens, torch.int32)
-    require_dense("row_start", batch.row_start, torch.int32)
-    require_dense("num_rows", batch.num_rows, torch.int32)
+    check_sequences(batch)
+
+
+def check_sequences(batch: StepBatch) -> None:
+    """Raise `ValueError` unless what the batch says of its sequences is as `StepBatch` has it, and of as many."""
+    table = batch.block_table
+    if table.dim() != 2 or table.dtype != torch.int32:
+        raise mismatch("block_table", f"{list(table.shape)} {table.dtype}", "[S, max_blocks] int32")
+    require_dense_last("block_table", table)
+    num_sequences = table.shape[0]
+    for name, tensor in (
+        ("context_lens", batch.context_lens),
+        ("row_start", batch.row_start),
+        ("num_rows", batch.num_rows),
+    ):
+        require_dense(name, tensor, torch.int32)
+        if tensor.shape != (num_sequences,):
+            raise mismatch(name, list(tensor.shape), f"[{num_sequences}], as block_table")
 
 
 def paged_attention_reference(

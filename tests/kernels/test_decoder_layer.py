@@ -6,8 +6,10 @@ from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, Compo
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
+from loraserve_kernels.step_batch import StepBatch
+from torch import Tensor
 
-from tests.support.decoder_cases import CASES, INTERMEDIATE, make_case, make_parts
+from tests.support.decoder_cases import CASES, HIDDEN, INTERMEDIATE, make_case, make_parts
 
 
 @pytest.fixture
@@ -153,9 +155,25 @@ def test_refuses_tensors_that_do_not_fit(cpu, dtype):
         ({"x": case.x.half()}, "x.dtype"),
         ({"k_cache": case.k_cache[:, :1]}, "k_cache"),
         ({"rotary": (case.x, case.x)}, "cos"),
+        ({"batch": replace(case.batch, context_lens=case.batch.context_lens[1:])}, "context_lens is"),
+        ({"batch": replace(case.batch, block_table=case.batch.block_table[0])}, "block_table is"),
+        ({"batch": with_segments_of(case.batch, start=case.batch.segments.start[1:])}, "segments.start is"),
+        ({"batch": with_segments_of(case.batch, start=case.batch.segments.start.long())}, "segments.start.dtype"),
     ):
         with pytest.raises(ValueError, match=match):
             replace(case, **change).run(layer)
+
+
+def with_segments_of(batch: StepBatch, *, start: Tensor) -> StepBatch:
+    return replace(batch, segments=replace(batch.segments, start=start))
+
+
+def test_refuses_adapters_of_other_linears(cpu, dtype):
+    """Whose products would be added behind the end of the linear's own."""
+    parts = make_parts(cpu, dtype)
+    groups = [*parts.lora_groups[:-1], replace(parts.lora_groups[-1], out_features=(HIDDEN + 1,))]
+    with pytest.raises(ValueError, match="lora_groups"):
+        cpu.decoder_layer(replace(parts, lora_groups=tuple(groups)))
 
 
 def test_other_linears_get_no_fused_layer(cpu):

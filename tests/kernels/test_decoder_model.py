@@ -245,6 +245,16 @@ def test_nothing_is_changed_when_an_index_is_out_of_range(cpu, dtype, name, valu
     assert all(torch.equal(cache.nan_to_num(), case.k_cache.nan_to_num()) for cache in caches[0])
 
 
+def test_segments_of_the_sampled_rows_that_do_not_fit_are_refused(cpu, dtype):
+    case = make_case("decode", dtype)
+    batch = with_tokens(case)
+    segments = replace(batch.sampled_segments, start=batch.sampled_segments.start[1:])
+    with pytest.raises(ValueError, match=r"segments\.start is"):
+        make_model(cpu, make_model_parts(cpu, dtype))(
+            *make_caches(case), replace(batch, sampled_segments=segments), case.table
+        )
+
+
 @pytest.mark.parametrize(("draw", "message"), [({"row": 5}, "draw.row is 5"), ({"temperature": 0.0}, "temperature")])
 def test_nothing_is_changed_when_a_token_cannot_be_drawn(cpu, dtype, draw, message):
     case = make_case("decode", dtype)

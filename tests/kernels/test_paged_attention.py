@@ -175,6 +175,10 @@ def test_the_tolerance_catches_an_off_by_one_window(backend, device, dtype, asse
         (lambda i: {"v_cache": i.v_cache[:1]}, "v_cache is"),
         (lambda i: {"k_cache": i.k_cache.transpose(1, 2).contiguous().transpose(1, 2)}, "strided"),
         (lambda i: {"batch": dataclasses.replace(i.batch, num_rows=i.batch.num_rows.long())}, "num_rows.dtype"),
+        (lambda i: {"batch": dataclasses.replace(i.batch, num_rows=i.batch.num_rows[1:])}, "num_rows is"),
+        (lambda i: {"batch": dataclasses.replace(i.batch, row_start=i.batch.row_start[1:])}, "row_start is"),
+        (lambda i: {"batch": dataclasses.replace(i.batch, context_lens=i.batch.context_lens[1:])}, "context_lens is"),
+        (lambda i: {"batch": dataclasses.replace(i.batch, block_table=i.batch.block_table[0])}, "block_table is"),
     ],
 )
 def test_refuses_wrong_shapes_dtypes_and_strides(backend, device, change, message):

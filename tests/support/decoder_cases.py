@@ -69,12 +69,14 @@ def make_parts(
     def norm(size: int, seed: int) -> Norm:
         return Norm(1 + random(size, dtype=dtype, seed=seed, scale=0.2), 1e-5 * seed)
 
+    gate_up, down = GROUPS[2:]
+    gate_up, down = replace(gate_up, out_features=(intermediate,) * 2), replace(down, in_features=intermediate)
     return DecoderLayerParts(
         qkv=linear(HIDDEN, QKV, 1),
         output=linear(HEADS * HEAD_DIM, HIDDEN, 2),
         gate_up=linear(HIDDEN, 2 * intermediate, 3),
         down=linear(intermediate, HIDDEN, 4),
-        lora_groups=GROUPS,
+        lora_groups=(*GROUPS[:2], gate_up, down),
         input_norm=norm(HIDDEN, 5),
         mlp_norm=norm(HIDDEN, 6),
         q_norm=norm(HEAD_DIM, 7) if head_norms else None,
