@@ -24,8 +24,8 @@ from loraserve.control.usage.outcome import Outcome
 from loraserve.engine.request import FinishReason
 from loraserve.live.requests import EndState
 from loraserve.serving.bound_adapter import BoundAdapter
-from loraserve.serving.errors import ErrorCode, ServingError
-from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt
+from loraserve.serving.errors import SERVER_FAULTS, ErrorCode, ServingError
+from loraserve.serving.generation import Generation, GenerationJob, GenerationService, Prompt, TokenUsage
 from loraserve.serving.text.choice import TextOptions
 from loraserve.store.records import AdapterDoc, AnyDocument
 
@@ -144,6 +144,9 @@ class InferenceCall:
         if generation is None:
             return Outcome(ending, FinishReason.ERROR.value, 0, 0, 0, error_code=error_code)
         usage, times = generation.usage(), generation.times()
+        is_fault = ending is EndState.FAILED and error_code in SERVER_FAULTS
+        if is_fault and not (self.admitted.running.asked.stream and usage.num_completion_tokens > 0):
+            usage = TokenUsage(0, 0, 0)  # nothing of it was delivered
         return Outcome(
             ending,
             generation.finish_reason.value,

@@ -10,7 +10,8 @@ from loraserve.store.usage_log import Outcome as BilledOutcome
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All tokens that were delivered are billed, whatever the ending."""
+    """All tokens that were delivered are billed, whatever the ending; what a fault of the server's left undelivered is
+    not."""
 
     ending: EndState
     """Not LOST: then nobody knows more."""

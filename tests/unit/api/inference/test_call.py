@@ -178,3 +178,15 @@ def test_a_prompt_is_charged_from_when_it_was_begun(tmp_path: Path, engine: Fake
         assert outcome.num_prompt_tokens == used_tokens(outcome) == num_charged
         report = httpx.get(f"{live.url}/v1/usage").json()
     assert [row["num_prompt_tokens"] for row in report["data"]] == [num_charged]
+
+
+@pytest.mark.parametrize(("stream", "charged"), [(False, (0, 0)), (True, (2, 3))])
+def test_what_a_fault_of_the_servers_left_undelivered_costs_nothing(
+    tmp_path: Path, stream: bool, charged: tuple[int, int]
+) -> None:
+    with live_server(FakeEngine(die_after=3), make_settings(tmp_path)) as live:
+        asked = {"model": "tiny", "prompt": [10, 11], "max_tokens": 9, "stream": stream}
+        answer = httpx.post(f"{live.url}/v1/completions", json=asked)
+        assert (answer.status_code, "engine_dead" in answer.text) == (200 if stream else 503, True)
+        (row,) = httpx.get(f"{live.url}/v1/usage").json()["data"]
+    assert (row["num_prompt_tokens"], row["num_output_tokens"]) == charged
