@@ -323,6 +323,26 @@ def test_what_is_copied_of_another_tenants_adapter_works_with_a_key_for_all_tena
         assert json.loads(ran.stdout)["model"] == "greeting", ran.stdout
 
 
+def test_an_activated_adapter_says_what_activates_it_and_its_command_works_as_copied(
+    console: Console, tenant: Tenant, tmp_path: Path
+):
+    invocation = " judge's turn:"
+    activate = variant(
+        tmp_path / "judge", "uppercase", lambda config: config.update(alora_invocation_tokens=list(invocation.encode()))
+    )
+    tenant.add("judge", activate)
+    page = console.open("#/adapters/judge")
+    fact = page.get_by_role("definition").filter(has_text="judge's turn:")
+    expect(fact).to_contain_text("tokens 32, 106")
+    page = console.open("#/adapters/judge?tab=use")
+    page.get_by_role("button", name="Copy: curl").click()
+    command = page.evaluate("navigator.clipboard.readText()")
+    env = {"LORASERVE_API_KEY": tenant.operator_key, "PATH": "/usr/bin:/bin"}
+    ran = subprocess.run(["sh", "-c", command], env=env, capture_output=True, check=False, timeout=60)
+    assert json.loads(ran.stdout)["model"] == "judge", ran.stdout
+    expect(page.locator("pre.snippet").nth(1)).to_contain_text("client.completions.create")
+
+
 def test_the_requests_of_another_tenants_adapter_are_that_tenants(
     new_console: NewConsole, versions: Tenant, admin_secret: str
 ):

@@ -1,17 +1,21 @@
 import { serverUrl } from "../../api/server-url";
 import type { AdapterDetail, VersionItem } from "../../api/types";
 import { CopyButton } from "../../parts/basics";
-import { curlHeaders } from "../../parts/commands";
+import { curlHeaders, shellWord } from "../../parts/commands";
 import { session } from "../../state/session";
 
 /** Requests to copy, with this adapter's name in them; a key is named, never shown. */
 export function UseIt({ adapter, version }: { adapter: AdapterDetail; version: VersionItem | null }) {
   const names = [adapter.name, ...(version ? [`${adapter.name}@v${version.n}`] : [])];
+  const live = adapter.versions.find(({ aliases }) => aliases.includes("live"));
+  // What activates it has to be in the prompt, and a chat's template need not put it there.
+  const prompt = live?.invocation ? `Hello${live.invocation.text ?? ""}` : null;
+  const asked = prompt === null ? { messages: [{ role: "user", content: "Hello" }], max_tokens: 64 } : { prompt, max_tokens: 64 };
   return (
     <div class="stack">
-      <Snippet title="curl" code={curl(adapter, "/v1/chat/completions", { messages: [{ role: "user", content: "Hello" }], max_tokens: 64 })} />
-      <Snippet title="Python" code={python(adapter)} />
-      <Snippet title="Embeddings, where it was trained for them" code={curl(adapter, "/v1/embeddings", { input: ["Hello"] })} />
+      <Snippet title="curl" code={curl(adapter, prompt === null ? "/v1/chat/completions" : "/v1/completions", asked)} />
+      <Snippet title="Python" code={python(adapter, prompt)} />
+      <Snippet title="Embeddings, where it was trained for them" code={curl(adapter, "/v1/embeddings", { input: [prompt ?? "Hello"] })} />
       <Snippet title="A base URL of its own, for clients that cannot choose a model" code={`${serverUrl}/adapters/${adapter.name}/v1`} />
       <p class="muted">
         As the model, <code>{names[0]}</code> means what is live{names[1] && (
@@ -42,21 +46,26 @@ function Snippet({ title, code }: { title: string; code: string }) {
 
 function curl({ name, tenant }: AdapterDetail, path: string, asked: object): string {
   const headers = curlHeaders(tenant).map((header) => ` \\\n  -H "${header}"`).join("");
-  return `curl ${serverUrl}${path}${headers} \\\n  -d '${JSON.stringify({ model: name, ...asked })}'`;
+  return `curl ${serverUrl}${path}${headers} \\\n  -d ${shellWord(JSON.stringify({ model: name, ...asked }))}`;
 }
 
-function python({ name, tenant }: AdapterDetail): string {
+/** prompt: of a completion; null = a chat. */
+function python({ name, tenant }: AdapterDetail, prompt: string | null): string {
   const keyed = !session.value?.open;
   const acting = curlHeaders(tenant).some((header) => header.startsWith("X-Tenant"));
   const headers = acting ? `, default_headers={"X-Tenant": "${tenant}"}` : "";
   const key = keyed ? 'os.environ["LORASERVE_API_KEY"]' : '"none"';
+  const [route, asked, answer] =
+    prompt === null
+      ? ["chat.completions", 'messages=[{"role": "user", "content": "Hello"}]', "message.content"]
+      : ["completions", `prompt=${JSON.stringify(prompt)}`, "text"];
   return `${keyed ? "import os\n\n" : ""}from openai import OpenAI
 
 client = OpenAI(base_url="${serverUrl}/v1", api_key=${key}${headers})
-answer = client.chat.completions.create(
+answer = client.${route}.create(
     model="${name}",
-    messages=[{"role": "user", "content": "Hello"}],
+    ${asked},
     max_tokens=64,
 )
-print(answer.choices[0].message.content)`;
+print(answer.choices[0].${answer})`;
 }
