@@ -91,8 +91,6 @@ class Scheduler:
             self._schedule_each(self.running, plan)
         if self.num_preemptions != num_preempted_before:
             self._num_closed_steps = 0
-        elif self.running and self._is_closed():
-            self._num_closed_steps -= 1
         else:
             self._admit_waiting(self.running, plan)
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
@@ -112,10 +110,7 @@ class Scheduler:
             if not self._has_blocks(going_on):
                 return None
             self._schedule_each(going_on, plan)
-        if len(going_on) == len(self.running) and self._is_closed():
-            self._num_closed_steps -= 1
-        else:
-            self._admit_waiting(going_on, plan)
+        self._admit_waiting(going_on, plan)
         plan.scheduled.sort(key=lambda item: item.sequence.adapter_slot)
         return plan
 
@@ -244,6 +239,9 @@ class Scheduler:
     def _admit_waiting(self, staying: Seq[Sequence], plan: StepPlan) -> None:
         """staying: of those who run, who keep their seats."""
         if len(self.waiting) == 0:
+            return
+        if staying and len(staying) == len(self.running) and self._is_closed():
+            self._num_closed_steps -= 1
             return
         budget = self._max_num_batched_tokens - sum(item.num_rows for item in plan.scheduled)
         num_seats = self._max_num_seqs - sum(_num_seats(sequence) for sequence in staying)
