@@ -12,6 +12,8 @@ from loraserve.cli.proxy import through_proxy
 
 TIMEOUT_S = 60.0
 PAGE = 500
+REQUEST_ID = "x-request-id"
+"""A header of whatever loraserve answers."""
 REMEDY = "start it, or name another with --url or LORASERVE_URL"
 
 Json = dict[str, Any]
@@ -47,7 +49,7 @@ class AdminClient:
         params = {name: value for name, value in query.items() if value is not None}
         response = self._send("GET", path, params=params)
         _check(response)
-        if "html" in _media_type(response):
+        if REQUEST_ID not in response.headers or "html" in _media_type(response):
             raise _not_ours(response)
         return response.text
 
@@ -122,7 +124,7 @@ def _checked(response: httpx.Response) -> Json:
         found = response.json() if response.content else {}
     except ValueError:
         raise _not_ours(response) from None
-    if not isinstance(found, dict):
+    if REQUEST_ID not in response.headers or not isinstance(found, dict):
         raise _not_ours(response)
     return found
 
@@ -130,8 +132,10 @@ def _checked(response: httpx.Response) -> Json:
 def _not_ours(response: httpx.Response) -> AdminError:
     """Of a page that a proxy shows first, or of another server: what was asked for is not done."""
     what = _media_type(response) or "no media type"
+    named = "" if REQUEST_ID in response.headers else f" and without {REQUEST_ID}"
     return AdminError(
-        f"{response.url} answers with {what}, as no loraserve does: look at --url, LORASERVE_URL and what is in between"
+        f"{response.url} answers with {what}{named}, as no loraserve does: look at --url, LORASERVE_URL and what is in "
+        "between"
     )
 
 

@@ -37,6 +37,7 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, Requests]]:
             got.append((self.path, self.headers.get("authorization")))
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
+            self.send_header("x-request-id", "r")
             self.end_headers()
             self.wfile.write(body)
 

@@ -5,7 +5,9 @@ import pytest
 
 from loraserve.cli.admin import adapter_upload
 from loraserve.cli.admin.adapter_upload import MAX_TRIES, upload
-from loraserve.cli.admin.client import AdminClient, AdminError
+from loraserve.cli.admin.client import REQUEST_ID, AdminClient, AdminError
+
+OURS = {REQUEST_ID: "r"}
 
 CHUNK = 4
 
@@ -30,11 +32,13 @@ class RestartingServer:
             self._num_lost -= 1
             raise httpx.ConnectError("refused")
         if request.method == "PUT":
-            return httpx.Response(200, json={"offset": len(self.received[name])})
+            return httpx.Response(200, headers=OURS, json={"offset": len(self.received[name])})
         if name == "commit":
             self._state = "ready"
         files = [{"name": name, "offset": len(data)} for name, data in self.received.items()]
-        return httpx.Response(200, json={"id": "u1", "chunk_bytes": CHUNK, "state": self._state, "files": files})
+        return httpx.Response(
+            200, headers=OURS, json={"id": "u1", "chunk_bytes": CHUNK, "state": self._state, "files": files}
+        )
 
 
 def send(server: RestartingServer, folder: Path) -> list[int]:

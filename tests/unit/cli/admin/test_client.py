@@ -1,12 +1,16 @@
+from typing import Any
+
 import httpx
 import pytest
 import rich_click as click
 from click.testing import CliRunner
 
 from loraserve.cli.admin import client as client_module
-from loraserve.cli.admin.client import TIMEOUT_S, AdminClient
+from loraserve.cli.admin.client import REQUEST_ID, TIMEOUT_S, AdminClient
 from loraserve.cli.main import main
 from tests.support.demo_questions import ADAPTER_DIR
+
+OURS = {REQUEST_ID: "r"}
 
 
 @pytest.mark.parametrize(("drain_s", "least_s"), [("0", TIMEOUT_S), ("600", TIMEOUT_S + 600)])
@@ -17,7 +21,7 @@ def test_a_removal_is_waited_for_as_long_as_what_runs_gets(
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(request)
-        return httpx.Response(200, json={"status": "deleted"})
+        return httpx.Response(200, headers=OURS, json={"status": "deleted"})
 
     def client(*_: object) -> httpx.Client:
         return httpx.Client(base_url="http://server", timeout=TIMEOUT_S, transport=httpx.MockTransport(answer))
@@ -38,7 +42,7 @@ def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
         limits.append(limit)
         end = min(start + min(limit, 2), 7)
         items = [{"id": number} for number in range(start, end)]
-        return httpx.Response(200, json={"data": items, "next_cursor": str(end) if end < 7 else None})
+        return httpx.Response(200, headers=OURS, json={"data": items, "next_cursor": str(end) if end < 7 else None})
 
     with httpx.Client(base_url="http://server", transport=httpx.MockTransport(answer)) as http:
         client = AdminClient(http)
@@ -48,18 +52,22 @@ def test_a_list_is_read_on_where_a_page_has_fewer_than_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "named"),
+    [({"html": "<html>Log in</html>"}, "text/html"), ({"json": {"ok": True}}, "application/json and without")],
+)
+@pytest.mark.parametrize(
     "command", ["adapter list", "keys revoke k3v2m7qa", f"adapter add sql {ADAPTER_DIR / 'spell'}", "audit --csv"]
 )
 def test_a_page_that_is_shown_instead_is_an_error_and_nothing_is_said_to_be_done(
-    monkeypatch: pytest.MonkeyPatch, command: str
+    monkeypatch: pytest.MonkeyPatch, command: str, content: dict[str, Any], named: str
 ) -> None:
-    page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>Log in</html>"))
+    page = httpx.MockTransport(lambda _: httpx.Response(200, **content))
     monkeypatch.setattr(client_module, "http_client", lambda *_: httpx.Client(base_url="http://server", transport=page))
     result = CliRunner().invoke(main, command.split())
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     words = [word for word in result.output.split() if word != "│"]
-    assert "answers with text/html, as no loraserve does" in " ".join(words)
+    assert f"answers with {named}" in " ".join(words)
 
 
 NAME = "NAME"

@@ -10,6 +10,8 @@ from loraserve.cli.admin import client as client_module
 from loraserve.cli.admin.tenants import MAX_TRIES
 from loraserve.cli.main import main
 
+OURS = {client_module.REQUEST_ID: "r"}
+
 UPDATE = ["tenants", "update", "acme", "--requests-per-min", "7", "--json"]
 
 
@@ -38,7 +40,7 @@ class Server:
         self.rev += 1
 
     def _item(self) -> httpx.Response:
-        return httpx.Response(200, json={"id": "acme", "rev": self.rev, "limits": self.limits})
+        return httpx.Response(200, headers=OURS, json={"id": "acme", "rev": self.rev, "limits": self.limits})
 
 
 @pytest.fixture
