@@ -1,4 +1,6 @@
-"""Flags ratios that fell since the committed result by more than the repeats spread. `make bench-check` runs it.
+"""Flags ratios that fell since the committed result by more than chance explains. `make bench-check` runs it.
+
+Chance is what the repeats of both results spread, so more of them (`--repeats`) find smaller losses.
 
 Ratios of one run, never times: the machine may be another one, with a CPU of the same kind. Measures what the committed
 result has gates for, as far as it is installed here. Exits with 1 if any ratio fell.

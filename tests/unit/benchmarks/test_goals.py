@@ -1,5 +1,7 @@
 import pytest
-from goals import GATED, GOALS, Change, Goal, Ratio, changes, in_process, ratios
+import shapes
+from goals import GATED, GOALS, MIN_NOISE, Change, Goal, Ratio, changes, in_process, ratios
+from requests_file import in_turn, zipf
 from results_file import Machine, Run
 
 THROUGHPUT = Goal("ours", "ours", "theirs", "ours", "theirs", gate=2.0, stretch=3.0)
@@ -53,7 +55,7 @@ def test_a_ratio_is_taken_within_each_repeat() -> None:
     (found,) = ratios([base_run([100.0, 50.0, 90.0], [50.0, 25.0, 30.0])])
     assert found.repeats == [2.0, 2.0, 3.0]
     assert found.median == 2.0
-    assert found.noise == 0.5
+    assert found.deviations == [0.0, 0.0, 0.5]
 
 
 def test_a_ratio_is_of_the_newest_run_with_both_figures() -> None:
@@ -83,6 +85,46 @@ def test_only_a_loss_beyond_the_noise_is_one() -> None:
     assert not within.is_loss
     assert beyond.is_loss
     assert beyond.loss == pytest.approx(0.1)
+
+
+def test_more_repeats_find_a_smaller_loss() -> None:
+    # They spread alike; the range of many would hide a loss of a fifth.
+    spread = [93.0, 100.0, 107.0, 86.0, 114.0, 97.0, 103.0]
+    lost = [0.8 * value for value in spread]
+
+    def is_loss(num_repeats: int) -> bool:
+        (found,) = changes(
+            [base_run(spread * num_repeats, [50.0] * 7 * num_repeats)],
+            [base_run(lost * num_repeats, [50.0] * 7 * num_repeats)],
+        )
+        return found.is_loss
+
+    assert is_loss(1)
+    assert is_loss(3)
+    (few,) = changes([base_run(spread[:3], [50.0] * 3)], [base_run([86.0, 107.0, 93.0], [50.0] * 3)])
+    assert not few.is_loss
+
+
+def test_a_single_repeat_has_the_least_noise() -> None:
+    (found,) = changes([base_run([100.0], [50.0])], [base_run([97.0], [50.0])])
+    assert (found.noise, found.is_loss) == (MIN_NOISE, True)
+
+
+@pytest.mark.parametrize(("key", "mix"), [("own-base", "distinct"), ("zipf", "zipf")])
+def test_byte_floors_are_those_of_a_step_of_the_work(key: str, mix: str) -> None:
+    shape, names = shapes.shapes()["llama-100m"].config, [f"lora-{i:04d}" for i in range(16)]
+    hidden, kv = shape.hidden_size, shape.num_key_value_heads * shape.head_dim
+    linears = [(hidden, hidden)] * 2 + [(hidden, kv)] * 2 + [(hidden, shape.intermediate_size)] * 3
+    layers = shape.num_hidden_layers
+    weights = layers * sum(a * b for a, b in linears) + shape.vocab_size * hidden
+    of_rank_1 = layers * sum(a + b for a, b in linears)
+    keys_and_values = 16 * (128 + 64 // 2) * layers * 2 * kv
+    models = in_turn(names, 64) if mix == "distinct" else zipf(names, 64)
+    steps = [set(models[i : i + 16]) for i in range(len(models) - 15)]
+    ranks = [sum(shapes.RANKS[int(name[-4:]) % 3] for name in step) for step in steps]
+    base = weights + keys_and_values
+    floor = base / (base + of_rank_1 * sum(ranks) / len(ranks))
+    assert next(goal for goal in GOALS if goal.key == key).floor == round(floor, 2)
 
 
 def test_a_slower_machine_is_no_loss() -> None:
