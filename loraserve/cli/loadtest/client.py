@@ -18,11 +18,12 @@ JSON_BODY = {"content-type": "application/json"}
 class RequestResult:
     model: str
     sent_s: float
-    """`time.perf_counter()`."""
+    """`time.perf_counter()` when it was sent, in an open loop when it was to be: were a late request timed from its
+    sending, nobody would see what its user had waited."""
     late_s: float = 0.0
     """How much after its planned time it was sent."""
     ttft_s: float | None = None
-    """From sending to the first token's arrival."""
+    """From `sent_s` to the first token's arrival."""
     e2e_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)
     """Between chunks with tokens."""
@@ -82,10 +83,15 @@ class RequestStyle:
 
 
 async def send(
-    client: aiohttp.ClientSession, style: RequestStyle, request: PlannedRequest, late_s: float = 0.0
+    client: aiohttp.ClientSession, style: RequestStyle, request: PlannedRequest, due_s: float | None = None
 ) -> RequestResult:
-    """Never raises for what the server or network does: the result says so."""
-    result = RequestResult(request.model, time.perf_counter(), late_s)
+    """due_s: `time.perf_counter()` when it was to be sent; None = now.
+
+    Never raises for what the server or network does: the result says so.
+    """
+    now_s = time.perf_counter()
+    sent_s = now_s if due_s is None else due_s
+    result = RequestResult(request.model, sent_s, late_s=now_s - sent_s)
     try:
         body = msgspec.json.encode(style.body(request))
         async with client.post(style.path, data=body, headers=JSON_BODY, allow_redirects=False) as response:

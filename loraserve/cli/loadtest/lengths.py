@@ -3,7 +3,9 @@
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from random import Random
+from statistics import NormalDist
 from typing import Protocol
 
 
@@ -43,7 +45,7 @@ class NormalLengths:
 
 @dataclass(frozen=True, slots=True)
 class LognormalLengths:
-    """A long tail: exp of a normal with deviation sigma, scaled to this mean, then cut."""
+    """A long tail: exp of a normal with deviation sigma, cut, with this mean."""
 
     mean: int
     sigma: float
@@ -52,10 +54,26 @@ class LognormalLengths:
     """Longer than this many means is drawn again, so that a short test is not one request."""
 
     def draw(self, random: Random) -> int:
-        mu = math.log(self.mean) - self.sigma**2 / 2
-        while (length := random.lognormvariate(mu, self.sigma)) > self.MAX_SHARE * self.mean:
+        most = self.MAX_SHARE * self.mean
+        mu = _mu_when_cut(self.mean, self.sigma, most)
+        while (length := random.lognormvariate(mu, self.sigma)) > most:
             pass
         return max(1, round(length))
+
+
+@cache
+def _mu_when_cut(mean: float, sigma: float, most: float) -> float:
+    """Of the lognormal that has this mean once all above `most` is drawn again: without the cut it would be larger."""
+    cdf = NormalDist().cdf
+    low, high = math.log(mean) - sigma**2 / 2, math.log(most)
+    for _ in range(50):
+        mu = (low + high) / 2
+        end = (math.log(most) - mu) / sigma
+        if math.exp(mu + sigma**2 / 2) * cdf(end - sigma) / cdf(end) < mean:
+            low = mu
+        else:
+            high = mu
+    return low
 
 
 SHAREGPT_PROMPT = LognormalLengths(161, 1.2)

@@ -19,7 +19,7 @@ def plot(results: Sequence[RequestResult], *, cold: bool = False) -> str:
     half = (WIDTH - GAP) // 2
     itl = svg.Curve("ITL", [gap_s * 1000 for result in good for gap_s in result.gaps_s])
     charts = [
-        svg.cumulative("Time to first token", "ms", _ttft_curves(good, cold), half, CHART_HEIGHT),
+        svg.cumulative("Time to first token", "ms", _ttft_curves(results, cold), half, CHART_HEIGHT),
         svg.move(svg.cumulative("Between tokens", "ms", [itl], half, CHART_HEIGHT), half + GAP, 0),
     ]
     rows = _model_bars(good)
@@ -30,15 +30,16 @@ def plot(results: Sequence[RequestResult], *, cold: bool = False) -> str:
     return svg.document("Load test", WIDTH, height, "\n".join(charts))
 
 
-def _ttft_curves(good: Sequence[RequestResult], cold: bool) -> list[svg.Curve]:
+def _ttft_curves(results: Sequence[RequestResult], cold: bool) -> list[svg.Curve]:
     if not cold:
-        return [svg.Curve("all", _ttft_ms(good))]
-    first, later = split_first_use(good)
+        return [svg.Curve("all", _ttft_ms(results))]
+    first, later = split_first_use(results)
     return [svg.Curve("first use", _ttft_ms(first), svg.SECOND), svg.Curve("later", _ttft_ms(later))]
 
 
 def _ttft_ms(results: Iterable[RequestResult]) -> list[float]:
-    return [result.ttft_s * 1000 for result in results if result.ttft_s is not None]
+    """Of those that did not fail."""
+    return [result.ttft_s * 1000 for result in results if result.failure is None and result.ttft_s is not None]
 
 
 def _model_bars(good: Sequence[RequestResult]) -> list[svg.Bar]:

@@ -21,7 +21,8 @@ class Report(msgspec.Struct, frozen=True):
     wall_s: float
     client_cpu_s: float
     max_late_ms: float
-    """How late the generator sent a request of an open loop; large = the generator was the bottleneck."""
+    """How late the generator sent a request of an open loop, which its TTFT and E2E include; large = the generator was
+    the bottleneck."""
     total: Summary
     by_model: dict[str, Summary]
     errors: dict[str, str]

@@ -17,8 +17,9 @@ from loraserve.cli.proxy import environment_proxy
 
 TIMEOUT_S = 600.0
 """To connect, and between any two arrivals; a stream may take as long as it likes."""
-KEEPALIVE_S = 5.0
-"""Of an idle connection: about as long as servers keep one."""
+KEEPALIVE_S = 2.0
+"""Of an idle connection: less than servers keep one (uvicorn, and with it vLLM and SGLang, 5 s), so that no request
+meets the end of its connection and counts as failed."""
 
 OnResult = Callable[[RequestResult], None]
 
@@ -96,15 +97,16 @@ async def _open_loop(
     began_s = time.perf_counter()
     results: list[RequestResult] = []
 
-    async def send_one(request: PlannedRequest, late_s: float) -> None:
-        result = await send(client, style, request, late_s)
+    async def send_one(request: PlannedRequest, due_s: float) -> None:
+        result = await send(client, style, request, due_s)
         results.append(result)
         on_result(result)
 
     async with asyncio.TaskGroup() as group:
         for request in requests:
-            await asyncio.sleep(max(0.0, began_s + request.at_s - time.perf_counter()))
-            group.create_task(send_one(request, time.perf_counter() - began_s - request.at_s))
+            due_s = began_s + request.at_s
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            group.create_task(send_one(request, due_s))
     return results
 
 

@@ -12,9 +12,11 @@ import msgspec
 EMPTY_EVENTS = (b"data: [DONE]", b"data:[DONE]", b'"choices":[]')
 """What marks an event without output: the end of the stream and the usage. A text in an event cannot look like one,
 because quotes in it are escaped."""
-EMPTY_DELTA = re.compile(rb'"delta":\{(?:"role":"assistant"(?:,"\w+":(?:""|null|\[\]))*|(?:"\w+":null,?)*)\}')
-"""Likewise the opening and the end of a chat, also of servers that write all fields. An empty text without a role may
-be a token: of bytes that are no character yet."""
+EMPTY_DELTA = re.compile(
+    rb'"delta":\{(?:(?:"\w+":(?:""|null|\[\]),)*"role":"assistant"(?:,"\w+":(?:""|null|\[\]))*|(?:"\w+":null,?)*)\}'
+)
+"""Likewise the opening and the end of a chat, also of servers that write all fields, in any order. An empty text
+without a role may be a token: of bytes that are no character yet."""
 TAIL_BYTES = 16_384
 
 

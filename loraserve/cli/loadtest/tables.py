@@ -4,15 +4,21 @@ import msgspec
 from rich import box
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from loraserve.cli.loadtest.report import ColdReport, Report
 from loraserve.cli.loadtest.summary import Percentiles, Summary
 
 MAX_MODELS_SHOWN = 20
+LATE_MS = 10.0
+"""More than timers are off by."""
 
 
 def print_report(console: Console, found: Report) -> None:
     console.print(Group(_totals(found), _times(found.total), *_models(found), *_cold(found.cold)))
+    if found.max_late_ms > LATE_MS:
+        late = f"sent up to {found.max_late_ms:.0f} ms late, which TTFT and E2E include: the generator fell behind"
+        console.print(late, style="yellow")
     for code, message in found.errors.items():
         console.print(f"{found.total.errors[code]} failed: {code}: {message}", style="red", markup=False)
 
@@ -58,10 +64,12 @@ def _models(found: Report) -> list[Table]:
         return []
     busiest = sorted(found.by_model.items(), key=lambda item: -item[1].num_requests)
     table = _table("model", "sent", "failed", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "E2E p50")
-    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.no_wrap = True
+    table.columns[0].overflow = "fold"
     for model, summary in busiest[:MAX_MODELS_SHOWN]:
         table.add_row(
-            model,
+            Text(model),
             str(summary.num_requests),
             str(summary.num_failed),
             f"{summary.output_tokens_per_s:.1f}",

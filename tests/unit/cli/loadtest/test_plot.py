@@ -4,7 +4,7 @@ import pytest
 
 from loraserve.cli.loadtest.client import RequestResult
 from loraserve.cli.loadtest.failure import Failure
-from loraserve.cli.loadtest.plot import MAX_BARS, plot
+from loraserve.cli.loadtest.plot import MAX_BARS, _ttft_curves, plot
 from loraserve.cli.loadtest.svg import axis_end
 
 
@@ -25,6 +25,12 @@ def test_a_cold_test_has_a_curve_for_first_uses() -> None:
     results = [result("a", 0.1), result("a", 0.2)]
     assert {"first use", "later"} <= set(texts(plot(results, cold=True)))
     assert "first use" not in texts(plot(results))
+
+
+def test_a_use_after_a_failed_first_one_is_a_later_one() -> None:
+    failed = RequestResult("a", 0.0, failure=Failure("timeout", ""))
+    first, later = (curve.values for curve in _ttft_curves([failed, result("a", 0.1)], cold=True))
+    assert (list(first), list(later)) == ([], [100.0])
 
 
 def test_only_the_busiest_models_are_shown() -> None:

@@ -55,3 +55,20 @@ def test_the_tables_name_models_failures_and_first_uses() -> None:
     print_report(Console(file=output, width=100), report(RUN, {}, cold=True))
     for shown in ("1 failed: HTTP 404 model_not_found: no such model", "first use", "later", "TTFT", "tok/s"):
         assert shown in output.getvalue()
+
+
+def test_names_of_any_length_and_letters_leave_the_figures_their_place() -> None:
+    names = ["team-of-many-words/" + "a-long-name-of-an-adapter-" * 3, "s3://[/x]"]
+    output = io.StringIO()
+    run = BenchRun([good(name, 1.0, 0.25) for name in names], wall_s=2.0, client_cpu_s=0.1)
+    print_report(Console(file=output, width=80), report(run, {}))
+    assert "[/x]" in output.getvalue()
+    assert output.getvalue().count("250.0") >= 2 * len(names)
+    assert "TTFT p50" in output.getvalue()
+
+
+def test_a_generator_that_fell_behind_is_told() -> None:
+    output = io.StringIO()
+    late = RequestResult("a", 1.0, late_s=1.7, ttft_s=1.8, e2e_s=2.0, output_tokens=1)
+    print_report(Console(file=output, width=100), report(BenchRun([late], 2.0, 0.1), {}))
+    assert "sent up to 1700 ms late" in output.getvalue()

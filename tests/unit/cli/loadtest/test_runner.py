@@ -5,6 +5,7 @@ import rich_click as click
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loraserve.cli.loadtest import runner
 from loraserve.cli.loadtest.client import RequestStyle
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.loadtest.runner import BenchRun, http_client, run
@@ -139,3 +140,27 @@ def test_a_proxy_of_another_kind_is_refused_without_its_password(monkeypatch: py
     with pytest.raises(click.ClickException, match=r"names a socks5 proxy: .* or list server in no_proxy") as refused:
         asyncio.run(connect())
     assert "secret" not in refused.value.message
+
+
+def test_an_open_loop_times_a_late_request_from_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    late_s = 0.3
+    sleep = asyncio.sleep
+
+    async def oversleep(seconds: float) -> None:
+        await sleep(seconds + late_s)
+
+    async def test() -> BenchRun:
+        async with client_of(lambda request: stream(request, [ANSWER])) as client:
+            monkeypatch.setattr(runner.asyncio, "sleep", oversleep)
+            return await run(client, RequestStyle(), [REQUEST], None, lambda _: None)
+
+    (result,) = asyncio.run(test()).results
+    assert result.late_s >= late_s
+    assert result.ttft_s is not None
+    assert result.e2e_s is not None
+    assert result.e2e_s >= result.ttft_s > result.late_s
+
+
+def test_an_idle_connection_is_given_up_before_servers_do() -> None:
+    uvicorn_s = 5  # its default, which vLLM and SGLang keep
+    assert uvicorn_s / 2 >= runner.KEEPALIVE_S

@@ -11,6 +11,8 @@ CHAT_OPENINGS = (
     {"choices": [{"delta": {"role": "assistant"}}]},
     {"choices": [{"delta": {"role": "assistant", "content": None}}]},
     {"choices": [{"delta": {"role": "assistant", "content": "", "reasoning_content": None, "tool_calls": []}}]},
+    {"choices": [{"delta": {"content": "", "role": "assistant"}}]},
+    {"choices": [{"delta": {"content": None, "role": "assistant", "function_call": None, "tool_calls": None}}]},
 )
 CHAT_TEXT = {"choices": [{"delta": {"content": "x"}}]}
 BYTES_OF_A_CHARACTER = {"choices": [{"delta": {"content": ""}}]}
@@ -20,6 +22,7 @@ THOUGHTS = (
     {"choices": [{"delta": {"role": "assistant", "content": None, "reasoning_content": "x"}}]},
     {"choices": [{"delta": {"role": "assistant", "content": "", "reasoning": "x", "tool_calls": None}}]},
     {"choices": [{"delta": {"role": None, "content": None, "reasoning_content": "x", "tool_calls": None}}]},
+    {"choices": [{"delta": {"reasoning_content": "x", "content": None, "role": "assistant"}}]},
 )
 CHAT_END_OF_ALL_FIELDS = {"choices": [{"delta": {"role": None, "content": None, "tool_calls": None}}]}
 CHAT_END = {"choices": [{"delta": {}, "finish_reason": "length"}]}
