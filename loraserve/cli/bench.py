@@ -1,8 +1,10 @@
 """`loraserve bench`: the options. The load test itself is in `loadtest/`."""
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
+from random import randrange
 from typing import Any
 
 import rich_click as click
@@ -13,12 +15,20 @@ from loraserve.cli.loadtest.popularity import Distribution
 from loraserve.cli.loadtest.server_kind import ServerKind
 from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
 
-NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+MAX_SEED = 1_000_000
 SPREAD_HELP = "uniform: mean ± spread; normal: deviation."
 
 
 def _values(choices: type[StrEnum]) -> list[str]:
     return [choice.value for choice in choices]
+
+
+def _in_a_folder(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
+    """Before the load test: its report would be lost."""
+    if path and not os.access(path.parent, os.W_OK | os.X_OK):
+        raise click.BadParameter(f"{path.parent} is no folder that can be written to")
+    return path
 
 
 @click.command(context_settings={"show_default": True})
@@ -72,15 +82,22 @@ def _values(choices: type[StrEnum]) -> list[str]:
 @click.option("--temperature", type=click.FloatRange(0), default=0.0)
 @click.option("--cold", is_flag=True, help="Warm up with the base only; report each adapter's first use by itself.")
 @click.option("--warm-up", type=click.IntRange(0), help="Requests before measuring. [default: one per model]")
-@click.option("--seed", type=int, default=0, help="Of adapters, lengths, prompts and times.")
+@click.option(
+    "--seed",
+    type=int,
+    help="Of adapters, lengths, prompts and times. [default: another in every run, as a server may have a run's prompts"
+    " in its cache]",
+)
 @click.option(
     "--requests",
     "requests_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON lines of model, prompt_token_ids and num_output_tokens to send, in place of drawn requests.",
 )
-@click.option("--json", "json_file", type=NEW_FILE, help="Write the report here.")
-@click.option("--plot", "plot_file", type=NEW_FILE, help="Write an SVG of TTFT, ITL and adapters here.")
+@click.option("--json", "json_file", type=NEW_FILE, callback=_in_a_folder, help="Write the report here.")
+@click.option(
+    "--plot", "plot_file", type=NEW_FILE, callback=_in_a_folder, help="Write an SVG of TTFT, ITL and adapters here."
+)
 @click.pass_context
 def bench(context: click.Context, trace: str | None, **options: Any) -> None:
     """Measure a running server, ours or another with OpenAI's API: TTFT, inter-token latency and throughput, per
@@ -93,6 +110,8 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
         sources = {name: context.get_parameter_source(name) for name in SLORA_TRACE}
         options |= {name: SLORA_TRACE[name] for name, source in sources.items() if source is ParameterSource.DEFAULT}
     _check(options)
+    if options["seed"] is None:
+        options["seed"] = randrange(MAX_SEED)
     settings = BenchSettings(**options)
     from loraserve.cli.loadtest.session import run_session
 

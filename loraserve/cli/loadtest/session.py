@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -20,6 +21,7 @@ from loraserve.cli.loadtest.runner import BenchRun, http_client, run
 from loraserve.cli.loadtest.settings import BenchSettings
 from loraserve.cli.loadtest.tables import print_report
 from loraserve.cli.loadtest.target import Target, find_target, wanted_models
+from loraserve.cli.serve.open_files import raise_soft_limit
 
 REFRESH_PER_S = 2
 """Of the progress bar: the generator leaves the cores to the server."""
@@ -28,20 +30,22 @@ NOT_IN_REPORT = ("api_key", "json_file", "plot_file")
 
 def run_session(settings: BenchSettings) -> int:
     """Returns the exit code."""
+    raise_soft_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured, found = runner.run(_session(settings))
-    print_report(Console(), found)
     if settings.json_file:
         settings.json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     if settings.plot_file:
         settings.plot_file.write_text(plot(measured.results, cold=settings.cold))
+    print_report(Console(), found)
     return 1 if found.errors else 0
 
 
 async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
     recorded = _recorded(settings)
+    url = _without_user(settings.url)
     async with http_client(settings.url, settings.api_key) as client:
-        target = await find_target(client, settings.url, settings.server_kind)
+        target = await find_target(client, url, settings.server_kind)
         settings = _fitted(settings, target)
         models = sorted({request.model for request in recorded}) or wanted_models(
             target, settings.adapters, settings.num_adapters
@@ -52,7 +56,14 @@ async def _session(settings: BenchSettings) -> tuple[BenchRun, Report]:
         for name, value in asdict(settings).items()
         if name not in NOT_IN_REPORT
     }
-    return measured, report(measured, {**shown, "server": target.kind.value, "models": models}, cold=settings.cold)
+    found = {**shown, "url": url, "server": target.kind.value, "models": models}
+    return measured, report(measured, found, cold=settings.cold)
+
+
+def _without_user(url: str) -> str:
+    """Nor the password: reports are shown to others."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _recorded(settings: BenchSettings) -> list[RecordedRequest]:

@@ -14,7 +14,15 @@ LEAST = 2 * RESERVED
 
 
 def raise_limit() -> None:
-    """As far as the system lets us: shells often start with 1,024. Raises `StartError` where that is too few."""
+    """As far as the system lets us. Raises `StartError` where that is too few for a server."""
+    raise_soft_limit()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST:
+        raise StartError(f"only {soft} files may be open at once, and at least {LEAST} are needed: raise `ulimit -Hn`")
+
+
+def raise_soft_limit() -> None:
+    """As far as the system lets us: shells often start with 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return
@@ -24,9 +32,6 @@ def raise_limit() -> None:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
                 break
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < LEAST:
-        raise StartError(f"only {soft} files may be open at once, and at least {LEAST} are needed: raise `ulimit -Hn`")
 
 
 def max_connections() -> int:

@@ -101,3 +101,16 @@ def test_both_loops_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_recorded_token_ids_and_chat_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench(monkeypatch, "--requests", __file__, "--chat", code=2) == []
+
+
+def test_every_run_has_other_prompts_unless_a_seed_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len({bench(monkeypatch)[0].seed for _ in range(10)}) > 1
+    assert bench(monkeypatch, "--seed", "0")[0].seed == 0
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    assert bench(monkeypatch, option, str(tmp_path / "none" / "report"), code=2) == []
+    assert len(bench(monkeypatch, option, str(tmp_path / "report"))) == 1
