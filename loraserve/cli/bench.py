@@ -17,6 +17,8 @@ from loraserve.cli.loadtest.settings import SLORA_TRACE, BenchSettings
 
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 MAX_SEED = 1_000_000
+NOT_WITH_REQUESTS = ("adapters", "num_adapters", "distribution", "trace", "num_requests", "duration", "prefixes")
+"""What a file of requests has itself. Lengths are those of the warm-up."""
 SPREAD_HELP = "uniform: mean ± spread; normal: deviation."
 
 
@@ -106,9 +108,13 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
     Keeps --concurrency requests running, or sends --request-rate requests a second whatever the server does.
     Token counts are the server's. Exits with 1 if a request failed or got another number of tokens than it asked for.
     """
+    given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    if options["requests_file"] and (needless := [name for name in NOT_WITH_REQUESTS if name in given]):
+        raise click.UsageError(f"--requests says what is sent: leave out --{needless[0].replace('_', '-')}")
     if trace:
-        sources = {name: context.get_parameter_source(name) for name in SLORA_TRACE}
-        options |= {name: SLORA_TRACE[name] for name, source in sources.items() if source is ParameterSource.DEFAULT}
+        # The number of requests is the duration's.
+        own = given | ({"duration"} if "num_requests" in given else set())
+        options |= {name: value for name, value in SLORA_TRACE.items() if name not in own}
     _check(options)
     if options["seed"] is None:
         options["seed"] = randrange(MAX_SEED)

@@ -99,7 +99,7 @@ class BenchSettings:
 
     def _num_requests(self) -> int:
         if self.duration and self.request_rate:
-            return max(1, int(self.duration * self.request_rate))
+            return max(1, round(self.duration * self.request_rate))
         return self.num_requests or DEFAULT_NUM_REQUESTS
 
     def _lengths(self) -> tuple[Lengths, Lengths]:

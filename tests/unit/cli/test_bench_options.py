@@ -56,6 +56,8 @@ def test_the_server_is_detected_unless_it_is_named(monkeypatch: pytest.MonkeyPat
 def test_a_duration_gives_the_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     (settings,) = bench(monkeypatch, "--request-rate", "2.5", "--duration", "10")
     assert settings.workload(["a"]).num_requests == 25
+    (settings,) = bench(monkeypatch, "--request-rate", "100", "--duration", "0.29")
+    assert settings.workload(["a"]).num_requests == 29
 
 
 def test_sharegpt_lengths_can_be_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +108,30 @@ def test_recorded_token_ids_and_chat_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_every_run_has_other_prompts_unless_a_seed_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({bench(monkeypatch)[0].seed for _ in range(10)}) > 1
     assert bench(monkeypatch, "--seed", "0")[0].seed == 0
+
+
+def test_the_slora_trace_yields_to_a_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    (settings,) = bench(monkeypatch, "--trace", "slora", "--num-requests", "10")
+    assert (settings.request_rate, settings.workload(["a"]).num_requests) == (2.0, 10)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--num-requests", "5"],
+        ["--adapters", "a,b"],
+        ["--num-adapters", "1"],
+        ["--distribution", "zipf"],
+        ["--request-rate", "1", "--duration", "5"],
+        ["--prefixes", "1"],
+        ["--trace", "slora"],
+    ],
+)
+def test_what_recorded_requests_say_themselves_is_refused_beside_them(
+    monkeypatch: pytest.MonkeyPatch, args: list[str]
+) -> None:
+    assert len(bench(monkeypatch, "--requests", __file__, "--request-rate", "2", "--output-tokens", "4")) == 1
+    assert bench(monkeypatch, "--requests", __file__, *args, code=2) == []
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])
