@@ -99,9 +99,7 @@ class KeyService:
             now=now,
         )
         _check_no_wider(principal, doc)
-        num_keys = sum(gone_since(key, now) is None for key in self._catalog.held_keys(tenant))
-        if num_keys >= MAX_KEYS:
-            raise _too_many_keys(tenant, num_keys)
+        self._check_room(tenant, now)
 
         def change(current: Document[KeyDoc] | None) -> KeyDoc:
             assert current is None, "a random key id is taken"
@@ -115,8 +113,12 @@ class KeyService:
     ) -> Document[KeyDoc]:
         def change(doc: KeyDoc) -> KeyDoc:
             _check_no_wider(principal, doc)
-            changed = patched(doc, patch, self._clock())
+            now = self._clock()
+            changed = patched(doc, patch, now)
             _check_no_wider(principal, changed)
+            had_expired = doc.expires_at is not None and now >= doc.expires_at
+            if had_expired and changed.expires_at != doc.expires_at:
+                self._check_room(doc.tenant, now)
             return changed
 
         return await self._change(principal, request_id, key_id, "key.change", change, expected_rev)
@@ -153,6 +155,12 @@ class KeyService:
             expected_rev,
             with_revoked=True,
         )
+
+    def _check_room(self, tenant: str, now: float) -> None:
+        """For one more key. Raises `ServingError` (429)."""
+        num_keys = sum(gone_since(key, now) is None for key in self._catalog.held_keys(tenant))
+        if num_keys >= MAX_KEYS:
+            raise _too_many_keys(tenant, num_keys)
 
     async def _change(
         self,

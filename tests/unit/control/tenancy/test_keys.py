@@ -136,7 +136,16 @@ def test_a_tenant_has_so_many_keys_of_which_revoked_and_expired_ones_do_not_coun
             await node.keys.revoke(ACME_ADMIN, "r", made[0].document.id)
             await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
             node.clock.now += 60
-            await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
+            last = await node.keys.create(ACME_ADMIN, "r", role=Role.INFER)
+            # An expired one that is given more time is one more.
+            (expired,) = [key for key in node.catalog.held_keys("acme") if key.doc.expires_at is not None]
+            with pytest.raises(ServingError) as refused:
+                await node.keys.patch(ACME_ADMIN, "r", expired.id, KeyPatch(expires_at=None))
+            assert refused.value.code is ErrorCode.INSUFFICIENT_QUOTA
+            await node.keys.patch(ACME_ADMIN, "r", expired.id, KeyPatch(name="expired"))
+            await node.keys.patch(ACME_ADMIN, "r", last.document.id, KeyPatch(expires_at=node.clock.now + 60))
+            await node.keys.revoke(ACME_ADMIN, "r", last.document.id)
+            await node.keys.patch(ACME_ADMIN, "r", expired.id, KeyPatch(expires_at=None))
 
     run(scenario)
 
