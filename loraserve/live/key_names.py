@@ -37,7 +37,7 @@ class KeyNames:
         return self._name("i", kind)
 
     def removed_documents(self) -> str:
-        """Hash: kind → the highest revision that a retired document had."""
+        """Hash: kind → the highest revision that a retired document had, or more, as in `docs/removed`."""
         return self._name("removed")
 
     def changes(self) -> str:

@@ -5,8 +5,9 @@ number of processes that try the same revision exactly one succeeds. What exists
 a crash leaves revisions whole or absent.
 
 A document that is retired goes with all its revisions, while nobody commits (`docs/lock`, which commits share); before,
-`docs/removed/<kind>` comes to hold the highest revision of any that went. New documents begin after that, so whoever
-still knows a retired one, or an older Redis, never takes another of its id for older.
+`docs/removed/<kind>` comes to hold a higher number, at least the highest revision of any that went. New documents begin
+after that, so whoever still knows a retired one, or an older Redis, never takes another of its id for older. An older
+copy of the directory is known by its lower number.
 """
 
 import hashlib
@@ -134,7 +135,10 @@ class DocumentStore:
         return self.removed_rev(kind) + 1
 
     def removed_rev(self, kind: DocumentKind) -> int:
-        """The highest that a retired document of this kind had, or more; 0 = none was. Raises `DamagedFileError`."""
+        """The highest that a retired document of this kind had, or more, as it grows with every removal; 0 = none was.
+
+        Raises `DamagedFileError`.
+        """
         path = self._removed / kind
         try:
             return int(path.read_bytes())
@@ -145,30 +149,35 @@ class DocumentStore:
         except ValueError:
             raise DamagedFileError(path, "is no number of a revision") from None
 
-    def retire(self, documents: Sequence[AnyDocument]) -> list[AnyDocument]:
+    def retire(self, documents: Sequence[AnyDocument], removed_rev: int = 0) -> list[AnyDocument]:
         """Removes those that are on the disk as they are here, newest revision and all, and returns them.
 
-        documents: of one kind. Their ids may be given again: see above. Raises `DamagedFileError`.
+        documents: of one kind. Their ids may be given again: see above. removed_rev: as far as others know it; where
+        the disk's is lower, this is an older copy, of which nothing is removed: its number would reach theirs. Raises
+        `DamagedFileError`.
         """
         doomed = [document for document in documents if document.rev <= MAX_RETIRED_REV]
         if not doomed:
             return []
         kind = doomed[0].kind
         discarded: list[Path] = []
-        retired: list[AnyDocument] = []
         with locked(self._lock):
-            rev = max(document.rev for document in doomed)
-            if rev > self.removed_rev(kind):
-                replace_file(self._removed / kind, str(rev).encode())
-            for document in doomed:
-                folder = Path(self._document_folder(kind, document.id))
-                with suppress(FileNotFoundError):  # Another process may have removed it meanwhile.
-                    if self._is_newest(document):
-                        discarded.append(set_aside(folder, self._trash))
-                        retired.append(document)
-        for folder in discarded:
-            remove_folder(folder)
-        return retired
+            before = self.removed_rev(kind)
+            doomed = [document for document in doomed if self._is_newest(document)]
+            if not doomed or before < removed_rev:
+                return []
+            rev = max(before + 1, *(document.rev for document in doomed))
+            replace_file(self._removed / kind, str(rev).encode())
+            folders = [Path(self._document_folder(kind, document.id)) for document in doomed]
+            for folder in folders:
+                with suppress(FileNotFoundError):  # Another process may have erased it meanwhile.
+                    discarded.append(set_aside(folder, self._trash))
+        # NOTE: first, or a crash could bring a folder back from which the newest revisions are gone.
+        for parent in {folder.parent for folder in folders}:
+            sync_folder(parent)
+        for trash in discarded:
+            remove_folder(trash)
+        return doomed
 
     def retired_among(self, kind: DocumentKind, revs: Mapping[str, int], mark: ScanMark | None = None) -> list[str]:
         """Ids of those documents, known at these revisions, that were retired; not of what is gone in another way.

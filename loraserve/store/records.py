@@ -196,7 +196,7 @@ class Document(msgspec.Struct, Generic[D], frozen=True, kw_only=True, forbid_unk
     kind: DocumentKind
     id: str
     rev: int
-    """1, 2, … without gaps."""
+    """Each one more than the one before; the first is 1, or above all revisions of what was retired."""
     at: float
     """Unix time."""
     actor: str

@@ -61,18 +61,19 @@ class Retirement:
 
     async def _retire(self, documents: list[AnyDocument]) -> None:
         for at in range(0, len(documents), RETIRED_AT_ONCE):
+            some = documents[at : at + RETIRED_AT_ONCE]
+            kind = some[0].kind
             # NOTE: not on an older copy of a data directory, in which something is gone that came back since.
-            doomed = [
-                document
-                for document in documents[at : at + RETIRED_AT_ONCE]
-                if await self._live.documents.revision(document.kind, document.id) <= document.rev
-            ]
-            retired = await asyncio.to_thread(self._documents.retire, doomed)
+            known_rev = await self._live.documents.retire(kind, 0, {})
+            doomed = [each for each in some if await self._live.documents.revision(kind, each.id) <= each.rev]
+            retired = await asyncio.to_thread(self._documents.retire, doomed, known_rev)
             for document in retired:
                 self._catalog.forget(document)
             if retired:
-                kind, revs = retired[0].kind, {document.id: document.rev for document in retired}
-                await self._live.documents.retire(kind, max(revs.values()), revs)
+                removed_rev = await asyncio.to_thread(self._documents.removed_rev, kind)
+                await self._live.documents.retire(
+                    kind, removed_rev, {document.id: document.rev for document in retired}
+                )
 
 
 def outlived(found: Iterable[tuple[Document[D], float | None]], now: float, at_least_s: float) -> list[Document[D]]:

@@ -226,12 +226,14 @@ class Catalog(DocumentIndex):
 
     async def _level_retired(self, kind: DocumentKind) -> None:
         """Redis and we know up to which revisions documents were retired."""
+        # NOTE: Redis first. What is retired meanwhile is noted on the disk before Redis hears of it.
+        known_rev = await self._live.documents.retire(kind, 0, {})
         try:
             removed_rev = await asyncio.to_thread(self._documents.removed_rev, kind)
         except DamagedFileError as damage:
             logger.error("%s", damage)
             removed_rev = 0
-        known_rev = await self._live.documents.retire(kind, removed_rev, {})
+        await self._live.documents.retire(kind, removed_rev, {})
         self._lost_revs[kind] = known_rev if known_rev > removed_rev else 0
         if self._lost_revs[kind]:
             logger.error(

@@ -73,7 +73,7 @@ class Documents(RuleBasedStateMachine):
             assert self.stores[which].retire(known[-1:]) == known[-1:]
             del self.revisions[f"acme/{name}"]
             self.followed.pop(f"acme/{name}", None)
-            self.removed_rev = max(self.removed_rev, known[-1].rev)
+            self.removed_rev = max(self.removed_rev + 1, known[-1].rev)
 
     @rule(which=st.integers(0, 1))
     def prune(self, which: int) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -179,27 +180,72 @@ def test_a_server_that_did_not_hear_of_a_revocation_does_not_bring_the_key_back(
     run(scenario)
 
 
+@pytest.mark.parametrize("num_before", [0, 1, 2])
 def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
-    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_before: int
 ) -> None:
+    """num_before: how many were removed before the copy was made, with as high a revision as the key has later."""
+
     async def scenario() -> None:
         data_dir, copy = tmp_path / "data", tmp_path / "copy"
         async with running_node(data_dir, valkey.url, follow=False) as node:
             await with_tenants(node)
-            stays, issued = await key(node), await key(node)
+            stays, issued, *others = [await key(node) for _ in range(2 + num_before)]
+            for other in others:
+                await node.keys.revoke(ACME, "r", other.document.id)
+                node.clock.now += KEEP_S
+                await node.retirement.sweep()
+            revoked = await key(node)
+            await node.keys.revoke(ACME, "r", revoked.document.id)
             await node.publish("kept", "its content")
             shutil.copytree(data_dir, copy)
             await node.keys.revoke(ACME, "r", issued.document.id)
             node.clock.now += KEEP_S
             await node.retirement.sweep()
-        async with running_node(copy, valkey.url, follow=False) as again:
-            principal = await again.authenticator.authenticate(issued.text)
-            with pytest.raises(ServingError) as refused:
-                await again.admit(principal, "kept")
-            assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
-            assert issued.document.id not in await in_redis(again)
-            await again.admit(await again.authenticator.authenticate(stays.text), "kept")
-        assert "documents of the kind key were removed up to revision 2, the data directory only up to 0" in caplog.text
+            assert not {issued.document.id, revoked.document.id} & {*on_disk(node)}
+        for _ in range(2):
+            async with running_node(copy, valkey.url, follow=False) as again:
+                again.clock.now = node.clock.now
+                principal = await again.authenticator.authenticate(issued.text)
+                with pytest.raises(ServingError) as refused:
+                    await again.admit(principal, "kept")
+                assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+                assert issued.document.id not in await in_redis(again)
+                await again.admit(await again.authenticator.authenticate(stays.text), "kept")
+                # What is removed of the copy would make it look as new as Redis.
+                await again.retirement.sweep()
+                assert revoked.document.id in on_disk(again)
+        assert "documents of the kind key were removed up to revision" in caplog.text
+
+    run(scenario)
+
+
+def test_what_is_removed_while_redis_is_levelled_makes_nothing_look_lost(
+    valkey: Valkey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            stays = await key(node)
+            await gone(node)
+            node.clock.now += KEEP_S
+            removed_rev, loop = node.documents.removed_rev, asyncio.get_running_loop()
+            others = {DocumentKind.KEY: 0}
+
+            def removed_meanwhile(kind: DocumentKind) -> int:
+                rev = removed_rev(kind)
+                if kind in others:
+                    others[kind] += 1
+                    if others[kind] == 2:  # The first is the scan before.
+                        asyncio.run_coroutine_threadsafe(node.retirement.sweep(), loop).result()
+                return rev
+
+            monkeypatch.setattr(node.documents, "removed_rev", removed_meanwhile)
+            valkey.command("FLUSHALL")
+            await level(node)
+            assert others[DocumentKind.KEY] > 2
+            await node.admit(await node.authenticator.authenticate(stays.text), "kept")
+        assert caplog.text == ""
 
     run(scenario)
 
