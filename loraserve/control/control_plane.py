@@ -198,7 +198,7 @@ def build_control(
         tenants=declared.tenants,
         tenant_deletion=TenantDeletionService(catalog, declared.declarations, revocation, draining),
         erasure=_erasure(declared, engine, upload_store, packed_dir),
-        retirement=Retirement(catalog, DocumentStore(settings.data_dir), declared.live),
+        retirement=Retirement(catalog, DocumentStore(settings.data_dir), declared.live, declared.authenticator),
         keys=declared.keys,
         sessions=SessionService(declared.authenticator, declared.live, login_attempts),
         login_attempts=login_attempts,

@@ -13,11 +13,12 @@ from typing import TypeVar, cast
 
 from loraserve.control.documents.adapter_edits import RESTORABLE_S
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.key_documents import gone_since
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.store.documents import KEEP_S, DocumentStore
-from loraserve.store.records import AdapterDoc, AnyDocument, Document, KeyDoc
+from loraserve.store.records import AdapterDoc, AnyDocument, Document, DocumentKind, KeyDoc
 
 MAX_GONE = 1000
 """Keys of a tenant that are gone, and adapters: of more, the documents of the oldest are removed before their time."""
@@ -35,22 +36,31 @@ class Retirement:
     """`sweep` is called on the event loop, by every server now and then."""
 
     def __init__(
-        self, catalog: Catalog, documents: DocumentStore, live: LiveStore, *, clock: Callable[[], float] = time.time
+        self,
+        catalog: Catalog,
+        documents: DocumentStore,
+        live: LiveStore,
+        authenticator: Authenticator,
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._catalog = catalog
         self._documents = documents
         self._live = live
+        self._authenticator = authenticator
         self._clock = clock
 
     async def sweep(self) -> None:
-        """Of the tenants that are there. The time is this server's or Redis's, whichever is earlier, as for `Erasure`.
+        """Of the tenants that are there.
 
-        NOTE: a server with keys never loses its last one by this, and so never opens.
+        NOTE: a server with keys never loses its last one by this, and so never opens; nor one that is a `--api-key` of
+        it too, which would be good again without its document.
         """
         try:
-            now = min(self._clock(), await self._live.connection.server_time_ms() / 1000)
+            now = await self._now()
             keys = self._catalog.all_keys()
             doomed = outlived(((key, gone_since(key, now)) for key in keys), now, KEPT_AT_LEAST_S)
+            doomed = [key for key in doomed if not self._authenticator.is_flag(key.id)]
             if len(doomed) < len(keys):
                 await self._retire(cast(list[AnyDocument], doomed))
             adapters = ((adapter, _deleted_since(adapter)) for adapter in self._catalog.all_adapters())
@@ -58,6 +68,16 @@ class Retirement:
             await self._retire(cast(list[AnyDocument], doomed_adapters))
         except LiveUnavailableError as error:
             logger.warning("documents of what is gone for long are removed later: %s", error)
+
+    async def _now(self) -> float:
+        """This server's time or Redis's, whichever is earlier, as for `Erasure`; 30 days after the last change at most.
+
+        A key that works ends after that change, so a clock that runs ahead by years, where both are one machine's,
+        removes none of them.
+        """
+        changed_at = (document.at for kind in DocumentKind for document in self._catalog.all(kind))
+        live_now = await self._live.connection.server_time_ms() / 1000
+        return min(self._clock(), live_now, max(changed_at, default=0.0) + KEEP_S)
 
     async def _retire(self, documents: list[AnyDocument]) -> None:
         for at in range(0, len(documents), RETIRED_AT_ONCE):

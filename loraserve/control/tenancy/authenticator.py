@@ -30,6 +30,7 @@ class Authenticator:
         """flag_keys: `--api-key`: may infer for the tenant `default`. One that has a document is what that says."""
         self._catalog = catalog
         self._flag_hashes = [hash_key(key) for key in flag_keys]
+        self._flag_ids = {try_parse_id(key) for key in flag_keys}
         self._clock = clock
 
     @property
@@ -69,6 +70,10 @@ class Authenticator:
         principal = await self._of_text(text)
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
+
+    def is_flag(self, key_id: str) -> bool:
+        """Whether the key was given as a `--api-key` too, which counts as far as its document lets it."""
+        return key_id in self._flag_ids
 
     def _is_declared(self, text: str) -> bool:
         """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""

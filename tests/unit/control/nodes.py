@@ -267,7 +267,7 @@ async def build_node(
             lambda now: sweep_contents(data_dir, packed_dir, engine.model.layout, now),
             clock=clock,
         ),
-        retirement=Retirement(catalog, documents, live, clock=clock),
+        retirement=Retirement(catalog, documents, live, authenticator, clock=clock),
         keys=KeyService(catalog, declarations, clock=clock),
         versions=VersionService(
             access,

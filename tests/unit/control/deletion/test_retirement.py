@@ -19,6 +19,7 @@ from tests.unit.control.nodes import ACME, ADMIN, DONE, Node, eventually, run, r
 __all__ = ["valkey"]
 
 KEY, ADAPTER = DocumentKind.KEY, DocumentKind.ADAPTER
+DAY_S = 86_400.0
 
 
 async def key(node: Node, **more: float) -> IssuedKey:
@@ -216,6 +217,47 @@ def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
                 await again.retirement.sweep()
                 assert revoked.document.id in on_disk(again)
         assert "documents of the kind key were removed up to revision" in caplog.text
+
+    run(scenario)
+
+
+def test_a_clock_that_runs_ahead_by_years_removes_no_key_that_works(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            await key(node)
+            ended, works = [await key(node, expires_at=node.clock.now + days * DAY_S) for days in (1, 90)]
+            node.clock.now += 60 * DAY_S
+            await key(node)
+            now = node.clock.now
+            node.clock.now += 3650 * DAY_S
+            await node.retirement.sweep()
+            assert ended.document.id not in on_disk(node)
+            node.clock.now = now
+            assert (await node.authenticator.authenticate(works.text)).key_id == works.document.id
+
+    run(scenario)
+
+
+def test_a_key_that_was_also_given_at_start_is_not_good_again_without_its_document(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """As where `LORASERVE_API_KEY` is set for the commands, and a server is started beside them."""
+
+    async def scenario() -> None:
+        data_dir = tmp_path / "data"
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            await with_tenants(node)
+            _, given, other = [await key(node) for _ in range(3)]
+            for issued in (given, other):
+                await node.keys.revoke(ACME, "r", issued.document.id)
+        async with running_node(data_dir, valkey.url, follow=False, flag_keys=("password", given.text)) as again:
+            again.clock.now += KEEP_S
+            await again.retirement.sweep()
+            assert other.document.id not in on_disk(again)
+            with pytest.raises(ServingError) as refused:
+                await again.authenticator.authenticate(given.text)
+            assert refused.value.code is ErrorCode.INVALID_API_KEY
 
     run(scenario)
 
