@@ -37,7 +37,7 @@ from loraserve.store.durable import (
     write_synced,
 )
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
-from loraserve.store.locks import locked
+from loraserve.store.locks import locked, try_locked
 from loraserve.store.records import AnyDocument, DocumentKind
 
 KEEP_REVISIONS = 50
@@ -50,6 +50,8 @@ MIN_REVISIONS = 10
 """However large."""
 MAX_RETIRED_REV = 1_000_000
 """What was changed more often is never retired: new documents would begin there, and a file's name has 8 digits."""
+QUIET_WITHIN_S = 1.0
+"""Somebody commits all the time, or was stopped in a commit: what is to be retired waits, not this process's end."""
 
 _FILE_NAME = re.compile(r"[0-9]{8}\.json")
 _TEMPORARY_KEEP_S = 3600.0
@@ -152,18 +154,18 @@ class DocumentStore:
     def retire(self, documents: Sequence[AnyDocument], removed_rev: int = 0) -> list[AnyDocument]:
         """Removes those that are on the disk as they are here, newest revision and all, and returns them.
 
-        documents: of one kind. Their ids may be given again: see above. removed_rev: as far as others know it; where
-        the disk's is lower, this is an older copy, of which nothing is removed: its number would reach theirs. Raises
-        `DamagedFileError`.
+        None where others commit all the time. documents: of one kind. Their ids may be given again: see above.
+        removed_rev: as far as others know it; where the disk's is lower, this is an older copy, of which nothing is
+        removed: its number would reach theirs. Raises `DamagedFileError`.
         """
         doomed = [document for document in documents if document.rev <= MAX_RETIRED_REV]
         if not doomed:
             return []
         kind = doomed[0].kind
         discarded: list[Path] = []
-        with locked(self._lock):
+        with try_locked(self._lock, QUIET_WITHIN_S) as is_quiet:
             before = self.removed_rev(kind)
-            doomed = [document for document in doomed if self._is_newest(document)]
+            doomed = [document for document in doomed if is_quiet and self._is_newest(document)]
             if not doomed or before < removed_rev:
                 return []
             rev = max(before + 1, *(document.rev for document in doomed))

@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+RETRY_S = 0.0005
 
 
 def lock(path: Path, *, shared: bool = False) -> int:
@@ -18,15 +21,20 @@ def lock(path: Path, *, shared: bool = False) -> int:
     return descriptor
 
 
-def try_lock(path: Path) -> int | None:
-    """None where somebody else has it; never waits."""
+def try_lock(path: Path, within_s: float = 0.0) -> int | None:
+    """None where somebody else has it all that time."""
     descriptor = _open(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                os.close(descriptor)
+                return None
+            time.sleep(RETRY_S)
+        else:
+            return descriptor
 
 
 @contextmanager
@@ -39,9 +47,9 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def try_locked(path: Path) -> Iterator[bool]:
+def try_locked(path: Path, within_s: float = 0.0) -> Iterator[bool]:
     """Yields whether the lock is ours."""
-    descriptor = try_lock(path)
+    descriptor = try_lock(path, within_s)
     try:
         yield descriptor is not None
     finally:

@@ -86,7 +86,7 @@ def reuse(store: DocumentStore, count: int) -> None:
         print(rev)
         if deleted:
             # A window for those that remove it, often too short.
-            time.sleep(random.random() * 0.004)
+            time.sleep(random.random() * 0.04)
 
 
 def retire(store: DocumentStore, count: int) -> None:

@@ -15,6 +15,7 @@ import pytest
 from loraserve.store import documents, durable
 from loraserve.store.documents import KEEP_REVISIONS, KEEP_S, MIN_REVISIONS, DocumentStore
 from loraserve.store.errors import DamagedFileError, RevisionGapError, RevisionTakenError, UnreadFileError
+from loraserve.store.locks import locked
 from loraserve.store.records import AdapterDoc, DocumentKind
 from tests.support.store_documents import adapter_document, key_document, revisions, tenant_document
 
@@ -613,6 +614,18 @@ def test_of_an_older_copy_nothing_is_retired(store: DocumentStore) -> None:
     assert store.retire(doomed, removed_rev=0) == doomed
     store.commit(adapter_document("sql", 3))
     assert store.retire([adapter_document("sql", 3)], removed_rev=2) != []
+
+
+def test_nothing_is_retired_while_somebody_commits_or_was_stopped_in_a_commit(
+    store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "QUIET_WITHIN_S", 0.01)
+    commit_revisions(store, "sql", 1)
+    doomed = [adapter_document("sql", 1, "revision 1")]
+    with locked(tmp_path / "data" / "docs" / "lock", shared=True):
+        assert store.retire(doomed) == []
+        store.commit(adapter_document("other", 1))
+    assert store.retire(doomed) == doomed
 
 
 def test_a_retired_document_is_gone_for_good_before_the_first_of_its_revisions_is(
