@@ -20,7 +20,7 @@ async def check_activated(adapter: ResolvedAdapter, prompts: Sequence[Prompt], t
 
     if not await tokenizer.run(sum(len(prompt.token_ids) for prompt in prompts), has_all):
         message = (
-            f"The adapter '{adapter.name}' is an activated LoRA: it counts from "
+            f"The adapter '{adapter.name}' (version {adapter.version}) is an activated LoRA: it counts from "
             f"{tokenizer.decode_few(invocation)!r} on (token ids "
             f"{list(invocation)}), and the prompt has no such place. Put it where the adapter's answer is to begin."
         )
