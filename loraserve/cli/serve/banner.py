@@ -26,6 +26,8 @@ class Banner:
     model_name: str
     model: ModelDescription
     adapters: list[str]
+    activated: frozenset[str]
+    """Those of them that refuse a prompt without their invocation, as the examples' are."""
     data_dir: Path
     is_demo: bool
     notes: list[str]
@@ -63,10 +65,9 @@ class Banner:
 
     def _examples(self) -> list[str]:
         if self.model.is_headless:
-            name = self.adapters[0] if self.adapters else self.model_name
             return [
                 self._curl("/v1/models"),
-                self._curl("/v1/embeddings", {"model": name, "input": "Once upon a time"}),
+                self._curl("/v1/embeddings", {"model": self._example_models()[0], "input": "Once upon a time"}),
             ]
         completion_model, chat_model = self._example_models()
         prompt = DEMO_CHAT_PROMPT.format("hello world") if self.is_demo else "Once upon a time"
@@ -82,7 +83,7 @@ class Banner:
 
     def _example_models(self) -> tuple[str, str]:
         preferred = [name for name in ("uppercase", "reverse") if self.is_demo and name in self.adapters]
-        names = preferred or self.adapters or [self.model_name]
+        names = preferred or [name for name in self.adapters if name not in self.activated] or [self.model_name]
         return names[0], names[-1]
 
     def _curl(self, path: str, body: dict[str, object] | None = None) -> str:

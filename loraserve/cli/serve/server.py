@@ -26,6 +26,7 @@ from loraserve.serving.process.standard_streams import never_fail
 
 if TYPE_CHECKING:
     from loraserve.api.app_context import AppContext
+    from loraserve.store.records import VersionRecord
 
 ENGINE_GRACE_S = 10.0
 """An engine told to stop has this long before it is killed."""
@@ -159,6 +160,7 @@ class _Server:
 
     def _banner(self, bound: socket.socket, started: StartedServer, login_token: str | None) -> Banner:
         settings, context = self._settings, started.context
+        adapters = _live_versions(context)
         return Banner(
             base_url=base_url(bound),
             uds=settings.uds,
@@ -167,7 +169,8 @@ class _Server:
             needs_key=not context.control.authenticator.is_open,
             model_name=settings.model_names[0],
             model=started.engine.model,
-            adapters=_names(context),
+            adapters=[*adapters],
+            activated=frozenset(name for name, version in adapters.items() if version.invocation_token_ids),
             data_dir=settings.data_path,
             is_demo=settings.is_demo,
             notes=started.notes,
@@ -177,13 +180,15 @@ class _Server:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _names(context: AppContext) -> list[str]:
-    """Of the adapters that requests without a key, or with that of the command line, can use."""
+def _live_versions(context: AppContext) -> dict[str, VersionRecord]:
+    """By name, of the adapters that requests without a key, or with that of the command line, can use."""
+    from loraserve.control.documents.adapter_edits import live_version
     from loraserve.control.tenancy.principal import server_principal
     from loraserve.store.records import DEFAULT_TENANT
 
     visible = context.control.resolver.visible(server_principal(DEFAULT_TENANT, "server"))
-    return [document.doc.name for document in visible]
+    versions = ((document.doc.name, live_version(document.doc)) for document in visible)
+    return {name: version for name, version in versions if version is not None}
 
 
 async def _first_of(*awaitables: Awaitable[Any]) -> None:
