@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -16,6 +17,13 @@ class ModelCard(msgspec.Struct, frozen=True):
     owned_by: str = ""
     parent: str | None = None
     """Of an adapter: its base."""
+    adapter: Any = None
+    """What loraserve says of an adapter; nothing that other servers have to know."""
+
+    @property
+    def answers_any_prompt(self) -> bool:
+        """Not so an activated LoRA, which needs its invocation."""
+        return not (isinstance(self.adapter, dict) and self.adapter.get("invocation"))
 
 
 class ModelList(msgspec.Struct, frozen=True):
@@ -35,7 +43,7 @@ class Target:
     kind: ServerKind
     base: str | None = None
     adapters: list[str] = field(default_factory=list)
-    """Those it lists. LoRAX lists none: it loads what a request names."""
+    """Those it lists, without activated ones, as the test's prompts have no invocation. LoRAX lists none: it loads what a request names."""
 
 
 async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:
@@ -47,7 +55,8 @@ async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKin
         owner = bases[0].owned_by if bases else ""
         known = {"loraserve": ServerKind.LORASERVE, "vllm": ServerKind.VLLM, "sglang": ServerKind.SGLANG}
         kind = wanted or known.get(owner, ServerKind.OPENAI)
-        return Target(kind, bases[0].id if bases else None, [card.id for card in listed.data if card.parent])
+        adapters = [card.id for card in listed.data if card.parent and card.answers_any_prompt]
+        return Target(kind, bases[0].id if bases else None, adapters)
     info = _lorax_info(await _get(client, url, "info"))
     if info is not None:
         return Target(wanted or ServerKind.LORAX, info.model_id)

@@ -35,6 +35,13 @@ def test_the_owner_of_its_models_tells_a_server(kind: ServerKind) -> None:
     assert target_of({"/v1/models": cards(kind.value)}) == Target(kind, "base", ["sql"])
 
 
+def test_adapters_that_need_an_invocation_in_their_prompts_are_left_out() -> None:
+    adapters = {"plain": {"rank": 8}, "judge": {"rank": 8, "invocation": {"token_ids": [5]}}, "other": "text"}
+    listed = [{"id": name, "parent": "base", "adapter": adapter} for name, adapter in adapters.items()]
+    found = target_of({"/v1/models": {"data": [{"id": "base", "owned_by": "loraserve"}, *listed]}})
+    assert found.adapters == ["plain", "other"]
+
+
 def test_an_unknown_owner_is_asked_with_openais_fields_only() -> None:
     assert target_of({"/v1/models": cards("someone")}).kind is ServerKind.OPENAI
     assert target_of({"/v1/models": cards("someone")}, ServerKind.VLLM).kind is ServerKind.VLLM
