@@ -43,7 +43,8 @@ class Target:
     kind: ServerKind
     base: str | None = None
     adapters: list[str] = field(default_factory=list)
-    """Those it lists, without activated ones, as the test's prompts have no invocation. LoRAX lists none: it loads what a request names."""
+    """Those it lists, without activated ones, as the test's prompts have no invocation. LoRAX lists none: it loads
+    what a request names."""
 
 
 async def find_target(client: aiohttp.ClientSession, url: str, wanted: ServerKind | None) -> Target:
