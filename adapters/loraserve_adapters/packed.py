@@ -31,7 +31,6 @@ class PackedTable:
     """int32 [M]: 0 = absent."""
     scaling: np.ndarray
     """float32 [M]: lora_alpha / rank, or / sqrt(rank) for rsLoRA."""
-
     invocation_token_ids: tuple[int, ...] = field(default=(), kw_only=True)
     """Of an activated LoRA, as in `AdapterConfig`."""
 

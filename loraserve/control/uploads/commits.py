@@ -54,7 +54,7 @@ class Publisher(Protocol):
 
 
 Smoke = Callable[[str, Sequence[int]], AbstractAsyncContextManager[None]]
-"""Generates with a digest on the live engine, which has it until this is left. See `SmokeTest`."""
+"""Generates with a digest and its invocation on the live engine, which has it until this is left. See `SmokeTest`."""
 Certify = Callable[[str], None]
 """Queues the parity certificate of a digest; never raises."""
 

@@ -38,5 +38,6 @@ class StepPlan:
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination), to be done in order before the forward pass."""
     begun: list[BegunPrompt] = field(default_factory=list)
+    """Prompts that this step is the first to compute a part of."""
     failed: list[tuple[Sequence, str]] = field(default_factory=list)
     """Sequences whose adapter could not be loaded, and why; they hold nothing."""
