@@ -96,6 +96,10 @@ class LiveDocuments:
             args += [document_id, rev]
         return await self._connection.run_script(self._retire, keys, args)
 
+    async def removed_rev(self, kind: DocumentKind) -> int:
+        """As Redis knows what `DocumentStore.removed_rev` says; 0 = nothing of the kind was ever retired."""
+        return await self.retire(kind, 0, {})
+
     async def remove(self, kind: DocumentKind, document_ids: Sequence[str]) -> None:
         """Nothing happens to what is not there. NOTE: only what nobody ever puts again, as a newer one of its id."""
         for ids in _groups(document_ids):

@@ -84,7 +84,7 @@ class Retirement:
             some = documents[at : at + RETIRED_AT_ONCE]
             kind = some[0].kind
             # NOTE: not on an older copy of a data directory, in which something is gone that came back since.
-            known_rev = await self._live.documents.retire(kind, 0, {})
+            known_rev = await self._live.documents.removed_rev(kind)
             doomed = [each for each in some if await self._live.documents.revision(kind, each.id) <= each.rev]
             retired = await asyncio.to_thread(self._documents.retire, doomed, known_rev)
             for document in retired:

@@ -227,7 +227,7 @@ class Catalog(DocumentIndex):
     async def _level_retired(self, kind: DocumentKind) -> None:
         """Redis and we know up to which revisions documents were retired."""
         # NOTE: Redis first. What is retired meanwhile is noted on the disk before Redis hears of it.
-        known_rev = await self._live.documents.retire(kind, 0, {})
+        known_rev = await self._live.documents.removed_rev(kind)
         try:
             removed_rev = await asyncio.to_thread(self._documents.removed_rev, kind)
         except DamagedFileError as damage:
