@@ -612,9 +612,9 @@ def _check_answer(choice: Choice, expected: Choice) -> None:
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_and_changes_nothing(
-    engine: Engine, prompt: list[int], changes: dict[str, object], message: str
+    engine: Engine, prompt: list[int], changes: dict[str, Any], message: str
 ) -> None:
-    request = EngineRequest("r", prompt, replace(GREEDY, **changes), ADAPTERS[0].digest)  # type: ignore[arg-type]
+    request = EngineRequest("r", prompt, replace(GREEDY, **changes), ADAPTERS[0].digest)
     with pytest.raises(EngineRequestError, match=message) as caught:
         engine.add_request(request)
     assert caught.value.code is EngineErrorCode.INVALID_REQUEST
