@@ -23,10 +23,11 @@ class Backend(SamplesOnHost, Protocol):
 
     name: str
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
         """A linear layer of weight: [out_features, in_features].
 
         keep_weight: the weight stays in use elsewhere (an embedding tied to `lm_head`), so no second copy is made.
+        int8: of the weight `rounded_to_int8`, a byte of it each; not with keep_weight.
         """
         ...
 
@@ -34,7 +35,7 @@ class Backend(SamplesOnHost, Protocol):
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...
 
-    def num_free_rows(self, dtype: torch.dtype) -> int:
+    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
         """Rows that linears in the dtype compute in about the time it takes to read their weights; 1 = not known.
 
         Above 1 a row's result is the same whatever their number.

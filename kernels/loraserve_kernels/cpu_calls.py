@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+PLAIN, COMPRESSED, INT8 = range(3)
+"""`enum weight_format` of packed_linear.h."""
 
 STATUS_MESSAGES = {
     1: "row ranges of segments or sequences are not within the rows of the batch and its block table",
@@ -25,7 +27,7 @@ class PackedLinearStruct(ctypes.Structure):
         ("bias", c_void_p),
         ("num_outputs", c_int64),
         ("depth", c_int64),
-        ("is_compressed", c_int64),
+        ("format", c_int64),
     )
 
 
@@ -214,6 +216,8 @@ SIGNATURES = {
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],
     "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
+    "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
+    "int8_weight_bytes": [c_int64, c_int64, c_int],
     "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense
-from loraserve_kernels.cpu_calls import DTYPE_CODES, PackedLinearStruct
+from loraserve_kernels.cpu_calls import COMPRESSED, DTYPE_CODES, INT8, PLAIN, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.prepacked_linear import check_linear
 
@@ -15,44 +15,47 @@ class PackedLinear:
     """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer holds its own copy and the caller may free the weight.
 
     A row's result is the same bits for any number of rows. For AMX a bfloat16 weight takes three quarters of its bytes
-    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`).
+    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`). int8: the weight is
+    `rounded_to_int8`, and takes a byte each.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, library: CpuLibrary) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, library: CpuLibrary, *, int8: bool = False) -> None:
         check_linear(weight, bias)
-        size_bytes = packed_bytes(weight, library)
-        if size_bytes == 0:
+        if packed_bytes(weight, library) == 0:
             raise mismatch("weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for")
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self.dtype = weight.dtype
         self.bias = None if bias is None else bias.detach().contiguous()
-        self.weight = torch.empty(size_bytes, dtype=torch.uint8)
         self._code = DTYPE_CODES[weight.dtype]
         self._c = library.functions
         dense = weight.detach().contiguous()
-        self._c.pack_weight(
-            self.weight.data_ptr(), dense.data_ptr(), *weight.shape, self._code, torch.get_num_threads()
-        )
-        self.is_compressed = self._compress()
+        self.weight, self.format = self._quantized(dense) if int8 else self._packed(dense)
         bias_address = None if self.bias is None else self.bias.data_ptr()
         self.struct = PackedLinearStruct(
-            self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.is_compressed
+            self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.format
         )
         """For other C functions; valid as long as this object."""
         self._address = addressof(self.struct)
 
-    def _compress(self) -> bool:
-        """Where that is worth it; every bit of the weight is kept."""
-        shape, num_threads = (self.out_features, self.in_features), torch.get_num_threads()
-        size_bytes = self._c.compressed_weight_bytes(self.weight.data_ptr(), *shape, self._code, num_threads)
+    def _quantized(self, dense: Tensor) -> tuple[Tensor, int]:
+        weight = torch.empty(self._c.int8_weight_bytes(*dense.shape, self._code), dtype=torch.uint8)
+        self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *dense.shape, self._code, torch.get_num_threads())
+        return weight, INT8
+
+    def _packed(self, dense: Tensor) -> tuple[Tensor, int]:
+        """Compressed where that is worth it."""
+        shape, num_threads = dense.shape, torch.get_num_threads()
+        packed = torch.empty(self._c.packed_weight_bytes(*shape, self._code), dtype=torch.uint8)
+        self._c.pack_weight(packed.data_ptr(), dense.data_ptr(), *shape, self._code, num_threads)
+        size_bytes = self._c.compressed_weight_bytes(packed.data_ptr(), *shape, self._code, num_threads)
         if size_bytes == 0:
-            return False
-        packed, self.weight = self.weight, torch.empty(size_bytes, dtype=torch.uint8)
-        self._c.compress_weight(self.weight.data_ptr(), packed.data_ptr(), *shape, num_threads)
-        return True
+            return packed, PLAIN
+        compressed = torch.empty(size_bytes, dtype=torch.uint8)
+        self._c.compress_weight(compressed.data_ptr(), packed.data_ptr(), *shape, num_threads)
+        return compressed, COMPRESSED
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, bit for bit: int64 [...] -> [..., K]. Raises `ValueError` for an index outside."""
+        """Rows of the weight, as it is multiplied: int64 [...] -> [..., K]. `ValueError` for an index outside."""
         require_dense("indices", indices, torch.int64)
         rows = torch.empty((*indices.shape, self.in_features), dtype=self.dtype)
         self._c.packed_rows(

@@ -9,6 +9,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
+from loraserve_kernels.int8_weight import Int8Linear
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
@@ -32,15 +33,17 @@ class ReferenceBackend(ReferenceSampling):
 
     name = "reference"
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
         """See `Backend.linear`."""
-        return RowMajorLinear(weight, bias) if keep_weight else PrepackedLinear(weight, bias)
+        if keep_weight:
+            return RowMajorLinear(weight, bias)
+        return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return False
 
-    def num_free_rows(self, dtype: torch.dtype) -> int:
+    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
         """See `Backend.num_free_rows`."""
         return 1
 

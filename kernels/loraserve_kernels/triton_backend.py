@@ -11,6 +11,7 @@ from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, Compo
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
+from loraserve_kernels.int8_weight import Int8Linear
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
@@ -51,15 +52,15 @@ class TritonBackend(ReferenceSampling):
         self._checked: dict[int, tuple[object, ...]] = {}
         """Groups, by their id, with the tensors of the table that they were checked with."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool) -> Linear:
-        """See `Backend.linear`. `F.linear` on the weight as it is; no copy in either case."""
-        return RowMajorLinear(weight, bias)
+    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
+        """See `Backend.linear`. `F.linear` on the weight as it is, but for int8; no copy in either case."""
+        return Int8Linear(weight, bias) if int8 else RowMajorLinear(weight, bias)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return False
 
-    def num_free_rows(self, dtype: torch.dtype) -> int:
+    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
         """See `Backend.num_free_rows`."""
         return 1
 

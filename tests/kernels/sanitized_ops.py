@@ -16,6 +16,7 @@ from loraserve_kernels.cpu_library import open_prebuilt
 from loraserve_kernels.cpu_variants import Variant
 from loraserve_kernels.draw import Draw
 from loraserve_kernels.lora_add import make_lora_inputs
+from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.score import Ask
 
@@ -87,8 +88,10 @@ def run_row_ops(cpu: CpuBackend, dtype: torch.dtype) -> None:
 def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
     for depth, num_outputs in LINEARS:
         weight, bias = (random(*shape, dtype=dtype, seed=1) for shape in ((num_outputs, depth), (num_outputs,)))
-        for keep_weight in (False, True):
-            linear = cpu.linear(weight, bias, keep_weight=keep_weight)
+        int8 = cpu.linear(weight, bias, keep_weight=False, int8=True)
+        assert isinstance(int8, PackedLinear)
+        int8.rows(torch.arange(num_outputs))
+        for linear in (int8, *(cpu.linear(weight, bias, keep_weight=keep_weight) for keep_weight in (False, True))):
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from loraserve_kernels.cpu_calls import COMPRESSED, PLAIN
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.packed_linear import PackedLinear
 from torch import Tensor
@@ -38,8 +39,8 @@ def uncompressed(weight: Tensor, bias: Tensor | None, library: CpuLibrary) -> Pa
 def assert_same_bits(weight: Tensor, library: CpuLibrary) -> None:
     bias = torch.randn(weight.shape[0], generator=torch.Generator().manual_seed(1)).bfloat16()
     compressed, plain = PackedLinear(weight, bias, library), uncompressed(weight, bias, library)
-    assert compressed.is_compressed
-    assert not plain.is_compressed
+    assert compressed.format == COMPRESSED
+    assert plain.format == PLAIN
     x = torch.randn(max(NUM_ROWS), weight.shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
     for num_rows in NUM_ROWS:
         y, expected = compressed(x[:num_rows]), plain(x[:num_rows])
@@ -83,7 +84,7 @@ def test_every_weight_is_read_back(library: CpuLibrary) -> None:
     """Rows of the unit matrix: the product is the weight itself."""
     weight = of_bits(random_weight(64, 256), torch.arange(0, 64 * 256, 37), [0x0000, 0x4780, 0x0F80])
     linear = PackedLinear(weight, None, library)
-    assert linear.is_compressed
+    assert linear.format == COMPRESSED
     assert torch.equal(linear(torch.eye(256).bfloat16()), weight.T)
 
 
@@ -91,7 +92,7 @@ def test_rows_are_read_back(library: CpuLibrary) -> None:
     """As embeddings of tokens; also the weights that are kept whole."""
     weight = of_bits(random_weight(256, 512), torch.arange(3, 256 * 512, 997), [0x0000, 0x4780, 0x0F80])
     linear = PackedLinear(weight, None, library)
-    assert linear.is_compressed
+    assert linear.format == COMPRESSED
     indices = torch.tensor([191, 5, 0, 5, 64])
     assert torch.equal(linear.rows(indices), weight[indices])
 
@@ -101,14 +102,14 @@ def test_weights_of_any_exponent_are_left_as_they_are(library: CpuLibrary) -> No
     weight = torch.randint(-(2**15), 2**15, (64, 256), generator=generator, dtype=torch.int32).to(torch.int16)
     weight = weight.view(torch.bfloat16).nan_to_num(1.0, 2.0, -2.0)
     linear = PackedLinear(weight, None, library)
-    assert not linear.is_compressed
+    assert linear.format == PLAIN
     x = torch.eye(256).bfloat16()
     assert torch.equal(linear(x), uncompressed(weight, None, library)(x))
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((48, 64), torch.bfloat16), ((64, 64), torch.float32)], ids=str)
 def test_what_has_no_compressed_form(library: CpuLibrary, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    assert not PackedLinear(random_weight(*shape).to(dtype), None, library).is_compressed
+    assert PackedLinear(random_weight(*shape).to(dtype), None, library).format == PLAIN
 
 
 def test_what_was_compressed_keeps_amx(library: CpuLibrary) -> None:

@@ -1,11 +1,12 @@
 /* Packed linears with AMX, see packed_linear.c. */
 #include "amx_linear.h"
 
+#include "int8_weight.h"
 #include "linear_tiles.h"
 
 bool uses_amx(const struct packed_linear *linear, enum dtype dtype)
 {
-    return dtype == BFLOAT16 && (linear->is_compressed || amx_is_on());
+    return dtype == BFLOAT16 && (linear->format == COMPRESSED || amx_is_on());
 }
 
 bool reads_rows(const struct packed_linear *linear, enum dtype dtype)
@@ -61,7 +62,8 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
 /* Of one panel in memory. */
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
-    return panel_tiles_of(linear->depth) * (linear->is_compressed ? COMPRESSED_TILE_BYTES : WEIGHT_TILE_BYTES);
+    const int tile_bytes[] = {[PLAIN] = WEIGHT_TILE_BYTES, [COMPRESSED] = COMPRESSED_TILE_BYTES, [INT8] = WEIGHT_TILE_SIZE};
+    return panel_tiles_of(linear->depth) * tile_bytes[linear->format];
 }
 
 INLINE void compressed_panels(struct compressed_panel *panels, int count, const struct packed_linear *linear, int64_t panel)
@@ -69,6 +71,15 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
     for (int i = 0; i < count; i++)
         panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear->num_outputs), panel_tiles_of(linear->depth),
                                         panel + i);
+}
+
+/* The first of the panels from `panel` on in memory. */
+INLINE const char *panels_at(const struct packed_linear *linear, int64_t panel)
+{
+    const char *first = linear->weight;
+    if (linear->format == INT8)
+        first += num_int8_panels_of(linear->num_outputs) * LANES * (int64_t)sizeof(float);
+    return first + panel * panel_bytes_of(linear);
 }
 
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
@@ -80,30 +91,38 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
-    const char *panels = (const char *)linear->weight + panel * panel_bytes;
+    const char *panels = panels_at(linear, panel);
     struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
-    char decompressed[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
+    struct int8_panel int8[2];
+    char unpacked[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
-    if (linear->is_compressed) {
+    if (linear->format == COMPRESSED) {
         compressed_panels(compressed, 2, linear, panel);
         for (int64_t i = 0; i < MIN(words, AMX_STRETCH) / AMX_WORDS; i++)
             for (int p = 0; p < 2; p++)
-                decompress_tile(decompressed[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
+                decompress_tile(unpacked[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
     }
+    for (int p = 0; p < 2 && linear->format == INT8; p++)
+        int8[p] = int8_panel_at(linear, panel + p, BFLOAT16);
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + AMX_STRETCH);
+        for (int p = 0; p < 2 && linear->format == INT8; p++)
+            for (int64_t i = 0; i < end - word; i++) {
+                const vf widened = widen_word(int8 + p, word + i, BFLOAT16);
+                memcpy(unpacked[p] + i * (int64_t)sizeof(vf), &widened, sizeof widened);
+            }
         const struct amx_stretch stretch =
-            linear->is_compressed ? (struct amx_stretch){decompressed[0], sizeof decompressed[0], end - word}
-                                  : (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word};
-        const struct amx_refill refill = {decompressed[0], compressed, MIN(words - end, AMX_STRETCH) / AMX_WORDS};
+            linear->format == PLAIN ? (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word}
+                                    : (struct amx_stretch){unpacked[0], sizeof unpacked[0], end - word};
+        const struct amx_refill refill = {unpacked[0], compressed, MIN(words - end, AMX_STRETCH) / AMX_WORDS};
         for (int64_t row = 0, taken; row < input->num_rows; row += taken) {
             taken = input->num_rows - row > AMX_ROWS && input->num_rows >= whole_pair ? pair_rows : AMX_ROWS;
             const int64_t first = first_row(input, row, taken);
             struct amx_rows rows[2] = {tile_at(input, first), tile_at(input, first + AMX_ROWS)};
             for (int i = 0; i < 2; i++)
                 rows[i].x += word / AMX_WORDS * rows[i].step;
-            const bool refills = linear->is_compressed && row + taken >= input->num_rows;
+            const bool refills = linear->format == COMPRESSED && row + taken >= input->num_rows;
             amx_multiply_stretch(sums[row / AMX_ROWS], rows, (int)(taken / AMX_ROWS), &stretch, word > 0, &ahead,
                                  refills ? &refill : NULL);
             if (end == words)
@@ -123,11 +142,11 @@ static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, 
     struct compressed_panel compressed[4];
     for (int panels; panel < panel_end; panel += panels) {
         panels = panel_end - panel >= 4 ? 4 : 1;
-        if (linear->is_compressed)
+        if (linear->format == COMPRESSED)
             compressed_panels(compressed, panels, linear, panel);
         for (int64_t row = 0; row < input->num_rows; row += AMX_ROWS) {
             const int64_t first = first_row(input, row, AMX_ROWS);
-            if (linear->is_compressed)
+            if (linear->format == COMPRESSED)
                 amx_multiply_compressed_tile(sums, tile_at(input, first), compressed, words);
             else
                 amx_multiply_tile(sums, tile_at(input, first), (const char *)linear->weight + panel * panel_bytes,
@@ -142,9 +161,13 @@ static void amx_tiles(void *y, int64_t y_stride, const struct amx_input *input, 
 static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, const struct packed_linear *linear,
                      int64_t panel, int64_t panel_end)
 {
-    if (input->num_rows > FEW_AMX_ROWS)
+    const int64_t num_panels =
+        linear->format == INT8 ? num_int8_panels_of(linear->num_outputs) : num_panels_of(linear->num_outputs);
+    if (linear->format == INT8)
+        panel_end = MIN(num_panels, panel + ITEM_PANELS);
+    if (input->num_rows > FEW_AMX_ROWS || linear->format == INT8)
         for (; panel + 2 <= panel_end; panel += 2)
-            amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels_of(linear->num_outputs));
+            amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels);
     amx_tiles(y, y_stride, input, linear, panel, panel_end);
 }
 

@@ -30,7 +30,7 @@ INLINE void store_sums(void *y, int64_t y_stride, const float *sums, const struc
     const int64_t output = panel * LANES, count = linear->num_outputs - output;
     vf bias[4];
     for (int p = 0; p < panels; p++)
-        bias[p] = linear->bias ? load_upto(linear->bias, output + p * LANES, count - p * LANES, dtype) : (vf){0};
+        bias[p] = linear->bias ? load_upto(linear->bias, output + p * LANES, MAX(0, count - p * LANES), dtype) : (vf){0};
     if (count >= panels * LANES) {
         for (int64_t row = 0; row < num_rows; row++)
 #pragma GCC unroll 4
@@ -41,7 +41,7 @@ INLINE void store_sums(void *y, int64_t y_stride, const float *sums, const struc
     }
     for (int64_t row = 0; row < num_rows; row++)
         for (int p = 0; p < panels; p++)
-            store_upto(y, row * y_stride + output + p * LANES, count - p * LANES,
+            store_upto(y, row * y_stride + output + p * LANES, MAX(0, count - p * LANES),
                        load(sums, (row * panels + p) * LANES, FLOAT32) + bias[p], dtype);
 }
 

@@ -6,7 +6,7 @@
  * row's result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are
  * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
  * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
- * compressed, see compressed_weight.h.
+ * compressed, see compressed_weight.h; on any CPU weights may be in eight bits, see int8_weight.h.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
@@ -23,9 +23,12 @@
 #include "packed_linear.h"
 
 #include "amx_linear.h"
+#include "int8_weight.h"
 #include "linear_tiles.h"
 
 #define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
+#define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
+#define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* that more rows than a few are multiplied with at a time */
 
 /* Floats of x that a word of a weight is multiplied with, one after the other. */
 INLINE int factors_of(const enum dtype dtype) { return dtype == BFLOAT16 && !MULTIPLIES_BFLOAT16 ? 2 : 1; }
@@ -63,27 +66,49 @@ static void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t n
         pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, false, dtype);
 }
 
-/* sums [rows, panels * LANES]. x: a tile, from the first of the rows on; weight: the first of the panels. What is at
- * `ahead` is asked for meanwhile, ahead_bytes for each word. */
-INLINE void multiply(float *sums, const uint32_t *x, const char *weight, int64_t words, const char *ahead,
-                     int64_t ahead_bytes, const int rows, const int panels, const enum dtype dtype)
+/* A stretch of the depth of some panels, times a tile of x from one of its rows on. */
+struct product {
+    const uint32_t *x;
+    char *weight; /* the first of the panels, which lie panel_bytes apart */
+    int64_t panel_bytes, words;
+    const char *ahead; /* asked for meanwhile, ahead_bytes for each word */
+    int64_t ahead_bytes;
+    bool adds; /* to the sums of the depth before; only widened weights come in several stretches */
+    struct int8_panel int8[4]; /* what the panels are widened from, and kept at `weight` unless that is NULL */
+};
+
+/* sums: [rows, panels * LANES] */
+INLINE void multiply(float *sums, const struct product *product, const int rows, const int panels, const enum dtype dtype,
+                     const bool widens)
 {
-    const int64_t panel_bytes = words * (int64_t)sizeof(vf);
-    const int factors = factors_of(dtype);
+    const int factors = widens ? 1 : factors_of(dtype);
+    const uint32_t *x = product->x;
+    char *weight = product->weight;
+    const char *ahead = product->ahead;
+    const int64_t words = product->words, panel_bytes = product->panel_bytes, ahead_bytes = product->ahead_bytes;
+    struct int8_panel int8[4];
+    for (int p = 0; p < panels && widens; p++)
+        int8[p] = product->int8[p];
     vf sum[16];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels; i++)
-        sum[i] = (vf){0};
+        sum[i] = factors == 1 && product->adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
     for (int64_t word = 0; word < words; word++, ahead += ahead_bytes) {
 #pragma GCC unroll 4
-        for (int line = 0; line < panels * (int)sizeof(vf); line += 64)
+        for (int line = 0; line < panels * (int)sizeof(vf); line += widens ? 128 : 64)
             __builtin_prefetch(ahead + line, 0, 2);
 #pragma GCC unroll 2
         for (int factor = 0; factor < factors; factor++) {
             vf column[4];
 #pragma GCC unroll 4
             for (int p = 0; p < panels; p++) {
-                memcpy(column + p, weight + p * panel_bytes + word * (int64_t)sizeof(vf), sizeof(vf));
+                char *place = weight + p * panel_bytes + word * (int64_t)sizeof(vf);
+                if (widens)
+                    column[p] = widen_word(int8 + p, word, dtype);
+                else
+                    memcpy(column + p, place, sizeof(vf));
+                if (widens && weight)
+                    memcpy(place, column + p, sizeof(vf));
                 if (factors == 2)
                     column[p] = half_of(column[p], factor);
                 KEEP_IN_REGISTER(column[p]);
@@ -104,17 +129,16 @@ INLINE void multiply(float *sums, const uint32_t *x, const char *weight, int64_t
 
 /* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
  * as long. */
-#define MULTIPLY(rows, panels)                                                                                        \
-    static __attribute__((noinline)) void multiply_##rows##x##panels##_bfloat16(                                      \
-        float *sums, const uint32_t *x, const char *weight, int64_t words, const char *ahead, int64_t ahead_bytes)    \
+#define MULTIPLY_WITH(name, rows, panels, dtype, widens)                                                              \
+    static __attribute__((noinline)) void name(float *sums, const struct product *product)                            \
     {                                                                                                                 \
-        multiply(sums, x, weight, words, ahead, ahead_bytes, rows, panels, BFLOAT16);                                 \
-    }                                                                                                                 \
-    static __attribute__((noinline)) void multiply_##rows##x##panels##_float32(                                       \
-        float *sums, const uint32_t *x, const char *weight, int64_t words, const char *ahead, int64_t ahead_bytes)    \
-    {                                                                                                                 \
-        multiply(sums, x, weight, words, ahead, ahead_bytes, rows, panels, FLOAT32);                                  \
+        multiply(sums, product, rows, panels, dtype, widens);                                                         \
     }
+#define MULTIPLY(rows, panels)                                                                                        \
+    MULTIPLY_WITH(multiply_##rows##x##panels##_bfloat16, rows, panels, BFLOAT16, false)                               \
+    MULTIPLY_WITH(multiply_##rows##x##panels##_float32, rows, panels, FLOAT32, false)                                 \
+    MULTIPLY_WITH(widen_##rows##x##panels##_bfloat16, rows, panels, BFLOAT16, true)                                   \
+    MULTIPLY_WITH(widen_##rows##x##panels##_float32, rows, panels, FLOAT32, true)
 MULTIPLY(1, 4)
 MULTIPLY(2, 4)
 #if LANES == 16
@@ -136,35 +160,62 @@ MULTIPLY(2, 1)
 
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \
-        float sums[rows * panels * LANES] __attribute__((aligned(64)));                                               \
-        void *out = (void *)at(y, row * y_stride, dtype);                                                             \
-        const uint32_t *tile = x + row / TILE_ROWS * tile_words + row % TILE_ROWS;                                    \
-        const char *weight = (const char *)linear->weight + panel * words * (int64_t)sizeof(vf);                      \
-        if (dtype == BFLOAT16)                                                                                        \
-            multiply_##rows##x##panels##_bfloat16(sums, tile, weight, words, ahead, ahead_bytes);                     \
+        float *tile_sums = sums + row * panels * LANES;                                                               \
+        product.x = x + row / TILE_ROWS * tile_words + word * factors * TILE_ROWS + row % TILE_ROWS;                  \
+        if (is_int8 && row == 0 && weight_dtype == BFLOAT16)                                                          \
+            widen_##rows##x##panels##_bfloat16(tile_sums, &product);                                                  \
+        else if (is_int8 && row == 0)                                                                                 \
+            widen_##rows##x##panels##_float32(tile_sums, &product);                                                   \
+        else if (weight_dtype == BFLOAT16)                                                                            \
+            multiply_##rows##x##panels##_bfloat16(tile_sums, &product);                                               \
         else                                                                                                          \
-            multiply_##rows##x##panels##_float32(sums, tile, weight, words, ahead, ahead_bytes);                      \
-        store_sums(out, y_stride, sums, linear, panel, MIN(rows, num_rows - row), panels, dtype);                     \
-        ahead += words * ahead_bytes;                                                                                 \
+            multiply_##rows##x##panels##_float32(tile_sums, &product);                                                \
+        product.ahead += product.words * product.ahead_bytes;                                                         \
+        if (end_word == words)                                                                                        \
+            store_sums((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                      \
+                       MIN(rows, num_rows - row), panels, dtype);                                                     \
     } while (0)
 
 /* All rows of x, some at a time, the last of them in a tile of their own: panels come from L1 or L2 for all but the first,
- * and meanwhile the next ones are asked for. */
+ * and meanwhile the next ones are asked for. Panels in eight bits are taken in stretches, if there is more than one tile. */
 #define PANELS(rows, last_rows, panels)                                                                               \
     for (; panel + panels <= end; panel += panels) {                                                                  \
-        const int64_t bytes = panels * (int64_t)sizeof(vf), ahead_bytes = bytes / ((num_rows + rows - 1) / rows);     \
-        const char *ahead = (const char *)linear->weight + (panel + panels) * words * (int64_t)sizeof(vf);            \
-        int64_t row = 0;                                                                                              \
-        for (; row + last_rows < num_rows; row += rows)                                                               \
-            TILE(rows, panels);                                                                                       \
-        if (row < num_rows)                                                                                           \
-            TILE(last_rows, panels);                                                                                  \
+        const bool keeps = num_rows > rows;                                                                           \
+        const int64_t stretch = is_int8 && keeps ? STRETCH_BYTES / (panels * (int64_t)sizeof(vf)) : words;            \
+        struct product product = {                                                                                    \
+            .weight = is_int8 ? (keeps ? widened : NULL) : (char *)memory + panel * panel_bytes,                      \
+            .panel_bytes = is_int8 ? STRETCH_BYTES / panels : panel_bytes,                                            \
+            .ahead = memory + (panel + panels) * panel_bytes,                                                         \
+            .ahead_bytes = panels * panel_bytes / words / ((num_rows + rows - 1) / rows),                             \
+        };                                                                                                            \
+        for (int p = 0; p < panels && is_int8; p++)                                                                   \
+            product.int8[p] = int8_panel_at(linear, panel + p, dtype);                                                \
+        for (int64_t word = 0, end_word; word < words; word = end_word) {                                             \
+            end_word = MIN(words, word + stretch);                                                                    \
+            product.words = end_word - word;                                                                          \
+            product.adds = word > 0;                                                                                  \
+            int64_t row = 0;                                                                                          \
+            for (; row + last_rows < num_rows; row += rows)                                                           \
+                TILE(rows, panels);                                                                                   \
+            if (row < num_rows)                                                                                       \
+                TILE(last_rows, panels);                                                                              \
+            for (int p = 0; p < panels && is_int8; p++)                                                               \
+                product.int8[p].multiples += product.words * word_bytes;                                              \
+        }                                                                                                             \
     }
 
 INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                         const struct packed_linear *linear, int64_t panel, int64_t end, const enum dtype dtype)
+                         const struct packed_linear *linear, int64_t panel, int64_t end, const enum dtype dtype,
+                         const bool is_int8)
 {
-    const int64_t words = words_of(linear->depth, dtype), tile_words = tile_words_of(linear->depth, dtype) * TILE_ROWS;
+    const enum dtype weight_dtype = is_int8 ? int8_dtype_of(dtype) : dtype;
+    const int64_t words = is_int8 ? int8_words_of(linear->depth, dtype) : words_of(linear->depth, dtype);
+    const int64_t word_bytes = is_int8 ? LANES * int8_elements_of(dtype) : (int64_t)sizeof(vf);
+    const int64_t panel_bytes = words * word_bytes, factors = factors_of(weight_dtype);
+    const int64_t tile_words = tile_words_of(linear->depth, dtype) * TILE_ROWS;
+    const char *memory = is_int8 ? (const char *)int8_panel_at(linear, 0, dtype).multiples : linear->weight;
+    float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
+    char widened[STRETCH_BYTES] __attribute__((aligned(64)));
 #define FEW_ROWS_PANELS(rows, panels)                                                                                 \
     if (num_rows <= rows)                                                                                             \
         PANELS(rows, rows, panels)
@@ -188,10 +239,14 @@ INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t n
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
 {
-    if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16);
+    if (dtype == BFLOAT16 && linear->format == INT8)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16, true);
+    else if (dtype == BFLOAT16)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16, false);
+    else if (linear->format == INT8)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32, true);
     else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32, false);
 }
 
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype)
@@ -254,8 +309,12 @@ EXPORT int pack_weight(void *packed, const void *weight, int64_t num_outputs, in
 
 void packed_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype)
 {
-    if (linear->is_compressed) {
+    if (linear->format == COMPRESSED) {
         compressed_row(row, linear->weight, linear->num_outputs, linear->depth, output);
+        return;
+    }
+    if (linear->format == INT8) {
+        int8_row(row, linear, output, dtype);
         return;
     }
     const int64_t num_words = words_of(linear->depth, dtype), row_bytes = linear->depth * (int64_t)size_of(dtype);

@@ -7,10 +7,13 @@
 #include "team.h"
 #include "vector.h"
 
+/* As pack_weight lays a weight out, or compress_weight, or quantize_weight. */
+enum weight_format { PLAIN = 0, COMPRESSED = 1, INT8 = 2 };
+
 struct packed_linear {
-    const void *weight; /* as pack_weight lays it out, or compress_weight */
-    const void *bias;   /* [num_outputs] or NULL */
-    int64_t num_outputs, depth, is_compressed;
+    const void *weight;
+    const void *bias; /* [num_outputs] or NULL */
+    int64_t num_outputs, depth, format;
 };
 
 /* Panels of a weight. */
@@ -22,7 +25,7 @@ INLINE int64_t panel_tiles_of(int64_t depth) { return (depth + 2 * AMX_WORDS - 1
 /* Bytes of scratch for so many rows; 0 where x is read where it is. */
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype);
 
-/* Row `output` of the weight, as it was packed: `row` is dense [depth]. */
+/* Row `output` of the weight, as it is multiplied: `row` is dense [depth]. */
 void packed_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype);
 
 /* y = x Wᵀ + bias, shared by the team. Up to two pieces of work. NOTE: x must be complete; y is to be completed. */

@@ -1,0 +1,127 @@
+"""Weights in eight bits: products are bit for bit those of their multiples packed.
+
+The multiples are rounded to bfloat16 where that is multiplied, and in float32 where it is widened.
+"""
+
+import pytest
+import torch
+from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.int8_weight import MAX_MULTIPLE, Int8Linear, rounded_to_int8
+from loraserve_kernels.packed_linear import PackedLinear
+from torch import Tensor
+
+from tests.kernels.conftest import amx_set
+
+SHAPES = [(1, 1), (7, 5), (33, 100), (80, 40), (64, 32), (200, 1100), (768, 2048)]
+NUM_ROWS = [0, *range(1, 20), 31, 33, 64, 330, 700]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def multiples_of(weight: Tensor) -> Tensor:
+    """As `rounded_to_int8` has them, but in float32."""
+    scale = weight.float().abs().amax(-1, keepdim=True) / MAX_MULTIPLE
+    return torch.where(scale > 0, weight.float() / scale, 0.0).round() * scale
+
+
+def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Outputs of very different sizes, one of them all zeros."""
+    generator = torch.Generator().manual_seed(0)
+    size = torch.exp2(torch.randint(-20, 20, (shape[0], 1), generator=generator))
+    weight = torch.randn(*shape, generator=generator) * size
+    weight[shape[0] // 2] = 0
+    return weight.to(dtype), torch.randn(shape[0], generator=generator).to(dtype)
+
+
+def rounds(library: CpuLibrary) -> bool:
+    """Whether multiples are rounded to bfloat16: 126 / 127 times 127 is 126.008 then, and else 126."""
+    weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
+    return bool(PackedLinear(weight, None, library, int8=True)(x) > 0.005)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_the_rounded_weight(
+    any_library: CpuLibrary, shape: tuple[int, int], packed_dtype: torch.dtype, with_bias: bool
+) -> None:
+    weight, bias = make_weight(shape, packed_dtype)
+    added = bias if with_bias else None
+    int8 = PackedLinear(weight, added, any_library, int8=True)
+    x = torch.randn(max(NUM_ROWS), shape[1], generator=torch.Generator().manual_seed(1)).to(packed_dtype)
+    rounded = PackedLinear(rounded_to_int8(weight), added, any_library)(x)
+    wide = PackedLinear(multiples_of(weight), None if added is None else added.float(), any_library)(x.float())
+    whole = int8(x)
+    assert torch.equal(whole, rounded if rounds(any_library) else wide.to(packed_dtype))
+    for num_rows in NUM_ROWS:
+        assert torch.equal(int8(x[:num_rows]), whole[:num_rows]), num_rows
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_are_those_of_the_rounded_weight(
+    any_library: CpuLibrary, shape: tuple[int, int], packed_dtype: torch.dtype
+) -> None:
+    weight, _ = make_weight(shape, packed_dtype)
+    linear = PackedLinear(weight, None, any_library, int8=True)
+    indices = torch.arange(shape[0]).flip(0)
+    assert torch.equal(linear.rows(indices), rounded_to_int8(weight)[indices])
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
+@pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
+def test_what_lies_around_the_rows_is_not_seen(any_library: CpuLibrary, shape: tuple[int, int], num_rows: int) -> None:
+    weight, bias = make_weight(shape, torch.bfloat16)
+    linear = PackedLinear(weight, bias, any_library, int8=True)
+    around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
+    x = around[16 : num_rows + 16, 32 : shape[1] + 32]
+    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+    assert torch.equal(linear(x), linear(x.clone()))
+
+
+def test_amx_turned_off_gives_the_same_within_rounding(amx_library: CpuLibrary, assert_close) -> None:
+    weight, _ = make_weight((64, 320), torch.bfloat16)
+    linear, x = PackedLinear(weight, None, amx_library, int8=True), torch.randn(20, 320).bfloat16()
+    expected = x.double() @ rounded_to_int8(weight).double().T
+    assert_close(linear(x), expected)
+    with amx_set(amx_library, enabled=False):
+        assert_close(linear(x), expected)
+
+
+@pytest.mark.parametrize(("packed_dtype", "size"), [(torch.bfloat16, 0.51), (torch.float32, 0.26)], ids=str)
+def test_a_weight_takes_a_byte(cpu_library: CpuLibrary, packed_dtype: torch.dtype, size: float) -> None:
+    weight, _ = make_weight((256, 512), packed_dtype)
+    assert weight.numel() <= PackedLinear(weight, None, cpu_library, int8=True).weight.numel() < size * weight.nbytes
+
+
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+def test_rounding_moves_no_weight_by_more_than_half_a_multiple(packed_dtype: torch.dtype) -> None:
+    weight = torch.randn(3, 50, 400, generator=torch.Generator().manual_seed(2)).to(packed_dtype)
+    rounded = rounded_to_int8(weight)
+    scale = weight.abs().amax(-1, keepdim=True).double() / MAX_MULTIPLE
+    moved = (rounded.double() - weight.double()).abs()
+    assert (moved <= scale / 2 + rounded.double().abs() * torch.finfo(packed_dtype).eps).all()
+    assert moved.max() > scale.min() / 3
+    assert max(row.unique().numel() for row in rounded.flatten(0, 1)) <= 2 * MAX_MULTIPLE + 1
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+def test_rounding_twice_is_rounding_once(packed_dtype: torch.dtype) -> None:
+    rounded = rounded_to_int8(make_weight((200, 1100), packed_dtype)[0])
+    assert torch.equal(rounded_to_int8(rounded), rounded)
+
+
+def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = make_weight((37, 100), torch.float32)[0].view(37, 4, 25).transpose(0, 1)
+    whole = rounded_to_int8(weight)
+    monkeypatch.setattr("loraserve_kernels.int8_weight._PIECE", 60)
+    assert torch.equal(rounded_to_int8(weight), whole)
+    assert torch.equal(torch.stack([rounded_to_int8(part) for part in weight]), whole)
+
+
+@pytest.mark.parametrize("plain_dtype", [*DTYPES, torch.float16], ids=str)
+def test_the_plain_linear_is_that_of_the_rounded_weight(plain_dtype: torch.dtype) -> None:
+    weight, bias = torch.randn(33, 100).to(plain_dtype), torch.randn(33).to(plain_dtype)
+    linear, x = Int8Linear(weight, bias), torch.randn(2, 5, 100).to(plain_dtype)
+    assert torch.equal(linear(x), torch.nn.functional.linear(x, rounded_to_int8(weight), bias))
+    with pytest.raises(ValueError, match="x is"):
+        linear(x[..., :99])
