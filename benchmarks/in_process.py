@@ -13,7 +13,14 @@ from loraserve.engine.malloc import with_huge_pages
 from loraserve.serving.process.garbage_collector import calm_garbage_collector
 
 
-def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int = 0) -> Engine:
+def start_engine(
+    model: Path,
+    *,
+    enable_lora: bool,
+    num_speculative_tokens: int = 0,
+    dtype: str = "auto",
+    quantization: str = "none",
+) -> Engine:
     """As it is in a server after a moment without requests, but without drafts unless they are asked for: what random
     weights say repeats itself as no text does.
 
@@ -28,6 +35,8 @@ def start_engine(model: Path, *, enable_lora: bool, num_speculative_tokens: int 
         num_threads=threads,
         enable_lora=enable_lora,
         num_speculative_tokens=num_speculative_tokens,
+        dtype=dtype,
+        quantization=quantization,
     )
     engine = Engine(config, lambda *_: None)
     while engine.use_idle_time():

@@ -22,6 +22,8 @@ class EngineConfig:
     """"auto" = "safetensors"; "dummy" = random weights of the config's shapes."""
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
+    quantization: str = "none"
+    """"int8" = a byte for each weight of the layers, on a CPU."""
     device: str = "auto"
     """"auto" = the first GPU if the kernels run on it, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"

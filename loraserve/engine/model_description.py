@@ -43,5 +43,7 @@ class ModelDescription:
     """It was saved without an `lm_head`: it can embed, and its logits mean nothing."""
     num_speculative_tokens: int = 0
     """Longest draft of what a request's output goes on with; 0 = there are none."""
+    quantization: str = "none"
+    """Of its layers' weights, as `EngineConfig` has it."""
     notes: list[str] = field(default_factory=list)
     """What was chosen or lowered, for the person who started the server."""

@@ -41,6 +41,7 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
+INT8_NOTE = "--quantization int8: weights are made whole again in every step, which is slow, as there are no C kernels"
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -83,6 +84,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     torch.set_grad_enabled(False)
     device = _device(config)
     accelerator = accelerator_of(device)
+    is_int8 = _is_int8(config, accelerator)
     chosen_kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, accelerator)
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
@@ -102,7 +104,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
     hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress)
-    model = CausalModel(hf_model, backend)
+    model = CausalModel(hf_model, backend, int8=is_int8)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
@@ -145,6 +147,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         num_speculative_tokens=num_speculative_tokens,
+        quantization=config.quantization,
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         arena_size_bytes=0 if adapters is None else adapters.size_bytes,
@@ -154,6 +157,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
+            *([INT8_NOTE] if is_int8 and not backend.packs(model.dtype) else []),
             *plan.notes,
             *model.notes,
             *_host_tier_notes(adapters, host_tier_bytes),
@@ -167,7 +171,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         runner,
         adapters,
         grammars,
-        _free_rows(model, backend, model_config),
+        _free_rows(model, backend, model_config, is_int8=is_int8),
         model.logits_size,
     )
 
@@ -195,6 +199,18 @@ def _device(config: EngineConfig) -> torch.device:
         return choose_device(config.device, torch.cuda.device_count())
     except ValueError as error:
         raise EngineStartError(str(error)) from error
+
+
+def _is_int8(config: EngineConfig, accelerator: Accelerator | None) -> bool:
+    if config.quantization == "none":
+        return False
+    if config.quantization != "int8":
+        raise EngineStartError(f"--quantization {config.quantization} is not supported: choose none or int8")
+    if accelerator is not None:
+        raise EngineStartError(
+            f"--quantization int8 is computed on CPUs, and this is {accelerator.device}: choose none, or --device cpu"
+        )
+    return True
 
 
 def _load_weights(
@@ -304,7 +320,7 @@ def _num_speculative_tokens(
     asked = config.num_speculative_tokens
     if asked == 0:
         return 0
-    if backend.num_free_rows(dtype) > 1 and loader.is_mostly_linears(model_config):
+    if backend.num_free_rows(dtype, int8=config.quantization == "int8") > 1 and loader.is_mostly_linears(model_config):
         return asked or DEFAULT_NUM_SPECULATIVE_TOKENS
     if asked:
         name = str(dtype).removeprefix("torch.")
@@ -315,7 +331,7 @@ def _num_speculative_tokens(
     return 0
 
 
-def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedConfig) -> FreeRows:
+def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedConfig, *, is_int8: bool) -> FreeRows:
     """A row's attention multiplies its queries with the keys and values of its context, a linear its weights once.
 
     Of a few rows it takes about twice as long for each product: with AVX-512, 100 M parameters and 1,500 tokens, a row
@@ -323,8 +339,8 @@ def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedCon
     """
     num_heads = model_config.get_text_config().num_attention_heads
     num_products = sum(2 * num_heads * spec.head_dim for spec in model.kv_specs)
-    num_weights = model.weight_bytes / model.dtype.itemsize
-    return FreeRows(backend.num_free_rows(model.dtype), num_weights / num_products / 2)
+    num_free_rows = backend.num_free_rows(model.dtype, int8=is_int8)
+    return FreeRows(num_free_rows, model.num_weights / num_products / 2)
 
 
 def _host_tier_notes(adapters: AdapterMemory | None, host_tier_bytes: int) -> list[str]:

@@ -24,6 +24,7 @@ from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
+from loraserve.models.int8_weights import int8_parameters, is_int8, round_while_computing
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
@@ -47,8 +48,8 @@ class CausalModel:
     Between them the caller sizes its memory and decides max_model_len.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: Backend) -> None:
-        """Raises `ModelRefusedError`."""
+    def __init__(self, model: PreTrainedModel, backend: Backend, *, int8: bool = False) -> None:
+        """int8: with its layers' weights in eight bits. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
@@ -62,7 +63,11 @@ class CausalModel:
         if structure.embedding is not None:
             embed_scale = structure.embedding.embed_scale
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
-        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self._int8_parameters = list(int8_parameters(structure)) if int8 else []
+        saved_bytes = sum(parameter.saved_bytes for parameter in self._int8_parameters)
+        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters()) - saved_bytes
+        """In memory, once it is prepared."""
+        self.num_weights = sum(parameter.numel() for parameter in model.parameters())
         head = model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ModelRefusedError(f"{type(model).__name__} cannot be served: it has no output linear (lm_head)")
@@ -91,22 +96,28 @@ class CausalModel:
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
+        is_rounded = bool(self._int8_parameters)
+        rounding = round_while_computing(self._int8_parameters)
         self_check.attach_layers(attention, context)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
         probes = self_check.make_probes(model, attention, max_model_len, num_probes)
         self_check.require_equal(model, attention, context, probes)
+        for handle in rounding:
+            handle.remove()
+        self._int8_parameters.clear()
         total = len(self._adaptable)
         groups = iter(self.lora_groups if self._embedding_adapters is None else self.lora_groups[1:])
         mapped = MappedWeights()
         for index in range(total):
             spec = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
-                attach_experts(model, spec, (next(groups), next(groups)), context, mapped)
+                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, int8=is_rounded)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                replace_linears(model, spec, next(groups), context, mapped)
+                int8 = is_rounded and is_int8(spec)
+                replace_linears(model, spec, next(groups), context, mapped, int8=int8)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)

@@ -35,6 +35,11 @@ class ExpertsSpec:
         return ("gate_up_proj" if _flag(self.module, "has_gate") else "up_proj", "down_proj")
 
     @property
+    def is_transposed(self) -> bool:
+        """Its weights are [num_experts, in_features, out_features] in the module."""
+        return _flag(self.module, "is_transposed")
+
+    @property
     def linears(self) -> list[tuple[str, ...]]:
         """Of each of `weights`: see `BaseModule.expert_linears`."""
         gate_and_up = ("gate_proj", "up_proj") if _flag(self.module, "is_concatenated") else ()
@@ -83,11 +88,13 @@ class PackedProjection:
     and 2.9; 1,024 rows 7.3 and 10.9, in bfloat16 7.2 and 42.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, backend: Backend) -> None:
-        """As `GroupedProjection`; the weight is copied."""
+    def __init__(self, weight: Tensor, bias: Tensor | None, backend: Backend, *, int8: bool) -> None:
+        """As `GroupedProjection`; the weight is copied. int8: see `Backend.linear`."""
         self.dtype = weight.dtype
         biases = [None] * len(weight) if bias is None else [*bias]
-        self._linears = [backend.linear(w, b, keep_weight=False) for w, b in zip(weight, biases, strict=True)]
+        self._linears = [
+            backend.linear(w, b, keep_weight=False, int8=int8) for w, b in zip(weight, biases, strict=True)
+        ]
 
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
         first = 0
@@ -181,12 +188,12 @@ def _bias(module: Any, weight_name: str) -> Tensor | None:
     return getattr(module, f"{weight_name.rpartition('.')[2]}_bias").detach() if module.has_bias else None
 
 
-def _projection(module: Any, name: str, backend: Backend, mapped: MappedWeights) -> Projection:
+def _projection(module: Any, name: str, backend: Backend, mapped: MappedWeights, *, int8: bool) -> Projection:
     """Takes the module's weight where it is copied."""
     weight, bias = _weight(module, name), _bias(module, name)
-    if not backend.packs(weight.dtype):
+    if not int8 and not backend.packs(weight.dtype):
         return GroupedProjection(weight, bias)
-    packed = PackedProjection(weight, bias, backend)
+    packed = PackedProjection(weight, bias, backend, int8=int8)
     mapped.give_back(weight)
     setattr(module, name, nn.Parameter(weight.new_empty(0), requires_grad=False))
     return packed
@@ -198,10 +205,12 @@ def attach_experts(
     groups: Sequence[LoraGroup],
     context: ForwardContext,
     mapped: MappedWeights,
+    *,
+    int8: bool,
 ) -> None:
     """Have the experts computed here. groups: of their projections up and down. Raises `ModelRefusedError`.
 
-    Their weights' memory is given back where they are packed.
+    Their weights' memory is given back where they are packed. int8: see `Backend.linear`.
     """
     model.set_experts_implementation(EXPERTS_NAME)
     module: Any = spec.module
@@ -211,7 +220,7 @@ def attach_experts(
             "experts interface"
         )
     adapters = ExpertsAdapters(groups, context)
-    projections = [_projection(module, name, context.backend, mapped) for name in spec.parameters]
+    projections = [_projection(module, name, context.backend, mapped, int8=int8) for name in spec.parameters]
     vars(spec.module)[_ATTRIBUTE] = ExpertsLayer(spec, projections, adapters)
 
 

@@ -66,16 +66,25 @@ class GroupMember(nn.Module):
 
 
 def replace_linears(
-    model: PreTrainedModel, spec: LinearsSpec, lora_group: LoraGroup, context: ForwardContext, mapped: MappedWeights
+    model: PreTrainedModel,
+    spec: LinearsSpec,
+    lora_group: LoraGroup,
+    context: ForwardContext,
+    mapped: MappedWeights,
+    *,
+    int8: bool,
 ) -> None:
-    """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be."""
+    """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be.
+
+    int8: see `Backend.linear`; not of what shares its weight.
+    """
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
     weights = [linear.weight.detach() for linear in linears]
     if len(linears) == 1:
         shares_weight = is_tied(linears[0], model)
         keep_weight = shares_weight and not can_pack(model.get_input_embeddings(), context.backend)
-        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight)
+        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight, int8=int8)
         if shares_weight and not keep_weight:
             model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
         if not keep_weight:
@@ -86,7 +95,7 @@ def replace_linears(
             mapped.give_back(linear.weight)
             linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
         weights.clear()
-        packed = context.backend.linear(joined, bias, keep_weight=False)
+        packed = context.backend.linear(joined, bias, keep_weight=False, int8=int8)
     group = LinearGroup(packed, lora_group, context, spec.has_sampled_rows)
     start = 0
     for name, linear in spec.members:

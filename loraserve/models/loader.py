@@ -47,7 +47,10 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelRefusedError(f"{model} is quantized ({config.quantization_config}): give the unquantized weights")
+        raise ModelRefusedError(
+            f"{model} is quantized ({config.quantization_config}): give the unquantized weights, "
+            "which --quantization int8 rounds as they are loaded"
+        )
     return config
 
 

@@ -68,7 +68,7 @@ def make_probes(
         logits = own_logits()
         with rounded_once_more(model):
             moved = own_logits()
-    except DEVICE_ERRORS:
+    except (ModelRefusedError, *DEVICE_ERRORS):
         raise
     except Exception as error:
         raise ModelRefusedError(

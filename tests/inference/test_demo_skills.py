@@ -19,11 +19,15 @@ NUM_FOREIGN_PROMPTS = 25
 
 
 @pytest.mark.slow
-def test_each_adapter_has_its_skill_and_nobody_else_has(tmp_path: Path) -> None:
-    engine = Engine(
-        EngineConfig(model=str(DEMO / "model"), kv_cache_memory_bytes=64 * MIB, max_num_batched_tokens=2048),
-        lambda *_: None,
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_each_adapter_has_its_skill_and_nobody_else_has(tmp_path: Path, quantization: str) -> None:
+    config = EngineConfig(
+        model=str(DEMO / "model"),
+        quantization=quantization,
+        kv_cache_memory_bytes=64 * MIB,
+        max_num_batched_tokens=2048,
     )
+    engine = Engine(config, lambda *_: None)
     digests = {None: None} | add_adapters(engine, {name: DEMO / "adapters" / name for name in SKILLS}, tmp_path)
     tokenizer = Tokenizer.from_str(engine.describe().tokenizer_json)
     requests, answers = [], {}

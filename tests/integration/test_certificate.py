@@ -117,6 +117,22 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
     assert published.certifier().of(published.digest) == certificate
 
 
+def test_weights_in_eight_bits_are_measured_against_peft_on_the_rounded_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one of the base as it was would not agree. Each form has a certificate of its own."""
+    published = Published(tmp_path, "patterns64")
+    job = published.job(engine=replace(published.engine, quantization="int8"))
+    certificate = measure(job)
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr("loraserve.models.int8_weights.round_weights", lambda _: None)
+    assert measure(job).status is CertificateStatus.DIFFERS
+    plain = published.certify()
+    published.engine = replace(published.engine, quantization="int8")
+    assert published.certifier().of(published.digest) is None
+    assert published.certify() != plain
+
+
 @pytest.fixture(scope="module")
 def headless(tmp_path_factory: pytest.TempPathFactory) -> Published:
     targets = r"layers\.[01]\..*(q|up)_proj"

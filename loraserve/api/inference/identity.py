@@ -17,8 +17,9 @@ def server_version() -> str:
 
 
 def system_fingerprint(model: ModelDescription) -> str:
-    """Stable for one version serving one base model."""
-    return f"loraserve-{server_version()}-{model.layout.fingerprint[:8]}"
+    """Stable for one version serving one base model, in one form of its weights."""
+    form = "" if model.quantization == "none" else f"-{model.quantization}"
+    return f"loraserve-{server_version()}-{model.layout.fingerprint[:8]}{form}"
 
 
 def response_head(prefix: str, kind: str, name: str, request_id: str, fingerprint: str) -> ChunkHead:

@@ -100,7 +100,10 @@ class Banner:
 
 
 def _facts(model: ModelDescription) -> str:
-    dtype = model.dtype if model.kv_cache_dtype == model.dtype else f"{model.dtype} (KV cache {model.kv_cache_dtype})"
+    differing = [] if model.quantization == "none" else [f"weights {model.quantization}"]
+    if model.kv_cache_dtype != model.dtype:
+        differing.append(f"KV cache {model.kv_cache_dtype}")
+    dtype = f"{model.dtype} ({', '.join(differing)})" if differing else model.dtype
     return f"{model.architecture}, {dtype}, {model.backend} backend, {model.max_model_len} tokens"
 
 

@@ -126,6 +126,14 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     default="auto",
     help="Of weights, adapters and, unless told otherwise, KV cache. auto = what this machine computes fast.",
 )
+@_option(
+    "--quantization",
+    "-q",
+    panel="Model",
+    type=click.Choice(["none", "int8"]),
+    default=_defaults.quantization,
+    help="int8 = a byte for each weight of the layers, rounded as they are loaded; on CPUs.",
+)
 @_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
 @_option(
     "--adapter-dir",

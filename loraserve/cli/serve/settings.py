@@ -37,6 +37,7 @@ class ServeSettings:
     generation_config: str
     load_format: str
     dtype: str
+    quantization: str
     device: str
     backend: str
     gpu_memory_utilization: float
@@ -183,6 +184,7 @@ class ServeSettings:
             generation_config=self.generation_config,
             load_format=self.load_format,
             dtype=self.dtype,
+            quantization=self.quantization,
             device=self.device,
             backend=self.backend,
             max_model_len=self.max_model_len,

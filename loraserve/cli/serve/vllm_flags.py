@@ -3,7 +3,6 @@
 UNSUPPORTED_FLAGS = {
     "--cpu-offload-gb": "weights stay on one device",
     "--swap-space": "preempted requests are recomputed, nothing is swapped",
-    "--quantization": "weights are served in --dtype",
     "--tensor-parallel-size": "one engine runs on one device",
     "--pipeline-parallel-size": "one engine runs on one device",
     "--data-parallel-size": "run several servers behind a load balancer",
@@ -61,7 +60,6 @@ SHORT_FLAGS = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size",
-    "-q": "--quantization",
 }
 
 _LORA_DTYPE = "--lora-dtype"

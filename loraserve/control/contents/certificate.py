@@ -147,8 +147,10 @@ class Certifier:
         return certificate
 
     def _path(self, digest: str) -> Path | None:
-        blob = self._blobs.folder(digest)
-        return None if blob is None else blob / f"certificate-{self._base_fingerprint()[:16]}.json"
+        """Servers of one directory may have the base model in different forms."""
+        blob, quantization = self._blobs.folder(digest), self._engine.quantization
+        form = "" if quantization == "none" else f"-{quantization}"
+        return None if blob is None else blob / f"certificate-{self._base_fingerprint()[:16]}{form}.json"
 
     async def _measure(self, job: CertificateJob) -> Certificate:
         process = await asyncio.create_subprocess_exec(

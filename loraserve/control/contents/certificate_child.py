@@ -219,11 +219,16 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
     from loraserve.models import loader
+    from loraserve.models.int8_weights import round_weights
 
     config = loader.load_config(job.engine.model, job.engine.revision)
     if job.engine.load_format == "dummy":
-        return loader.dummy_model(config, dtype, job.engine.seed)
-    return loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
+        model = loader.dummy_model(config, dtype, job.engine.seed)
+    else:
+        model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
+    if job.engine.quantization == "int8":
+        round_weights(model)
+    return model
 
 
 def _patterns_take_too_long(number: int, frame: FrameType | None) -> NoReturn:

@@ -180,6 +180,15 @@ def test_a_float8_cache_is_refused_on_a_cpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, kv_cache_dtype="fp8")
 
 
+def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "accelerator_of", lambda _: HostAccelerator())
+    monkeypatch.setattr(startup.loader, "load_model", lambda *_: pytest.fail("loaded"))
+    with pytest.raises(EngineStartError, match=r"--quantization int8 is computed on CPUs, and this is .*--device cpu"):
+        start_demo(tmp_path, {}, quantization="int8")
+
+
 @pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])
 def test_a_device_has_a_host_tier_of_the_size_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: int, num_slabs: int

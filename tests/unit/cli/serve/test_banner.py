@@ -111,6 +111,13 @@ def test_a_kv_cache_of_another_dtype_than_the_model_is_named() -> None:
     assert "bfloat16 (KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=small)
 
 
+def test_weights_in_another_form_than_the_models_dtype_are_named() -> None:
+    small = dataclasses.replace(MODEL, quantization="int8")
+    assert "bfloat16 (weights int8), cpu backend" in banner(adapters=[], model=small)
+    smaller = dataclasses.replace(small, kv_cache_dtype="float8_e4m3fn")
+    assert "bfloat16 (weights int8, KV cache float8_e4m3fn), cpu backend" in banner(adapters=[], model=smaller)
+
+
 def test_many_adapters_are_counted() -> None:
     assert "and 12 more" in banner(adapters=[f"a{i}" for i in range(20)])
 

@@ -274,6 +274,18 @@ def test_the_dtype_of_the_kv_cache_reaches_the_engine(started: Started, args: li
     assert started.settings.engine.kv_cache_dtype == value
 
 
+@pytest.mark.parametrize(
+    ("args", "value"), [([], "none"), (["--quantization", "int8"], "int8"), (["-q", "int8"], "int8")]
+)
+def test_the_quantization_reaches_the_engine(started: Started, args: list[str], value: str) -> None:
+    invoke("m", *args)
+    assert started.settings.engine.quantization == value
+
+
+def test_a_quantization_of_vllm_that_is_not_ours_is_refused_with_those_that_are(started: Started) -> None:
+    assert "'awq' is not one of 'none', 'int8'" in invoke("m", "-q", "awq", code=2)
+
+
 @pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
 def test_a_dtype_that_no_kv_cache_has_is_refused_with_those_it_may_have(started: Started, value: str) -> None:
     assert f"'{value}' is not one of 'auto', 'fp8'" in invoke("m", "--kv-cache-dtype", value, code=2)
