@@ -32,7 +32,7 @@ def create_app(context: AppContext, on_inference_end: OnEnd | None = None) -> AS
     """An app that serves `context`, on the event loop that built it. It starts and stops nothing."""
     control = context.control
     credentials: list[Credentials] = [CookieCredentials(control.sessions), KeyCredentials(control.authenticator)]
-    guard = Guard(credentials, control.authenticator.current, note_refusal(control.observer.refusals))
+    guard = Guard(credentials, control.authenticator, note_refusal(control.observer.refusals))
     app = _litestar(lambda: context, context.runtime.settings, [guard, refuse_unknown_query])
     put_runtime(app, context.runtime)
     noted = app if on_inference_end is None else NotedApp(app, on_inference_end)

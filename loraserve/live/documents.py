@@ -63,6 +63,11 @@ class LiveDocuments:
         """0 = Redis does not have it."""
         return int(await self._connection.call("HGET", self._names.document(kind, document_id), "rev") or 0)
 
+    async def revs(self, refs: Sequence[tuple[DocumentKind, str]]) -> list[int]:
+        """Of each of these, in one round trip; 0 = Redis does not have it."""
+        commands = [["HGET", self._names.document(kind, document_id), "rev"] for kind, document_id in refs]
+        return [int(rev or 0) for rev in await self._connection.call_many(commands)]
+
     async def ids(self, kind: DocumentKind) -> list[str]:
         """Of every document of a kind, deleted ones included."""
         return [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]

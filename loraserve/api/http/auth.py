@@ -9,7 +9,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 
-from loraserve.api.http.needs import ACTION, ANYONE, EVERY_TENANT, PUBLIC_OPT
+from loraserve.api.http.needs import ACTION, ADMITTED, ANYONE, EVERY_TENANT, PUBLIC_OPT
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -43,27 +43,29 @@ class KeyCredentials:
 class Guard:
     """Runs on the matched route, so no trick with the URL leads past it."""
 
-    def __init__(
-        self, credentials: list[Credentials], current: Callable[[Principal], Principal], on_refusal: OnRefusal
-    ) -> None:
-        """credentials: the first kind that was sent counts. current: `Authenticator.current`."""
+    def __init__(self, credentials: list[Credentials], authenticator: Authenticator, on_refusal: OnRefusal) -> None:
+        """credentials: the first kind that was sent counts."""
         self._credentials = credentials
-        self._current = current
+        self._authenticator = authenticator
         self._on_refusal = on_refusal
 
     async def __call__(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
         if handler.opt.get(PUBLIC_OPT):
             return
         try:
-            self._let_in(connection, handler, await self._principal(connection))
+            principal = await self._principal(connection)
+            if not handler.opt.get(ADMITTED):
+                principal = await self._confirmed(connection, principal)
+            self._let_in(connection, handler, principal)
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
         connection.scope["state"][AGAIN_KEY] = partial(self._check_again, connection, handler)
 
     def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+        judge = self._authenticator.current if handler.opt.get(ADMITTED) else self._authenticator.newest
         try:
-            self._let_in(connection, handler, self._current(connection.scope["state"][STATE_KEY]))
+            self._let_in(connection, handler, judge(connection.scope["state"][STATE_KEY]))
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
@@ -78,6 +80,11 @@ class Guard:
         principal.require(action)
         if handler.opt.get(EVERY_TENANT) and not principal.is_any_tenant:
             raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for all tenants ('*'): it shows all of them.")
+
+    async def _confirmed(self, connection: ASGIConnection, principal: Principal) -> Principal:
+        newest = await self._authenticator.confirm(principal)
+        # What was sent may be the secret of before a rotation that nobody here knew of.
+        return newest if newest.key_rev == principal.key_rev else await self._principal(connection)
 
     async def _principal(self, connection: ASGIConnection) -> Principal:
         for credentials in self._credentials:

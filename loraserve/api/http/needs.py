@@ -12,6 +12,7 @@ ACTION = "action"
 PUBLIC_OPT = "public"
 ANYONE = "anyone"
 TIMED = "timed"
+ADMITTED = "admitted"
 EVERY_TENANT = "every_tenant"
 
 PUBLIC: dict[str, Any] = {PUBLIC_OPT: True}
@@ -25,8 +26,8 @@ def needs(action: Action) -> dict[str, Any]:
     return {ACTION: action}
 
 
-INFERENCE = {**needs(Action.INFER), TIMED: True}
-"""Its answers say how long they took."""
+INFERENCE = {**needs(Action.INFER), TIMED: True, ADMITTED: True}
+"""Its answers say how long they took; whether its key is as new as Redis knows is asked when it is admitted."""
 
 SCRAPING = {**needs(Action.READ), EVERY_TENANT: True}
 """Shows all tenants' adapters: needs a key for all tenants (`*`)."""

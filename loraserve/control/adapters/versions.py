@@ -70,7 +70,7 @@ class VersionService:
             raise invalid_value(param, f"is refused: {error}.") from None
 
     async def check_may_publish(self, principal: Principal, name: str) -> None:
-        """By the newest documents, whenever the principal was found good. Raises `ServingError`: 401 or 403."""
+        """By the newest documents, whenever the principal was found good. Raises `ServingError`: 401, 403 or 503."""
         await self._authenticator.reread(principal)
         self._check_still_may(principal, name)
 
@@ -129,9 +129,9 @@ class VersionService:
             yield
 
     def _check_still_may(self, principal: Principal, name: str) -> None:
-        current = self._authenticator.current(principal)
-        current.require(Action.OPERATE)
-        current.require_adapter(name)
+        newest = self._authenticator.newest(principal)
+        newest.require(Action.OPERATE)
+        newest.require_adapter(name)
 
     async def list(self, principal: Principal, name: str) -> tuple[Document[AdapterDoc], list[VersionRecord]]:
         """Newest first, without deleted ones; with what any server committed before this call, as `read`."""

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from loraserve.control.documents.index import DocumentIndex
-from loraserve.control.documents.outage import Outage
+from loraserve.control.documents.outage import DocumentRef, Outage
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.store.documents import UNSETTLED_NS, DocumentStore, ScanMark, revision_of
@@ -40,6 +40,8 @@ class Catalog(DocumentIndex):
         self._synchronising: asyncio.Task[None] | None = None
         self._lost_revs: dict[DocumentKind, int] = {}
         """Up to which revisions documents were retired, as Redis knows and the disk, an older copy, does not."""
+        self._missing_revs: dict[DocumentRef, int] = {}
+        """Of what Redis knows something newer than the disk has: from which revision on the disk's counts again."""
         self._was_told_of_keys = False
         """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
 
@@ -67,6 +69,29 @@ class Catalog(DocumentIndex):
     async def reread(self, kind: DocumentKind, document_id: str) -> None:
         """Whatever any server committed of this document before this call is known afterwards."""
         await self._learn(kind, document_id)
+
+    async def ask(self, refs: Sequence[DocumentRef]) -> None:
+        """Of these, the newest revision that Redis has is known afterwards, or `is_behind` says that the disk lacks it.
+
+        While Redis is gone, that goes by what it told last.
+        """
+        if not refs:
+            return
+        try:
+            revs = await self._live.documents.revs(refs)
+        except LiveUnavailableError:
+            for ref in filter(self.is_behind, refs):
+                await self.reread(*ref)
+            return
+        for ref, rev in zip(refs, revs, strict=True):
+            await self._hear(ref, rev)
+            if self._known_rev(ref) < rev:
+                self._warn_of_older_disk(*ref, rev)
+
+    def is_behind(self, ref: DocumentRef) -> bool:
+        """Whether Redis told of something newer than the disk has: an older copy, or one that does not show yet what
+        another server wrote. Nobody can tell then what this document allows."""
+        return self._known_rev(ref) < self._missing_revs.get(ref, 0)
 
     async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """As `refresh`, content with the disk when Redis is gone."""
@@ -137,7 +162,7 @@ class Catalog(DocumentIndex):
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
                 known = self.get(change.kind, change.id)
                 if known is None or known.rev < change.rev:
-                    await self.reread(change.kind, change.id)
+                    await self._hear((change.kind, change.id), change.rev)
                 if change.kind is DocumentKind.KEY and not self.has_keys:
                     self._warn_of_older_disk(change.kind, change.id, change.rev)
                     self._note_keys()
@@ -204,6 +229,11 @@ class Catalog(DocumentIndex):
                     continue
                 if document is None or document.rev < rev:
                     self._warn_of_older_disk(kind, document_id, rev)
+        refs = {(kind, document_id) for document_id in revisions}
+        refs.update((kind, document.id) for document in self.all(kind))
+        refs.update(ref for ref in self._missing_revs if ref[0] is kind)
+        for ref in refs:
+            self._compare(ref, revisions.get(ref[1], 0))
         if kind is DocumentKind.KEY and revisions:
             self._note_keys()
         await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
@@ -302,6 +332,26 @@ class Catalog(DocumentIndex):
                 self.apply(newer)
             if newer is None or newer.rev < rev:
                 self._warn_of_older_disk(document.kind, document.id, rev)
+
+    async def _hear(self, ref: DocumentRef, rev: int) -> None:
+        """Redis has this revision of it, 0 = none."""
+        if self._known_rev(ref) < rev:
+            await self.reread(*ref)
+        self._compare(ref, rev)
+
+    def _compare(self, ref: DocumentRef, rev: int) -> None:
+        known_rev, lost_rev = self._known_rev(ref), self._lost_revs.get(ref[0], 0)
+        if known_rev < rev:
+            self._missing_revs[ref] = rev
+        elif rev < known_rev <= lost_rev:
+            # Redis has it no more: it may be one of those that were retired.
+            self._missing_revs[ref] = lost_rev + 1
+        else:
+            self._missing_revs.pop(ref, None)
+
+    def _known_rev(self, ref: DocumentRef) -> int:
+        known = self.get(*ref)
+        return 0 if known is None else known.rev
 
     async def _learn(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """As the disk has it; what was retired is not known any more."""

@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.tenancy.api_keys import hash_key, is_key, try_parse_id
 from loraserve.control.tenancy.principal import FLAG_KEY_ID, OPEN_ACTOR, Principal
+from loraserve.control.unavailable import RETRY_AFTER_S
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import (
     ANY_TENANT,
@@ -117,12 +119,27 @@ class Authenticator:
         self._check_tenant(newest)
         return newest
 
+    def newest(self, principal: Principal) -> Principal:
+        """As `current`; refused too (503) where Redis knows a newer revision of its key or tenant than the disk has.
+
+        NOTE: for all but inference, of which Redis is asked when it is admitted.
+        """
+        newest = self.current(principal)
+        if any(self._catalog.is_behind(ref) for ref in _decided_by(newest)):
+            raise _not_newest()
+        return newest
+
+    async def confirm(self, principal: Principal) -> Principal:
+        """`newest`, of which Redis is asked now; while it is gone, by what it told last."""
+        await self._catalog.ask(_decided_by(principal))
+        return self.newest(principal)
+
     async def reread(self, principal: Principal) -> None:
-        """`current` goes by whatever any server committed of its key and tenant before this call."""
-        if principal.key_id is not None:
-            await self._catalog.reread(DocumentKind.KEY, principal.key_id)
-        if not principal.is_any_tenant:
-            await self._catalog.reread(DocumentKind.TENANT, principal.acting_tenant)
+        """`newest` goes by whatever any server committed of its key and tenant before this call."""
+        refs = _decided_by(principal)
+        for ref in refs:
+            await self._catalog.reread(*ref)
+        await self._catalog.ask(refs)
 
     async def _of_text(self, text: str) -> Principal:
         key_id = try_parse_id(text)
@@ -197,6 +214,12 @@ class Authenticator:
         )
 
 
+def _decided_by(principal: Principal) -> list[DocumentRef]:
+    """The documents by which it may do what it may."""
+    refs: list[DocumentRef] = [] if principal.key_id is None else [(DocumentKind.KEY, principal.key_id)]
+    return refs if principal.is_any_tenant else [*refs, (DocumentKind.TENANT, principal.acting_tenant)]
+
+
 def check_not_suspended(catalog: Catalog, tenant: str) -> None:
     """Raises `ServingError`."""
     document = catalog.tenant(tenant)
@@ -204,6 +227,14 @@ def check_not_suspended(catalog: Catalog, tenant: str) -> None:
         raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
     if document.doc.status is not Status.ACTIVE:
         raise ServingError(ErrorCode.TENANT_SUSPENDED, f"The tenant '{tenant}' is suspended.")
+
+
+def _not_newest() -> ServingError:
+    message = (
+        "The server's data directory does not have the newest revision of your key or its tenant. Retry in a few "
+        "seconds; should it stay so, it is an older copy, and the server's log says what to do."
+    )
+    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
 
 
 def _refused(message: str) -> ServingError:

@@ -131,6 +131,7 @@ class SessionService:
         return NewLink(token, link.created_at + LINK_S)
 
     async def _begin(self, principal: Principal, key_sha256: str, request_id: str) -> NewSession:
+        principal = await self._authenticator.confirm(principal)
         key_id = _check_may_log_in(principal)
         token = secrets.token_urlsafe(TOKEN_BYTES)
         session = Session(

@@ -40,6 +40,16 @@ def test_the_newest_revision_stays_in_whatever_order_they_come(on_any_server: Ru
     on_any_server(check)
 
 
+def test_revisions_are_told_in_the_order_asked(on_any_server: RunCheck) -> None:
+    async def check(store: LiveStore) -> None:
+        await store.documents.put(key_document(rev=3))
+        await store.documents.put(tenant_document(rev=2))
+        refs = [(DocumentKind.TENANT, "acme"), (DocumentKind.KEY, "none"), (DocumentKind.KEY, "k1")]
+        assert await store.documents.revs(refs) == [2, 0, 3]
+
+    on_any_server(check)
+
+
 def test_revisions_are_compared_as_numbers(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         await store.documents.put(key_document(rev=9))

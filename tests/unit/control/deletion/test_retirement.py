@@ -211,8 +211,12 @@ def test_an_older_copy_of_the_data_directory_does_not_bring_a_key_back(
                 with pytest.raises(ServingError) as refused:
                     await again.admit(principal, "kept")
                 assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+                with pytest.raises(ServingError) as refused:
+                    await again.authenticator.confirm(principal)
+                assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
                 assert issued.document.id not in await in_redis(again)
-                await again.admit(await again.authenticator.authenticate(stays.text), "kept")
+                works = await again.authenticator.authenticate(stays.text)
+                await again.admit(await again.authenticator.confirm(works), "kept")
                 # What is removed of the copy would make it look as new as Redis.
                 await again.retirement.sweep()
                 assert revoked.document.id in on_disk(again)

@@ -1,21 +1,23 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from loraserve.control.tenancy.api_keys import generate_key, hash_key, is_key, try_parse_id
 from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.offline_keys import create_key_offline, revoke_key_offline
+from loraserve.control.tenancy.principal import Principal
 from loraserve.control.tenancy.tenants import TenantPatch
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.documents import DocumentStore
-from loraserve.store.records import ANY_TENANT, Role, Status
+from loraserve.store.records import ANY_TENANT, DocumentKind, Role, Status
 from tests.support.valkey import Valkey, valkey
-from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, with_tenants
+from tests.unit.control.nodes import ACME, ADMIN, Node, eventually, run, running_node, two_nodes, with_tenants
 
 __all__ = ["valkey"]
 
@@ -376,6 +378,109 @@ def test_what_was_resumed_on_another_server_works_here_at_once(valkey: Valkey, t
             await deaf.catalog.catch_up()
             await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
             assert (await deaf.authenticator.of_key(key_id)).key_id == key_id
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("change", ["revoked", "suspended", "demoted", "tenant suspended"])
+def test_a_server_that_has_not_heard_of_it_confirms_nothing_older(valkey: Valkey, tmp_path: Path, change: str) -> None:
+    expected = {"revoked": ErrorCode.INVALID_API_KEY, "suspended": ErrorCode.INVALID_API_KEY}
+
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, deaf):
+            issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
+            await deaf.catalog.catch_up()
+            before = await deaf.authenticator.authenticate(issued.text)
+            assert await deaf.authenticator.confirm(before) == before
+            match change:
+                case "revoked":
+                    await one.keys.revoke(ACME, "r", issued.document.id)
+                case "suspended":
+                    await one.keys.patch(ACME, "r", issued.document.id, KeyPatch(status=Status.SUSPENDED))
+                case "demoted":
+                    await one.keys.patch(ACME, "r", issued.document.id, KeyPatch(role=Role.VIEWER))
+                    confirmed = await deaf.authenticator.confirm(before)
+                    assert (confirmed.role, confirmed.key_rev) == (Role.VIEWER, 2)
+                    return
+                case _:
+                    await one.tenants.patch(ADMIN, "r", "acme", TenantPatch(status=Status.SUSPENDED))
+            with pytest.raises(ServingError) as refused:
+                await deaf.authenticator.confirm(before)
+            assert refused.value.code is expected.get(change, ErrorCode.TENANT_SUSPENDED)
+
+    run(scenario)
+
+
+def test_a_disk_that_lags_confirms_nothing_until_it_has_caught_up(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
+            key_id = issued.document.id
+            shutil.copytree(data_dir, copy)
+            async with running_node(copy, valkey.url) as two:
+                principal = await two.authenticator.authenticate(issued.text)
+                running = await two.admit(principal)
+                await one.keys.patch(ACME, "r", key_id, KeyPatch(name="renamed"))
+                await eventually(lambda: two.catalog.is_behind((DocumentKind.KEY, key_id)))
+                for judge in (two.authenticator.confirm, admitted(two), published(two)):
+                    with pytest.raises(ServingError) as refused:
+                        await judge(principal)
+                    assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+                assert f"Redis knows revision 2 of key '{key_id}'" in caplog.text
+                # Whether what runs may go on is not known: it does.
+                two.revocation.check()
+                assert running.running.ended_with is None
+                valkey.kill()
+                with pytest.raises(ServingError):
+                    await two.authenticator.confirm(principal)
+                shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
+                assert (await two.authenticator.confirm(principal)).key_rev == 2
+
+    run(scenario)
+
+
+def admitted(node: Node) -> Callable[[Principal], Awaitable[object]]:
+    return node.admit
+
+
+def published(node: Node) -> Callable[[Principal], Awaitable[object]]:
+    return lambda principal: node.versions.check_may_publish(principal, "sql")
+
+
+def test_who_redis_confirmed_before_it_went_is_confirmed_while_it_is_gone(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.ADMIN)
+            principal = await node.authenticator.authenticate(issued.text)
+            valkey.kill()
+            assert await node.authenticator.confirm(principal) == principal
+            # What the disk says meanwhile holds.
+            revoke_key_offline(node.documents, issued.document.id)
+            await node.catalog.catch_up()
+            with pytest.raises(ServingError) as refused:
+                await node.authenticator.confirm(principal)
+            assert refused.value.code is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("how", ["emptied", "older"])
+def test_a_redis_that_knows_less_than_the_disk_refuses_nobody(valkey: Valkey, tmp_path: Path, how: str) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            issued = await node.keys.create(ACME, "r", role=Role.ADMIN)
+            changed = await node.keys.patch(ACME, "r", issued.document.id, KeyPatch(name="renamed"))
+            principal = await node.authenticator.authenticate(issued.text)
+            valkey.command("FLUSHALL")
+            if how == "older":
+                await node.live.documents.put(replace(changed, rev=1))
+            assert await node.authenticator.confirm(principal) == principal
 
     run(scenario)
 

@@ -1,0 +1,150 @@
+"""A data directory that is older than Redis: a restored backup, or a disk that does not show yet what others wrote."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from msgspec.structs import replace
+
+from loraserve.control.tenancy.api_keys import generate_key
+from loraserve.control.tenancy.key_documents import rotated
+from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
+from loraserve.store.documents import DocumentStore
+from loraserve.store.records import DocumentKind, KeyDoc
+from tests.support.management import client, complete, new_key, offline_admin_key
+from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, wait_until
+from tests.support.valkey import Valkey, running_valkey
+
+CHANGES = ("revoked", "demoted", "rotated", "tenant suspended")
+
+
+@dataclass(frozen=True, slots=True)
+class OlderCopy:
+    """A server on what `data` was before keys of it were changed, each as its name says."""
+
+    server: ServerProcess
+    valkey: Valkey
+    admin: httpx.Client
+    """Of whom nothing was changed."""
+    keys: dict[str, dict[str, Any]]
+    sessions: dict[str, str]
+    """Cookies of the console, from before the changes."""
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Iterator[OlderCopy]:
+    data_dir, copy = tmp_path / "data", tmp_path / "copy"
+    admin_key = offline_admin_key(data_dir)
+    with running_valkey(tmp_path) as valkey:
+        options = ("--redis-url", valkey.url)
+        with serve_fake(data_dir, *options) as server, client(server, admin_key) as admin:
+            for tenant in ("acme", "globex"):
+                assert admin.post("/v1/tenants", json={"id": tenant}).status_code == 201
+            keys = {
+                change: new_key(admin, "globex" if change == "tenant suspended" else "acme", "admin")
+                for change in CHANGES
+            }
+            sessions = {change: cookie_of(server, key) for change, key in keys.items()}
+            shutil.copytree(data_dir, copy)
+            for answered in (
+                admin.delete(f"/v1/keys/{keys['revoked']['id']}"),
+                admin.patch(f"/v1/keys/{keys['demoted']['id']}", json={"role": "viewer"}),
+                admin.post(f"/v1/keys/{keys['rotated']['id']}/rotate", json={"grace_s": 0}),
+                admin.patch("/v1/tenants/globex", json={"status": "suspended"}),
+            ):
+                assert answered.is_success, answered.text
+        with serve_fake(copy, *options) as server, client(server, admin_key) as admin:
+            yield OlderCopy(server, valkey, admin, keys, sessions)
+
+
+def cookie_of(server: ServerProcess, key: dict[str, Any]) -> str:
+    """Its token."""
+    answered = httpx.post(f"{server.url}/v1/session", json={"key": key["secret"]}, timeout=WAIT_S)
+    assert answered.status_code == 200, answered.text
+    return next(iter(answered.cookies.values()))
+
+
+def code_of(response: httpx.Response) -> tuple[int, str | None]:
+    return response.status_code, None if response.is_success else response.json()["error"]["code"]
+
+
+def answers(http: httpx.Client) -> list[httpx.Response]:
+    """To what the admin of a tenant may ask."""
+    return [
+        http.get("/v1/keys"),
+        http.post("/v1/keys", json={"role": "admin"}),
+        http.get("/v1/session"),
+        http.post("/v1/session/links", json={}),
+        http.get("/v1/adapters"),
+        http.post("/tokenize", json={"prompt": "a"}),
+        complete(http, "fake"),
+    ]
+
+
+def num_keys(admin: httpx.Client) -> int:
+    return len(admin.get("/v1/keys").json()["data"])
+
+
+def test_who_may_less_by_now_is_refused_and_the_others_are_not(older: OlderCopy) -> None:
+    before = num_keys(older.admin)
+    for change, key in older.keys.items():
+        cookie = {"cookie": f"ls_session_{older.server.url.rpartition(':')[2]}={older.sessions[change]}"}
+        shown = httpx.get(f"{older.server.url}/v1/keys", headers=cookie, timeout=WAIT_S)
+        assert code_of(shown) == (503, "service_unavailable"), change
+        with client(older.server, key["secret"]) as http:
+            assert {code_of(answer) for answer in answers(http)} == {(503, "service_unavailable")}, change
+            login = http.post("/v1/session", json={"key": key["secret"]})
+            assert code_of(login) == (503, "service_unavailable"), change
+    assert num_keys(older.admin) == before
+    assert {answer.status_code for answer in answers(older.admin)} == {200, 201}
+
+
+def test_it_stays_so_while_redis_is_gone_and_ends_with_what_redis_knew(older: OlderCopy) -> None:
+    with client(older.server, older.keys["revoked"]["secret"]) as http:
+        older.valkey.kill()
+        assert older.admin.get("/v1/keys").status_code == 200
+        assert code_of(http.get("/v1/keys")) == (503, "service_unavailable")
+        older.valkey.start()
+        wait_until(lambda: http.get("/v1/keys").status_code == 200, "an empty Redis is filled from the copy")
+        assert complete(http, "fake").status_code == 200
+
+
+def test_what_redis_tells_while_a_body_is_still_coming_counts(older: OlderCopy) -> None:
+    key = new_key(older.admin, "acme", "admin")
+    before, names = num_keys(older.admin), KeyNames(DEFAULT_PREFIX)
+
+    def body() -> Iterator[bytes]:
+        yield b'{"role": "admin"'
+        assert older.admin.get("/v1/keys").status_code == 200
+        older.valkey.command("HSET", names.document("key", key["id"]), "rev", "2")
+        with client(older.server, key["secret"]) as other:
+            assert code_of(other.get("/v1/keys")) == (503, "service_unavailable")
+        yield b"}"
+
+    with client(older.server, key["secret"]) as http:
+        made = http.post("/v1/keys", content=body(), headers={"content-type": "application/json"})
+    assert code_of(made) == (503, "service_unavailable")
+    assert num_keys(older.admin) == before
+
+
+def test_a_secret_from_before_a_rotation_that_was_not_heard_of_is_refused_at_once(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    admin_key = offline_admin_key(data_dir)
+    with running_valkey(tmp_path) as valkey, serve_fake(data_dir, "--redis-url", valkey.url) as server:
+        with client(server, admin_key) as admin:
+            key = new_key(admin, "default", "admin")
+        documents = DocumentStore(data_dir)
+        document = documents.get(DocumentKind.KEY, key["id"])
+        assert document is not None
+        assert isinstance(document.doc, KeyDoc)
+        doc = rotated(document.doc, generate_key(document.id), 0, time.time())
+        documents.commit(replace(document, rev=2, doc=doc))
+        # As another server puts it, without the change that wakes up this one.
+        valkey.command("HSET", KeyNames(DEFAULT_PREFIX).document("key", document.id), "rev", "2")
+        with client(server, key["secret"]) as http:
+            assert code_of(http.get("/v1/keys")) == (401, "invalid_api_key")
