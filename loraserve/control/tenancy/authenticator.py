@@ -80,7 +80,9 @@ class Authenticator:
     def _is_declared(self, text: str) -> bool:
         """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
         key_id = try_parse_id(text)
-        return key_id is not None and self._catalog.get(DocumentKind.KEY, key_id) is not None
+        ref = (DocumentKind.KEY, key_id or "")
+        # Of an older data directory, Redis may know its document alone.
+        return self._catalog.get(*ref) is not None or self._catalog.is_behind(ref)
 
     async def of_key(self, key_id: str, acting_tenant: str | None = None, *, sha256: str | None = None) -> Principal:
         """For who uses this key without sending it. Raises `ServingError`.

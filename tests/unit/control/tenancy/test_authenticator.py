@@ -501,3 +501,22 @@ def test_a_made_key_that_is_also_given_at_start_is_what_its_document_says(valkey
             assert await refusal(node, admin.text) is ErrorCode.INVALID_API_KEY
 
     run(scenario)
+
+
+def test_a_key_given_at_start_that_only_redis_knows_of_is_no_password(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            await node.keys.create(ADMIN, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            shutil.copytree(data_dir, copy)
+            issued = await node.keys.create(ACME, "r", role=Role.INFER)
+            await node.keys.revoke(ACME, "r", issued.document.id)
+        async with running_node(copy, valkey.url, follow=False, flag_keys=(issued.text,)) as again:
+            assert await refusal(again, issued.text) is ErrorCode.INVALID_API_KEY
+            valkey.command("FLUSHALL")
+            again.live.view.forget()
+            await again.catalog.synchronise()
+            assert (await again.authenticator.authenticate(issued.text)).role is Role.INFER
+
+    run(scenario)
