@@ -1,4 +1,4 @@
-"""What a client is told while Redis is gone or full."""
+"""What a client is told while Redis is gone or full, or knows more than the disk."""
 
 from loraserve.serving.errors import ErrorCode, ServingError
 
@@ -10,5 +10,14 @@ def live_unavailable() -> ServingError:
     message = (
         "The server's Redis is not reachable or takes no changes, so nothing can be changed or admitted now. "
         "Retry in a few seconds."
+    )
+    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
+
+
+def not_newest(what: str) -> ServingError:
+    """what: the document or documents that Redis knows a newer revision of."""
+    message = (
+        f"The server's data directory does not have the newest revision of {what}. Retry in a few seconds; should it "
+        "stay so, it is an older copy, and the server's log says what to do."
     )
     return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from loraserve.control.documents.catalog import Catalog
-from loraserve.control.unavailable import live_unavailable
+from loraserve.control.unavailable import live_unavailable, not_newest
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -62,8 +62,8 @@ class Declarations:
 
         `change` may be called again with a newer revision, and may raise `ServingError`. expected_rev: `If-Match`, 412
         when it is not the newest. turn: held from before `change` until after the commit. Raises `ServingError`: 409
-        when others keep winning, 503 when Redis takes no changes: then nothing is committed. Cancelling the caller does
-        not stop a commit half-way.
+        when others keep winning, 503 when Redis takes no changes, or knows a newer revision than the disk has: then
+        nothing is committed. Cancelling the caller does not stop a commit half-way.
         """
         held = turn or contextlib.nullcontext()
         work = self._edit(kind, document_id, change, actor, action, request_id, expected_rev, held)
@@ -89,7 +89,9 @@ class Declarations:
     ) -> Document[D]:
         # First, since what is on disk counts: a revocation during an outage must fail, not take effect unseen.
         await self._check_live()
+        ref = (KIND_OF[kind], document_id)
         async with turn:
+            await self._catalog.ask([ref])
             for _ in range(MAX_TRIES):
                 found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
                 current = cast(Document[D] | None, found)
@@ -98,6 +100,9 @@ class Declarations:
                 if current is not None and doc == current.doc:
                     await self._tell(cast(AnyDocument, current))
                     return current
+                # NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation.
+                if current is not None and self._catalog.is_behind(ref):
+                    raise not_newest(f"'{document_id}'")
                 rev = await asyncio.to_thread(self._next_rev, KIND_OF[kind], current)
                 document = Document(
                     kind=KIND_OF[kind],

@@ -8,7 +8,7 @@ from loraserve.control.documents.catalog import Catalog
 from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.tenancy.api_keys import hash_key, is_key, try_parse_id
 from loraserve.control.tenancy.principal import FLAG_KEY_ID, OPEN_ACTOR, Principal
-from loraserve.control.unavailable import RETRY_AFTER_S
+from loraserve.control.unavailable import not_newest
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import (
     ANY_TENANT,
@@ -128,7 +128,7 @@ class Authenticator:
         """
         newest = self.current(principal)
         if any(self._catalog.is_behind(ref) for ref in _decided_by(newest)):
-            raise _not_newest()
+            raise not_newest("your key or its tenant")
         return newest
 
     async def confirm(self, principal: Principal) -> Principal:
@@ -229,14 +229,6 @@ def check_not_suspended(catalog: Catalog, tenant: str) -> None:
         raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
     if document.doc.status is not Status.ACTIVE:
         raise ServingError(ErrorCode.TENANT_SUSPENDED, f"The tenant '{tenant}' is suspended.")
-
-
-def _not_newest() -> ServingError:
-    message = (
-        "The server's data directory does not have the newest revision of your key or its tenant. Retry in a few "
-        "seconds; should it stay so, it is an older copy, and the server's log says what to do."
-    )
-    return ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=RETRY_AFTER_S)
 
 
 def _refused(message: str) -> ServingError:

@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,62 @@ def test_concurrent_edits_of_two_servers_are_all_kept(valkey: Valkey, tmp_path: 
             assert found is not None
             assert found.rev == 7
             assert set(found.doc.aliases) == {"live", "a0", "a1", "a2", "b0", "b1", "b2"}
+
+    run(scenario)
+
+
+def test_on_an_older_copy_nothing_is_changed_that_redis_knows_a_newer_revision_of(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    """One change more, and the copy's revision would count as Redis's, or be newer."""
+
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            stays, issued = [await node.keys.create(ACME, "r", role=Role.INFER) for _ in range(2)]
+            await node.publish("sql", "one")
+            await node.publish("kept", "one")
+            shutil.copytree(data_dir, copy)
+            await node.keys.revoke(ACME, "r", issued.document.id)
+            await node.adapters.delete(ACME, "r", "sql", drain_s=0)
+            await node.tenants.patch(ADMIN, "r", "globex", TenantPatch(status=Status.SUSPENDED))
+            await node.tenants.create(ADMIN, "r", "since")
+        async with running_node(copy, valkey.url) as again:
+            for change in (
+                again.keys.patch(ACME, "r", issued.document.id, KeyPatch(name="renamed")),
+                again.publish("sql", "two"),
+                again.tenants.patch(ADMIN, "r", "globex", TenantPatch(description="changed")),
+            ):
+                with pytest.raises(ServingError) as refused:
+                    await change
+                assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+            for kind, document_id in (
+                (DocumentKind.KEY, issued.document.id),
+                (DocumentKind.ADAPTER, "acme/sql"),
+                (DocumentKind.TENANT, "globex"),
+            ):
+                document = again.documents.get(kind, document_id)
+                assert document is not None
+                assert document.rev == 1
+            await again.keys.revoke(ACME, "r", stays.document.id)
+            await again.publish("kept", "two")
+            await again.tenants.create(ADMIN, "r", "since")
+            valkey.command("FLUSHALL")
+            await eventually(lambda: not again.catalog.is_behind((DocumentKind.TENANT, "globex")))
+            await again.tenants.patch(ADMIN, "r", "globex", TenantPatch(description="changed"))
+
+    run(scenario)
+
+
+def test_a_server_starts_on_an_empty_directory_beside_a_redis_that_knows_much(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url) as node:
+            await with_tenants(node)
+            await node.tenants.patch(ADMIN, "r", "default", TenantPatch(description="changed"))
+        async with running_node(tmp_path / "empty", valkey.url) as again:
+            await again.tenants.ensure_builtin()
+            assert again.catalog.tenant("default") is not None
 
     run(scenario)
 
