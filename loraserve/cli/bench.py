@@ -107,6 +107,7 @@ def bench(context: click.Context, trace: str | None, **options: Any) -> None:
 
     Keeps --concurrency requests running, or sends --request-rate requests a second whatever the server does.
     Token counts are the server's. Exits with 1 if a request failed or got another number of tokens than it asked for.
+    Ctrl-C ends it with a report of the requests that have ended.
     """
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     if options["requests_file"] and (needless := [name for name in NOT_WITH_REQUESTS if name in given]):

@@ -18,6 +18,8 @@ class ColdReport(msgspec.Struct, frozen=True):
 
 class Report(msgspec.Struct, frozen=True):
     settings: dict[str, object]
+    interrupted: bool
+    """By a signal. Requests that had not ended are in none of the figures."""
     wall_s: float
     client_cpu_s: float
     max_late_ms: float
@@ -38,6 +40,7 @@ def report(run: BenchRun, settings: dict[str, object], *, cold: bool = False) ->
             messages.setdefault(result.failure.code, result.failure.message)
     return Report(
         settings=settings,
+        interrupted=run.interrupted_by is not None,
         wall_s=run.wall_s,
         client_cpu_s=run.client_cpu_s,
         max_late_ms=max((result.late_s for result in run.results), default=0.0) * 1000,

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import httpx
 import rich_click as click
 
 from loraserve.cli.loadtest.client import RequestResult, RequestStyle, send
+from loraserve.cli.loadtest.interruption import ended_by_signals
 from loraserve.cli.loadtest.plan import PlannedRequest
 from loraserve.cli.proxy import environment_proxy
 
@@ -30,6 +32,8 @@ class BenchRun:
     wall_s: float
     client_cpu_s: float
     """Processor time of the generator itself, which the server could not use."""
+    interrupted_by: signal.Signals | None = None
+    """What ended it early."""
 
 
 def http_client(url: str, api_key: str | None) -> aiohttp.ClientSession:
@@ -60,13 +64,20 @@ async def run(
     concurrency: int | None,
     on_result: OnResult,
 ) -> BenchRun:
-    """concurrency None = open loop."""
+    """concurrency None = open loop. When a signal interrupts it, requests under way are given up and have no result."""
     began_s, cpu_began_s = time.perf_counter(), _cpu_s()
-    if concurrency is None:
-        results = await _open_loop(client, style, requests, on_result)
-    else:
-        results = await _closed_loop(client, style, requests, concurrency, on_result)
-    return BenchRun(results, time.perf_counter() - began_s, _cpu_s() - cpu_began_s)
+    results: list[RequestResult] = []
+
+    def keep(result: RequestResult) -> None:
+        results.append(result)
+        on_result(result)
+
+    with ended_by_signals() as interruption:
+        if concurrency is None:
+            await _open_loop(client, style, requests, keep)
+        else:
+            await _closed_loop(client, style, requests, concurrency, keep)
+    return BenchRun(results, time.perf_counter() - began_s, _cpu_s() - cpu_began_s, interruption.by)
 
 
 async def _closed_loop(
@@ -75,39 +86,31 @@ async def _closed_loop(
     requests: list[PlannedRequest],
     concurrency: int,
     on_result: OnResult,
-) -> list[RequestResult]:
+) -> None:
     waiting = iter(requests)
-    results: list[RequestResult] = []
 
     async def keep_sending() -> None:
         for request in waiting:
-            result = await send(client, style, request)
-            results.append(result)
-            on_result(result)
+            on_result(await send(client, style, request))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(requests))):
             group.create_task(keep_sending())
-    return results
 
 
 async def _open_loop(
     client: aiohttp.ClientSession, style: RequestStyle, requests: list[PlannedRequest], on_result: OnResult
-) -> list[RequestResult]:
+) -> None:
     began_s = time.perf_counter()
-    results: list[RequestResult] = []
 
     async def send_one(request: PlannedRequest, due_s: float) -> None:
-        result = await send(client, style, request, due_s)
-        results.append(result)
-        on_result(result)
+        on_result(await send(client, style, request, due_s))
 
     async with asyncio.TaskGroup() as group:
         for request in requests:
             due_s = began_s + request.at_s
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             group.create_task(send_one(request, due_s))
-    return results
 
 
 def _proxy(url: str) -> str | None:

@@ -1,6 +1,7 @@
 """One load test from start to report: find the server's models, warm up, measure, print."""
 
 import asyncio
+import signal
 from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -25,12 +26,21 @@ from loraserve.cli.serve.open_files import raise_soft_limit
 
 REFRESH_PER_S = 2
 """Of the progress bar: the generator leaves the cores to the server."""
+SIGNAL_STATUS = 128
+"""A signal's number above it is the exit code of what the signal ended."""
 NOT_IN_REPORT = ("api_key", "json_file", "plot_file")
 
 
 def run_session(settings: BenchSettings) -> int:
     """Returns the exit code."""
     raise_soft_limit()
+    try:
+        return _measure_and_report(settings)
+    except KeyboardInterrupt:
+        return SIGNAL_STATUS + signal.SIGINT
+
+
+def _measure_and_report(settings: BenchSettings) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measured, found = runner.run(_session(settings))
     if settings.json_file:
@@ -38,6 +48,8 @@ def run_session(settings: BenchSettings) -> int:
     if settings.plot_file:
         settings.plot_file.write_text(plot(measured.results, cold=settings.cold))
     print_report(Console(), found)
+    if measured.interrupted_by is not None:
+        return SIGNAL_STATUS + measured.interrupted_by
     return 1 if found.errors else 0
 
 
@@ -114,7 +126,9 @@ async def _measure(
 
             return await run(client, style, requests, at_once, on_result)
 
-        await send_all("warm-up", warm_up, settings.running_at_once or 1)
+        warmed_up = await send_all("warm-up", warm_up, settings.running_at_once or 1)
+        if warmed_up.interrupted_by is not None:
+            return replace(warmed_up, results=[])
         requests = replay(recorded, workload) if recorded else plan(workload)
         return await send_all("requests", requests, settings.running_at_once)
 

@@ -15,6 +15,8 @@ LATE_MS = 10.0
 
 
 def print_report(console: Console, found: Report) -> None:
+    if found.interrupted:
+        console.print("interrupted: requests that had not ended are not counted", style="yellow")
     console.print(Group(_totals(found), _times(found.total), *_models(found), *_cold(found.cold)))
     if found.max_late_ms > LATE_MS:
         late = f"sent up to {found.max_late_ms:.0f} ms late, which TTFT and E2E include: the generator fell behind"

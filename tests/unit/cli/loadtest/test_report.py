@@ -1,5 +1,8 @@
 import io
+import signal
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from loraserve.cli.loadtest.client import RequestResult
@@ -55,6 +58,14 @@ def test_the_tables_name_models_failures_and_first_uses() -> None:
     print_report(Console(file=output, width=100), report(RUN, {}, cold=True))
     for shown in ("1 failed: HTTP 404 model_not_found: no such model", "first use", "later", "TTFT", "tok/s"):
         assert shown in output.getvalue()
+
+
+@pytest.mark.parametrize("interrupted_by", [signal.SIGINT, None])
+def test_an_interrupted_test_says_so(interrupted_by: signal.Signals | None) -> None:
+    found = report(replace(RUN, interrupted_by=interrupted_by), {})
+    output = io.StringIO()
+    print_report(Console(file=output, width=100), found)
+    assert found.interrupted == ("interrupted" in output.getvalue()) == (interrupted_by is not None)
 
 
 def test_names_of_any_length_and_letters_leave_the_figures_their_place() -> None:

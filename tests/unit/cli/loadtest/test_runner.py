@@ -1,4 +1,5 @@
 import asyncio
+import signal
 
 import pytest
 import rich_click as click
@@ -40,6 +41,28 @@ def test_closed_loop_keeps_the_concurrency(concurrency: int | None) -> None:
     found = asyncio.run(test())
     assert [result.failure for result in found.results] == [None] * 20
     assert concurrency is None or most == len(connections) == concurrency
+
+
+@pytest.mark.parametrize("concurrency", [2, None])
+def test_an_interrupted_loop_keeps_what_has_ended(concurrency: int | None) -> None:
+    is_first = True
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal is_first
+        if not is_first:
+            await asyncio.Event().wait()
+        is_first = False
+        return await stream(request, [ANSWER])
+
+    async def test() -> BenchRun:
+        async with client_of(handle) as client:
+            return await run(
+                client, RequestStyle(), [REQUEST] * 5, concurrency, lambda _: signal.raise_signal(signal.SIGINT)
+            )
+
+    found = asyncio.run(test())
+    assert [result.failure for result in found.results] == [None]
+    assert found.interrupted_by is signal.SIGINT
 
 
 def test_connections_have_no_limit() -> None:
