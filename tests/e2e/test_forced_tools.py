@@ -68,11 +68,10 @@ def test_a_named_function_is_called(client: openai.OpenAI, stream: bool) -> None
     assert chunks[-1].finish_reason == "stop"
 
 
-def test_a_call_that_is_cut_off_is_shown_as_it_is(client: openai.OpenAI) -> None:
+def test_a_call_that_is_cut_off_is_shown_as_far_as_it_came(client: openai.OpenAI) -> None:
     asked = ASKED | {"model": "spell", "temperature": 0.0}
     short: Any = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice="required").choices[0]
-    assert (short.finish_reason, short.message.tool_calls) == ("length", None)
-    assert short.message.content.startswith("[")
+    assert (short.finish_reason, short.message.tool_calls, short.message.content) == ("length", None, "")
     whole: Any = client.chat.completions.create(**asked, tool_choice=NAMED).choices[0]
     short = client.chat.completions.create(**asked | {"max_tokens": 4}, tool_choice=NAMED).choices[0]
     assert (short.finish_reason, short.message.content) == ("length", None)

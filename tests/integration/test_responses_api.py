@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from loraserve.engine.request import EngineRequest
 from loraserve.serving.tool_calls.formats import ToolCallFormat
-from tests.integration.test_tool_calls import ARGUMENTS, TEMPLATE, TOKENIZER, WRITTEN
+from tests.integration.test_tool_calls import ARGUMENTS, CUT_OFF, TEMPLATE, TOKENIZER, WRITTEN
 from tests.support.fake_engine_client import FakeEngine, make_model
 from tests.support.live_server import LiveServer, live_server, make_settings
 
@@ -186,6 +186,19 @@ class TestAnswers:
         response = whole(http, **asked | {"stop": ["Observation:"]})
         assert (response["status"], response["incomplete_details"]) == ("completed", None)
         assert [(call["status"], call["arguments"]) for call in response["output"]] == [("completed", ARGUMENTS)]
+
+    @pytest.mark.parametrize(("text", "arguments"), CUT_OFF)
+    def test_a_required_call_that_is_cut_off_before_its_arguments_is_left_out(
+        self, http: httpx.Client, answer: Callable[..., None], text: str, arguments: list[str]
+    ) -> None:
+        answer(text, ended=False)
+        asked: Any = {**CALLING, "tool_choice": "required", "request_id": "r1"}
+        response = whole(http, **asked)
+        assert without_call_ids(streamed(http, **asked)[-1]["response"]) == without_call_ids(response)
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert [item.get("arguments") or item["content"][0]["text"] for item in response["output"]] == (
+            arguments or [""]
+        )
 
     def test_logprobs(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer("naïve 🙂")

@@ -119,6 +119,15 @@ class TestPrompts:
 WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"b": 2,  "a": [2.0, "🙂"]}}\n</tool_call>'
 ARGUMENTS = '{"b": 2,  "a": [2.0, "🙂"]}'
 CALLING: Any = {"model": "calls", "messages": [USER], "tools": [ADD]}
+REQUIRED_CALL = f'[{{"name": "add", "parameters": {ARGUMENTS}'
+CUT_OFF = [
+    ("[", []),
+    ('[{"name": "ad', []),
+    ('[{"name": "add", "parameters": ', []),
+    (REQUIRED_CALL[:-6], [ARGUMENTS[:-6]]),
+    (REQUIRED_CALL + '}, {"name"', [ARGUMENTS]),
+]
+"""Required calls that `max_tokens` cuts off, and the arguments that are answered."""
 
 
 @pytest.fixture(params=[1, 3, 1000])
@@ -207,6 +216,19 @@ class TestAnswers:
             assert (choice.finish_reason, choice.message.content) == ("length", None)
             arguments = [call.function.arguments for call in choice.message.tool_calls or []]
             assert arguments == [ARGUMENTS, ARGUMENTS[:-6]]
+
+    @pytest.mark.parametrize(("text", "arguments"), CUT_OFF)
+    def test_a_required_call_that_is_cut_off_before_its_arguments_is_left_out(
+        self, client: openai.OpenAI, answer: Callable[..., None], text: str, arguments: list[str]
+    ) -> None:
+        answer(text, ended=False)
+        asked: Any = {"tool_choice": "required"}
+        for (choice,) in (
+            client.chat.completions.create(**CALLING, **asked).choices,
+            streamed(client, **asked)[-1].choices,
+        ):
+            assert (choice.finish_reason, choice.message.content or "") == ("length", "")
+            assert [call.function.arguments for call in choice.message.tool_calls or []] == arguments
 
     @pytest.mark.parametrize("text", [WRITTEN, WRITTEN.replace("[2.0", "[None"), f"{WRITTEN}{WRITTEN}"])
     @pytest.mark.parametrize("stop", ["🙂", "}"])

@@ -40,7 +40,7 @@ def chat_answer(use: ToolUse) -> ChatAnswer | None:
     if use.named is not None:
         return NamedCall(use.named)
     if use.schema is not None:
-        return WrittenCalls(LIST_OF_CALLS, use.max_calls)
+        return WrittenCalls(LIST_OF_CALLS, use.max_calls, must_call=True)
     return None if use.call_format is None else WrittenCalls(SYNTAXES[use.call_format], use.max_calls)
 
 
@@ -72,9 +72,11 @@ class NamedCall:
 class WrittenCalls:
     """The model calls or talks, as it likes or has to."""
 
-    def __init__(self, syntax: CallSyntax, max_calls: int | None) -> None:
+    def __init__(self, syntax: CallSyntax, max_calls: int | None, *, must_call: bool = False) -> None:
+        """must_call: what is left of it at its end is the beginning of a call, not content."""
         self._parser = ToolCallParser(syntax)
         self._max_calls = max_calls
+        self._must_call = must_call
         self._is_left_out = False
         self.num_calls = 0
         self.is_cut_off = False
@@ -84,7 +86,7 @@ class WrittenCalls:
         found = self._parser.feed(delta.text)
         arguments = self._parser.arguments
         if delta.finish_reason is not None:
-            found += self._parser.finish()
+            found += [part for part in self._parser.finish() if not (self._must_call and isinstance(part, str))]
         read: list[str | ToolCallDelta] = []
         for part in found:
             match part:
