@@ -24,7 +24,8 @@ ADD: Any = {"type": "function", "name": "add", "parameters": {"type": "object", 
 CALLING: Any = {"model": "calls", "input": "2 + 2?", "tools": [ADD]}
 TEXT = "Just text."
 UNFINISHED = WRITTEN[:-20]
-ANSWERS = [TEXT, " \n", WRITTEN, f"I look. {WRITTEN}", f"{WRITTEN}\n{WRITTEN} That is it.", UNFINISHED]
+NO_JSON = UNFINISHED.replace("[2.0", "[None")
+ANSWERS = [TEXT, " \n", WRITTEN, f"I look. {WRITTEN}", f"{WRITTEN}\n{WRITTEN} That is it.", UNFINISHED, NO_JSON]
 
 
 def says(*token_ids: int) -> Callable[[EngineRequest, int], list[int]]:
@@ -160,8 +161,9 @@ class TestAnswers:
         response = whole(http, **asked)
         assert without_call_ids(last["response"]) == without_call_ids(response)
         assert response["incomplete_details"] == (None if ended else {"reason": "max_output_tokens"})
-        if not is_complete and fields != {"parallel_tool_calls": False}:
-            assert response["output"][-1]["status"] == "incomplete"
+        last_item = response["output"][-1]
+        is_whole = is_complete or last_item.get("arguments") == ARGUMENTS
+        assert last_item["status"] == ("completed" if is_whole else "incomplete")
 
     @pytest.mark.parametrize(
         ("choice", "text"),
@@ -199,6 +201,7 @@ class TestAnswers:
         assert [item.get("arguments") or item["content"][0]["text"] for item in response["output"]] == (
             arguments or [""]
         )
+        assert response["output"][-1]["status"] == ("completed" if arguments == [ARGUMENTS] else "incomplete")
 
     def test_logprobs(self, http: httpx.Client, answer: Callable[..., None]) -> None:
         answer("naïve 🙂")

@@ -124,8 +124,9 @@ def joined_calls(parts: Sequence[ToolCallDelta]) -> list[ResponseToolCall]:
 
 
 def _is_cut_off(arguments: Extent | None, delta: ChoiceDelta) -> bool:
-    """Where those that are no JSON end is for the model to say; a stop string did not let it."""
-    return arguments is Extent.OPEN or (arguments is Extent.BROKEN and isinstance(delta.stop_reason, str))
+    """Where those that are no JSON end is for the model to say; a limit or a stop string did not let it."""
+    is_stopped = delta.finish_reason is FinishReason.LENGTH or isinstance(delta.stop_reason, str)
+    return arguments is Extent.OPEN or (arguments is Extent.BROKEN and is_stopped)
 
 
 def _begun(index: int, name: str) -> ToolCallDelta:

@@ -66,7 +66,7 @@ class ResponseOutput:
         self.items: list[OutputItem] = []
         """Those that are complete."""
         self.is_cut_off = False
-        """Once it ended: whether that was in the middle of something."""
+        """Once it ended: whether that was at the limit, or within a call."""
         self._request_id = request_id
         self._answer = chat_answer(use)
         self._names = names
@@ -92,8 +92,10 @@ class ResponseOutput:
         """An answer of nothing is an empty message."""
         if not self.items and self._open is None:
             yield from self._say("", [])
-        self.is_cut_off = reason is FinishReason.LENGTH or (self._answer is not None and self._answer.is_cut_off)
-        yield from self._close(INCOMPLETE if self.is_cut_off else COMPLETED)
+        is_call_cut_off = self._answer is not None and self._answer.is_cut_off
+        self.is_cut_off = reason is FinishReason.LENGTH or is_call_cut_off
+        is_incomplete = is_call_cut_off if isinstance(self._open, _OpenCall) else self.is_cut_off
+        yield from self._close(INCOMPLETE if is_incomplete else COMPLETED)
 
     def _logprobs(self, delta: ChoiceDelta) -> list[ContentLogprob]:
         count = self._top_logprobs
