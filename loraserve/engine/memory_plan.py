@@ -1,7 +1,7 @@
 """How much memory the KV cache and the adapter arena get, and how long a sequence may then be."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from loraserve.engine.errors import EngineStartError
 
@@ -32,6 +32,7 @@ def _at_most(size_bytes: int, limit_bytes: int | None) -> int:
 
 HOST_SHARES = MemoryShares(0.40, 4 * GIB, 0.15, 2 * GIB, hint="")
 """Others use the machine too."""
+UNQUANTIZED_HOST_SHARES = replace(HOST_SHARES, hint=", or halve the memory of the weights with --quantization int8")
 GPU_SHARES = MemoryShares(
     0.85, None, 0.15, None, hint=", raise --gpu-memory-utilization or lower --max-num-batched-tokens"
 )
@@ -84,7 +85,7 @@ def plan_memory(
     if num_blocks < 2:
         raise EngineStartError(
             f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, at least 2 are "
-            f"needed: raise --kv-cache-memory-bytes{shares.hint}"
+            "needed: raise --kv-cache-memory-bytes"
         )
     if requested_max_len is not None and requested_max_len > model_max_len:
         raise EngineStartError(f"--max-model-len {requested_max_len} exceeds the model's {model_max_len} positions")

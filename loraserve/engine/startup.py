@@ -22,7 +22,14 @@ from loraserve.engine.errors import EngineStartError
 from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activation_bytes, compile_sampling
 from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
-from loraserve.engine.memory_plan import GPU_SHARES, HOST_SHARES, MemoryPlan, kv_block_bytes, plan_memory
+from loraserve.engine.memory_plan import (
+    GPU_SHARES,
+    HOST_SHARES,
+    UNQUANTIZED_HOST_SHARES,
+    MemoryPlan,
+    kv_block_bytes,
+    plan_memory,
+)
 from loraserve.engine.model_description import ModelDescription
 from loraserve.engine.pooling_defaults import pooling_defaults
 from loraserve.engine.scheduling.drafter import FreeRows
@@ -236,6 +243,8 @@ def _plan(
     model_config: PreTrainedConfig,
     available_bytes: int,
 ) -> MemoryPlan:
+    host_shares = UNQUANTIZED_HOST_SHARES if config.quantization == "none" else HOST_SHARES
+    shares = host_shares if model.device.type == "cpu" else GPU_SHARES
     return plan_memory(
         available_bytes=available_bytes,
         block_bytes=kv_block_bytes(
@@ -247,7 +256,7 @@ def _plan(
         kv_cache_bytes=config.kv_cache_memory_bytes,
         adapter_bytes=config.adapter_memory_bytes,
         enable_lora=config.enable_lora,
-        shares=HOST_SHARES if model.device.type == "cpu" else GPU_SHARES,
+        shares=shares,
     )
 
 

@@ -189,6 +189,16 @@ def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, quantization="int8")
 
 
+def test_a_model_that_leaves_no_memory_is_refused_with_what_would_halve_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
+    with pytest.raises(EngineStartError, match=r"too few for a KV cache: .* --quantization int8$"):
+        start_demo(tmp_path, {})
+    with pytest.raises(EngineStartError, match=r"too few for a KV cache: choose a smaller model or more memory$"):
+        start_demo(tmp_path, {}, quantization="int8")
+
+
 @pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])
 def test_a_device_has_a_host_tier_of_the_size_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: int, num_slabs: int
