@@ -49,4 +49,6 @@ def rounded_to_int8(weight: Tensor) -> Tensor:
 def _multiples_of(weight: Tensor) -> tuple[Tensor, Tensor]:
     """float32 both, of the weight's shape and [..., N, 1]."""
     scale = weight.abs().amax(-1, keepdim=True).float() / MAX_MULTIPLE
-    return weight.float().div(torch.where(scale > 0, scale, 1.0)).round_(), scale
+    # Of a scale below the normal range quotients may be larger than any multiple there is.
+    quotients = weight.float().div(torch.where(scale > 0, scale, 1.0)).clamp_(-MAX_MULTIPLE, MAX_MULTIPLE)
+    return quotients.round_(), scale

@@ -35,6 +35,7 @@ class ReferenceBackend(ReferenceSampling):
 
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
         """See `Backend.linear`."""
+        assert not (keep_weight and int8), "a weight that stays in use is not rounded"
         if keep_weight:
             return RowMajorLinear(weight, bias)
         return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)

@@ -48,7 +48,9 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
-INT8_NOTE = "--quantization int8: weights are made whole again in every step, which is slow, as there are no C kernels"
+INT8_NOTE = (
+    "--quantization int8: without our C kernels, which take bfloat16 and float32, each step makes weights whole again"
+)
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"

@@ -24,7 +24,7 @@ from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
-from loraserve.models.int8_weights import int8_parameters, is_int8, round_while_computing
+from loraserve.models.int8_weights import few_rounded, int8_parameters, int8_specs, rounded_while_computing
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
@@ -55,15 +55,17 @@ class CausalModel:
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        self._adaptable = deque(structure.adaptable)
-        """Until `prepare` has put something else in its place, which frees the memory of its weights."""
+        rounded = int8_specs(structure) if int8 else []
+        self._adaptable = deque((spec, any(spec is other for other in rounded)) for spec in structure.adaptable)
+        """Each with whether it is rounded to eight bits, until `prepare` has put something else in its place, which
+        frees the memory of its weights."""
         self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self.layout)
         self._embedding_adapters = None
         if structure.embedding is not None:
             embed_scale = structure.embedding.embed_scale
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
-        self._int8_parameters = list(int8_parameters(structure)) if int8 else []
+        self._int8_parameters = list(int8_parameters(rounded))
         saved_bytes = sum(parameter.saved_bytes for parameter in self._int8_parameters)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters()) - saved_bytes
         """In memory, once it is prepared."""
@@ -74,7 +76,9 @@ class CausalModel:
         self.logits_size = head.out_features
         """Columns of the logits; the tokenizer may know fewer tokens."""
         self.notes: list[str] = []
-        """What `prepare` could not use, for the person who started the server."""
+        """What could not be used, for the person who started the server."""
+        if int8 and (note := few_rounded(model, self._int8_parameters)) is not None:
+            self.notes.append(note)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,27 +100,23 @@ class CausalModel:
         """
         model, attention, context = self._model, self._attention, self._context
         freeze_rope(model, max_model_len)
-        is_rounded = bool(self._int8_parameters)
-        rounding = round_while_computing(self._int8_parameters)
         self_check.attach_layers(attention, context)
-        has_experts = any(isinstance(spec, ExpertsSpec) for spec in self._adaptable)
+        has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
-        probes = self_check.make_probes(model, attention, max_model_len, num_probes)
-        self_check.require_equal(model, attention, context, probes)
-        for handle in rounding:
-            handle.remove()
+        with rounded_while_computing(self._int8_parameters):
+            probes = self_check.make_probes(model, attention, max_model_len, num_probes)
+            self_check.require_equal(model, attention, context, probes)
         self._int8_parameters.clear()
         total = len(self._adaptable)
         groups = iter(self.lora_groups if self._embedding_adapters is None else self.lora_groups[1:])
         mapped = MappedWeights()
         for index in range(total):
-            spec = self._adaptable.popleft()
+            spec, int8 = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
-                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, int8=is_rounded)
+                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, int8=int8)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                int8 = is_rounded and is_int8(spec)
                 replace_linears(model, spec, next(groups), context, mapped, int8=int8)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)

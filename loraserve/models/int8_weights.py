@@ -1,15 +1,16 @@
 """A base model whose layers have their weights in eight bits: which weights these are, and the model they make.
 
-Those of linears and of experts. Embeddings, `lm_head`, what else sees the sampled rows alone, and routers, where little
-sends a token to other experts, stay as they are.
+Those of linears and of experts, as far as they can have adapters. Embeddings, `lm_head` and what else sees the sampled
+rows alone stay as they are; so do routers and gates of experts, where little sends a token to other experts.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
+import torch
 from loraserve_kernels.int8_weight import rounded_to_int8
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from loraserve.models.bare_weights import BareWeightSpec
@@ -18,17 +19,20 @@ from loraserve.models.experts import ExpertsSpec
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
 _SCALE_BYTES = 4
+_FEW = 0.5
+"""A share of the weights that are neither of embeddings nor of `lm_head`."""
 
 
-class Int8Parameter(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Int8Parameter:
     """One that is to be rounded."""
 
     module_name: str
     module: nn.Module
     name: str
     """In its module."""
-    is_transposed: bool
-    """Its outputs are along the last dimension, not the one before."""
+    is_transposed: bool = False
+    """It is of experts, and its outputs are along the last dimension, not the one before."""
 
     @property
     def value(self) -> nn.Parameter:
@@ -44,47 +48,85 @@ class Int8Parameter(NamedTuple):
     def rounded(self) -> Tensor:
         """Raises `ModelRefusedError` where there is no scale for it."""
         value = self.value.detach()
-        rounded = rounded_to_int8(value.mT if self.is_transposed else value)
-        if not rounded[..., 0].isfinite().all():  # nor is anything of an output with one weight that is not
+        if self.is_transposed:
+            rounded = torch.empty_like(value)
+            for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
+                to.copy_(rounded_to_int8(expert.mT).mT)
+        else:
+            rounded = rounded_to_int8(value)
+        outputs = rounded[..., 0, :] if self.is_transposed else rounded[..., 0]
+        if not outputs.isfinite().all():  # nor is anything of an output with one weight that is not
             raise ModelRefusedError(
                 f"{self.module_name}.{self.name} has weights that are not finite, and no form in eight bits: leave "
                 "--quantization out"
             )
-        return rounded.mT.contiguous() if self.is_transposed else rounded
+        return rounded
 
 
-def is_int8(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> bool:
-    """Whether its weights are among those that are rounded."""
-    return isinstance(spec, ExpertsSpec) or (isinstance(spec, LinearsSpec) and not spec.has_sampled_rows)
+def int8_specs(structure: ModelStructure) -> list[LinearsSpec | ExpertsSpec]:
+    """Those whose weights are rounded."""
+    num_experts = {
+        len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
+    }
+
+    def is_rounded(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> bool:
+        if not isinstance(spec, LinearsSpec):
+            return isinstance(spec, ExpertsSpec)
+        are_routers = bool(num_experts) and any(linear.out_features in {1, *num_experts} for _, linear in spec.members)
+        return not spec.has_sampled_rows and not are_routers
+
+    return [spec for spec in structure.adaptable if not isinstance(spec, BareWeightSpec) and is_rounded(spec)]
 
 
-def int8_parameters(structure: ModelStructure) -> Iterator[Int8Parameter]:
-    for spec in structure.adaptable:
+def int8_parameters(specs: Sequence[LinearsSpec | ExpertsSpec]) -> Iterator[Int8Parameter]:
+    for spec in specs:
         if isinstance(spec, ExpertsSpec):
             for name in spec.parameters:
                 yield Int8Parameter(spec.name, spec.module, name, spec.is_transposed)
-        elif isinstance(spec, LinearsSpec) and is_int8(spec):
+        else:
             for name, linear in spec.members:
-                yield Int8Parameter(name, linear, "weight", is_transposed=False)
+                yield Int8Parameter(name, linear, "weight")
+
+
+def few_rounded(model: PreTrainedModel, parameters: Sequence[Int8Parameter]) -> str | None:
+    """What the person who started the server is told where most of the layers' weights are left as they are.
+
+    Raises `ModelRefusedError` where all of them are.
+    """
+    name, num_rounded = type(model).__name__, sum(parameter.value.numel() for parameter in parameters)
+    if num_rounded == 0:
+        raise ModelRefusedError(f"{name} has no linears or experts that --quantization int8 could round: leave it out")
+    tables = model.get_input_embeddings(), model.get_output_embeddings()
+    ids = {id(weight) for table in tables if table is not None for weight in table.parameters()}
+    num_others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ids)
+    if num_rounded >= _FEW * num_others:
+        return None
+    return f"--quantization int8: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
 
 
 def round_weights(model: PreTrainedModel) -> None:
     """In place: the model that an engine with such weights computes."""
-    for parameter in int8_parameters(record_structure(model)):
+    for parameter in int8_parameters(int8_specs(record_structure(model))):
         parameter.value.data = parameter.rounded()
 
 
-def round_while_computing(parameters: Sequence[Int8Parameter]) -> list[RemovableHandle]:
-    """Until the handles are removed, each module computes with rounded weights and keeps its own.
+@contextmanager
+def rounded_while_computing(parameters: Sequence[Int8Parameter]) -> Iterator[None]:
+    """In the block each module computes with rounded weights, and keeps its own.
 
     They are often mappings of files, which take no memory until they are written.
     """
-    return [handle for parameter in parameters for handle in _round_in_calls(parameter)]
+    with ExitStack() as handles:
+        for parameter in parameters:
+            begin, end = _swaps(parameter)
+            handles.callback(parameter.module.register_forward_pre_hook(begin).remove)
+            handles.callback(parameter.module.register_forward_hook(end, always_call=True).remove)
+        yield
 
 
-def _round_in_calls(parameter: Int8Parameter) -> Iterator[RemovableHandle]:
-    module, name = parameter.module, parameter.name
-    own = module.get_parameter(name)
+def _swaps(parameter: Int8Parameter) -> tuple[Callable[..., None], Callable[..., None]]:
+    """(before, after) a call of its module."""
+    module, name, own = parameter.module, parameter.name, parameter.value
 
     def begin(*_: object) -> None:
         module.register_parameter(name, nn.Parameter(parameter.rounded(), requires_grad=False))
@@ -92,5 +134,4 @@ def _round_in_calls(parameter: Int8Parameter) -> Iterator[RemovableHandle]:
     def end(*_: object) -> None:
         module.register_parameter(name, own)
 
-    yield module.register_forward_pre_hook(begin)
-    yield module.register_forward_hook(end, always_call=True)
+    return begin, end

@@ -1,5 +1,6 @@
 """Weights in eight bits: the engine's answers are PEFT's on the model whose weights are rounded so."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from loraserve_kernels.int8_weight import rounded_to_int8
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AfmoeConfig, AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
 from loraserve.engine.errors import EngineStartError
 from loraserve.models.causal_model import CausalModel
@@ -17,16 +18,17 @@ from loraserve.models.int8_weights import round_weights
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, OracleOf, run_all, wrong_answers
 from tests.support.tiny_adapters import reference_answers
-from tests.support.tiny_models import CONFIGS, EXPERTS, tiny_model
+from tests.support.tiny_models import CONFIGS, EXPERTS, random_model, tiny_model
 
+ROUTER = "model.layers.1.mlp.router.gate.weight"
 LAST = "model.layers.1.mlp.down_proj.weight"
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def rounded_by_name(model: PreTrainedModel) -> PreTrainedModel:
-    """In place: every linear but the head, and every expert, but no router."""
+    """In place: every linear but the head, and every expert, but no router and no gate of experts."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and name != "lm_head":
+        if isinstance(module, nn.Linear) and name != "lm_head" and "router" not in name and "expert_gate" not in name:
             module.weight.data = rounded_to_int8(module.weight.data)
         for weight_name, weight in module.named_parameters(recurse=False):
             if weight_name in EXPERT_WEIGHTS and weight.dim() == 3:
@@ -66,6 +68,35 @@ def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle) ->
         assert torch.equal(weight, wanted), name
 
 
+def afmoe() -> PreTrainedModel:
+    """Its routers are linears."""
+    sizes = {"intermediate_size": 112, "moe_intermediate_size": 32, "num_hidden_layers": 3, "num_dense_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    return random_model(AfmoeConfig(vocab_size=260, hidden_size=64, **sizes, **heads, **experts))
+
+
+def test_routers_that_are_linears_stay_as_they_are() -> None:
+    ours, expected = afmoe(), rounded_by_name(afmoe())
+    round_weights(ours)
+    assert torch.equal(ours.get_parameter(ROUTER), afmoe().get_parameter(ROUTER))
+    for (name, weight), (_, wanted) in zip(ours.named_parameters(), expected.named_parameters(), strict=True):
+        assert torch.equal(weight, wanted), name
+
+
+def test_a_model_of_which_nothing_can_be_rounded_is_refused() -> None:
+    config = GPT2Config(vocab_size=260, n_embd=64, n_layer=2, n_head=4, n_positions=256)
+    with pytest.raises(ModelRefusedError, match="GPT2LMHeadModel has no linears or experts that --quantization int8"):
+        CausalModel(random_model(config), ReferenceBackend(), int8=True)
+
+
+def test_a_model_of_which_little_is_rounded_says_how_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not CausalModel(tiny_model("mixtral"), ReferenceBackend(), int8=True).notes
+    monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)
+    (note,) = CausalModel(tiny_model("mixtral"), ReferenceBackend(), int8=True).notes
+    assert re.search(r"of MixtralForCausalLM's layers only [1-4]\d% of the weights are rounded", note)
+
+
 def test_answers_in_bfloat16_are_those_of_the_rounded_model(oracle_of: OracleOf) -> None:
     _, wrong = run_all(rounded(oracle_of("llama").on("cpu", "bfloat16"), torch.bfloat16))
     assert not wrong
@@ -77,7 +108,7 @@ def test_without_c_kernels_answers_are_the_same_and_a_note_says_why_they_take_lo
 ) -> None:
     engine, wrong = run_all(rounded(oracle_of(architecture)), backend="reference")
     assert not wrong
-    assert any("made whole again in every step" in note for note in engine.describe().notes)
+    assert any("each step makes weights whole again" in note for note in engine.describe().notes)
 
 
 class SpoiltBackend(ReferenceBackend):
@@ -119,6 +150,7 @@ def test_weights_that_are_not_finite_are_refused(value: float) -> None:
     model.get_parameter(LAST).data[3, 5] = value
     with pytest.raises(ModelRefusedError, match=rf"^{LAST} has weights that are not finite"):
         CausalModel(model, ReferenceBackend(), int8=True).prepare(128, 260, lambda *_: None)
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 def test_an_unknown_quantization_is_refused(oracle_of: OracleOf) -> None:

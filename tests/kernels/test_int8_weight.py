@@ -67,6 +67,15 @@ def test_rows_are_those_of_the_rounded_weight(
     assert torch.equal(linear.rows(indices), rounded_to_int8(weight)[indices])
 
 
+def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary) -> None:
+    """Of a scale that is not normal a weight may be more than 127 multiples, which are all there are."""
+    weight = torch.arange(1, 4000, dtype=torch.int32)[:, None].view(torch.float32).repeat(1, 2)
+    rounded = rounded_to_int8(weight)
+    assert torch.equal(PackedLinear(weight, None, any_library, int8=True).rows(torch.arange(3999)), rounded)
+    assert torch.equal(Int8Linear(weight, None)(torch.tensor([1.0, 0.0])), rounded[:, 0])
+    assert (rounded >= 0).all()
+
+
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
 def test_what_lies_around_the_rows_is_not_seen(any_library: CpuLibrary, shape: tuple[int, int], num_rows: int) -> None:

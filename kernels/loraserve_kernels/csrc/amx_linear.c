@@ -73,15 +73,6 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
                                         panel + i);
 }
 
-/* The first of the panels from `panel` on in memory. */
-INLINE const char *panels_at(const struct packed_linear *linear, int64_t panel)
-{
-    const char *first = linear->weight;
-    if (linear->format == INT8)
-        first += num_int8_panels_of(linear->num_outputs) * LANES * (int64_t)sizeof(float);
-    return first + panel * panel_bytes_of(linear);
-}
-
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
  * for all pairs: on two cores with AMX, 190 rows, 768 -> 4,096 856 -> 725 us. The panels after these are asked for
  * meanwhile if `ask`. */
@@ -91,7 +82,8 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
-    const char *panels = panels_at(linear, panel);
+    const char *panels = linear->format == INT8 ? (const char *)int8_panel_at(linear, panel, BFLOAT16).multiples
+                                                : (const char *)linear->weight + panel * panel_bytes;
     struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
     struct int8_panel int8[2];

@@ -21,7 +21,9 @@ INLINE void round_to_multiples(int8_t *multiples, const void *weight, int64_t in
 {
     const vf round_to_integer = splat(12582912.0f), divisor = splat(scale > 0 ? scale : 1.0f); /* 1.5 * 2^23 */
     for (int64_t k = 0; k < count; k += LANES) {
-        const vf shifted = load_upto(weight, index + k, count - k, dtype) / divisor + round_to_integer;
+        const vf quotients = load_upto(weight, index + k, count - k, dtype) / divisor;
+        /* Of a scale below the normal range they may be larger than any multiple there is. */
+        const vf shifted = clamp(quotients, -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE) + round_to_integer;
         const vi rounded = __builtin_convertvector(shifted - round_to_integer, vi);
         for (int64_t i = 0; i < MIN(LANES, count - k); i++)
             multiples[k + i] = (int8_t)rounded[i];
@@ -45,14 +47,9 @@ INLINE void quantize_panel(float *scales, int8_t *panel, const void *weight, int
     }
 }
 
-INLINE int64_t panel_bytes_of(int64_t depth, const enum dtype dtype)
-{
-    return int8_words_of(depth, dtype) * LANES * int8_elements_of(dtype);
-}
-
 EXPORT int64_t int8_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
 {
-    const int64_t panel_bytes = panel_bytes_of(depth, (enum dtype)dtype);
+    const int64_t panel_bytes = int8_panel_bytes_of(depth, (enum dtype)dtype);
     return num_int8_panels_of(num_outputs) * (LANES * (int64_t)sizeof(float) + panel_bytes);
 }
 
@@ -60,7 +57,8 @@ EXPORT int64_t int8_weight_bytes(int64_t num_outputs, int64_t depth, int dtype)
 EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outputs, int64_t depth, int dtype,
                            int num_threads)
 {
-    const int64_t num_panels = num_int8_panels_of(num_outputs), panel_bytes = panel_bytes_of(depth, (enum dtype)dtype);
+    const int64_t num_panels = num_int8_panels_of(num_outputs);
+    const int64_t panel_bytes = int8_panel_bytes_of(depth, (enum dtype)dtype);
     float *scales = quantized;
     int8_t *panels = (int8_t *)(scales + num_panels * LANES);
 #pragma omp parallel for num_threads(num_threads)

@@ -30,6 +30,11 @@ INLINE int64_t int8_words_of(int64_t depth, const enum dtype dtype)
     return dtype == BFLOAT16 ? words_of(depth, BFLOAT16) * 2 / int8_elements_of(dtype) : depth;
 }
 
+INLINE int64_t int8_panel_bytes_of(int64_t depth, const enum dtype dtype)
+{
+    return int8_words_of(depth, dtype) * LANES * int8_elements_of(dtype);
+}
+
 INLINE int64_t num_int8_panels_of(int64_t num_outputs) { return (num_panels_of(num_outputs) + 1) & ~(int64_t)1; }
 
 struct int8_panel {
@@ -40,9 +45,8 @@ struct int8_panel {
 INLINE struct int8_panel int8_panel_at(const struct packed_linear *linear, int64_t panel, const enum dtype dtype)
 {
     const int8_t *panels = (const int8_t *)((const float *)linear->weight + num_int8_panels_of(linear->num_outputs) * LANES);
-    const int64_t panel_bytes = int8_words_of(linear->depth, dtype) * LANES * int8_elements_of(dtype);
     const vf scale = load(linear->weight, panel * LANES, FLOAT32);
-    struct int8_panel found = {panels + panel * panel_bytes, {scale, scale}};
+    struct int8_panel found = {panels + panel * int8_panel_bytes_of(linear->depth, dtype), {scale, scale}};
     if (int8_elements_of(dtype) == 2) {
         found.scale[0] = SHUFFLE(scale, scale, LOW);
         found.scale[1] = SHUFFLE(scale, scale, HIGH);

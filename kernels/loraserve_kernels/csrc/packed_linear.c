@@ -28,6 +28,7 @@
 
 #define FEW_ROWS 16 /* that each thread packs for itself: cheaper than waiting */
 #define STRETCH_BYTES 16384 /* of L1, for weights that are widened before they are multiplied */
+#define MAX_TILE_SUMS 16
 #define MAX_ROW_PANELS (LANES == 4 ? 4 : 2) /* that more rows than a few are multiplied with at a time */
 
 /* Floats of x that a word of a weight is multiplied with, one after the other. */
@@ -89,7 +90,7 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
     struct int8_panel int8[4];
     for (int p = 0; p < panels && widens; p++)
         int8[p] = product->int8[p];
-    vf sum[16];
+    vf sum[MAX_TILE_SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels; i++)
         sum[i] = factors == 1 && product->adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
@@ -102,13 +103,13 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
             vf column[4];
 #pragma GCC unroll 4
             for (int p = 0; p < panels; p++) {
-                char *place = weight + p * panel_bytes + word * (int64_t)sizeof(vf);
+                const int64_t place = p * panel_bytes + word * (int64_t)sizeof(vf);
                 if (widens)
                     column[p] = widen_word(int8 + p, word, dtype);
                 else
-                    memcpy(column + p, place, sizeof(vf));
+                    memcpy(column + p, weight + place, sizeof(vf));
                 if (widens && weight)
-                    memcpy(place, column + p, sizeof(vf));
+                    memcpy(weight + place, column + p, sizeof(vf));
                 if (factors == 2)
                     column[p] = half_of(column[p], factor);
                 KEEP_IN_REGISTER(column[p]);
@@ -160,7 +161,7 @@ MULTIPLY(2, 1)
 
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \
-        float *tile_sums = sums + row * panels * LANES;                                                               \
+        float *tile_sums = sums + (is_int8 ? row * panels * LANES : 0);                                               \
         product.x = x + row / TILE_ROWS * tile_words + word * factors * TILE_ROWS + row % TILE_ROWS;                  \
         if (is_int8 && row == 0 && weight_dtype == BFLOAT16)                                                          \
             widen_##rows##x##panels##_bfloat16(tile_sums, &product);                                                  \
@@ -204,18 +205,17 @@ MULTIPLY(2, 1)
         }                                                                                                             \
     }
 
+/* sums: of a tile; of weights in eight bits, whose stretches are kept in widened [STRETCH_BYTES], of an item. */
 INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                         const struct packed_linear *linear, int64_t panel, int64_t end, const enum dtype dtype,
-                         const bool is_int8)
+                         const struct packed_linear *linear, int64_t panel, int64_t end, float *sums, char *widened,
+                         const enum dtype dtype, const bool is_int8)
 {
     const enum dtype weight_dtype = is_int8 ? int8_dtype_of(dtype) : dtype;
     const int64_t words = is_int8 ? int8_words_of(linear->depth, dtype) : words_of(linear->depth, dtype);
-    const int64_t word_bytes = is_int8 ? LANES * int8_elements_of(dtype) : (int64_t)sizeof(vf);
-    const int64_t panel_bytes = words * word_bytes, factors = factors_of(weight_dtype);
+    const int64_t panel_bytes = is_int8 ? int8_panel_bytes_of(linear->depth, dtype) : words * (int64_t)sizeof(vf);
+    const int64_t word_bytes = panel_bytes / words, factors = factors_of(weight_dtype);
     const int64_t tile_words = tile_words_of(linear->depth, dtype) * TILE_ROWS;
     const char *memory = is_int8 ? (const char *)int8_panel_at(linear, 0, dtype).multiples : linear->weight;
-    float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
-    char widened[STRETCH_BYTES] __attribute__((aligned(64)));
 #define FEW_ROWS_PANELS(rows, panels)                                                                                 \
     if (num_rows <= rows)                                                                                             \
         PANELS(rows, rows, panels)
@@ -236,17 +236,29 @@ INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t n
 #undef FEW_ROWS_PANELS
 }
 
+/* NOTE: apart, as it takes 56 KB of the stack. */
+static __attribute__((noinline)) void compute_int8_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
+                                                        const struct packed_linear *linear, int64_t panel, int64_t end,
+                                                        enum dtype dtype)
+{
+    float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
+    char widened[STRETCH_BYTES] __attribute__((aligned(64)));
+    if (dtype == BFLOAT16)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, true);
+    else
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, true);
+}
+
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
 {
-    if (dtype == BFLOAT16 && linear->format == INT8)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16, true);
+    float sums[MAX_TILE_SUMS * LANES] __attribute__((aligned(64)));
+    if (linear->format == INT8)
+        compute_int8_item(y, y_stride, x, num_rows, linear, panel, end, dtype);
     else if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, BFLOAT16, false);
-    else if (linear->format == INT8)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32, true);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, BFLOAT16, false);
     else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, FLOAT32, false);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, FLOAT32, false);
 }
 
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype)

@@ -194,9 +194,9 @@ def test_a_model_that_leaves_no_memory_is_refused_with_what_would_halve_its_weig
 ) -> None:
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
     with pytest.raises(EngineStartError, match=r"too few for a KV cache: .* --quantization int8$"):
-        start_demo(tmp_path, {})
+        start_demo(tmp_path, {}, kv_cache_memory_bytes=None)
     with pytest.raises(EngineStartError, match=r"too few for a KV cache: choose a smaller model or more memory$"):
-        start_demo(tmp_path, {}, quantization="int8")
+        start_demo(tmp_path, {}, kv_cache_memory_bytes=None, quantization="int8")
 
 
 @pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])
