@@ -31,6 +31,10 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
+    def rounded_to_int8(self, weight: Tensor) -> Tensor:
+        """What `linear` computes with for int8, in a tensor of its own; see `int8_weight.rounded_to_int8`."""
+        ...
+
     def packs(self, dtype: torch.dtype) -> bool:
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...

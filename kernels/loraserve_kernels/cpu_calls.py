@@ -216,6 +216,7 @@ SIGNATURES = {
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],
     "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
+    "round_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
     "int8_weight_bytes": [c_int64, c_int64, c_int],
     "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],

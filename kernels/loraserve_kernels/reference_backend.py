@@ -9,7 +9,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
-from loraserve_kernels.int8_weight import Int8Linear
+from loraserve_kernels.int8_weight import Int8Linear, rounded_to_int8
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
@@ -39,6 +39,10 @@ class ReferenceBackend(ReferenceSampling):
         if keep_weight:
             return RowMajorLinear(weight, bias)
         return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)
+
+    def rounded_to_int8(self, weight: Tensor) -> Tensor:
+        """See `Backend.rounded_to_int8`."""
+        return rounded_to_int8(weight)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

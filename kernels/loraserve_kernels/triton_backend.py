@@ -11,7 +11,7 @@ from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, Compo
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
-from loraserve_kernels.int8_weight import Int8Linear
+from loraserve_kernels.int8_weight import Int8Linear, rounded_to_int8
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
@@ -55,6 +55,10 @@ class TritonBackend(ReferenceSampling):
     def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
         """See `Backend.linear`. `F.linear` on the weight as it is, but for int8; no copy in either case."""
         return Int8Linear(weight, bias) if int8 else RowMajorLinear(weight, bias)
+
+    def rounded_to_int8(self, weight: Tensor) -> Tensor:
+        """See `Backend.rounded_to_int8`."""
+        return rounded_to_int8(weight)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

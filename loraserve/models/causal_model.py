@@ -103,7 +103,7 @@ class CausalModel:
         self_check.attach_layers(attention, context)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
-        with rounded_while_computing(self._int8_parameters):
+        with rounded_while_computing(self._int8_parameters, context.backend.rounded_to_int8):
             probes = self_check.make_probes(model, attention, max_model_len, num_probes)
             self_check.require_equal(model, attention, context, probes)
         self._int8_parameters.clear()

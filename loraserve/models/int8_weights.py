@@ -18,6 +18,8 @@ from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
+RoundWeight = Callable[[Tensor], Tensor]
+"""As `rounded_to_int8`."""
 _SCALE_BYTES = 4
 _FEW = 0.5
 """A share of the weights that are neither of embeddings nor of `lm_head`."""
@@ -45,15 +47,15 @@ class Int8Parameter:
         num_outputs = value.numel() // value.shape[-2 if self.is_transposed else -1]
         return value.numel() * (value.element_size() - 1) - num_outputs * _SCALE_BYTES
 
-    def rounded(self) -> Tensor:
+    def rounded(self, round_weight: RoundWeight) -> Tensor:
         """Raises `ModelRefusedError` where there is no scale for it."""
         value = self.value.detach()
         if self.is_transposed:
             rounded = torch.empty_like(value)
             for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
-                to.copy_(rounded_to_int8(expert.mT).mT)
+                to.copy_(round_weight(expert.mT).mT)
         else:
-            rounded = rounded_to_int8(value)
+            rounded = round_weight(value)
         outputs = rounded[..., 0, :] if self.is_transposed else rounded[..., 0]
         if not outputs.isfinite().all():  # nor is anything of an output with one weight that is not
             raise ModelRefusedError(
@@ -107,29 +109,29 @@ def few_rounded(model: PreTrainedModel, parameters: Sequence[Int8Parameter]) -> 
 def round_weights(model: PreTrainedModel) -> None:
     """In place: the model that an engine with such weights computes."""
     for parameter in int8_parameters(int8_specs(record_structure(model))):
-        parameter.value.data = parameter.rounded()
+        parameter.value.data = parameter.rounded(rounded_to_int8)
 
 
 @contextmanager
-def rounded_while_computing(parameters: Sequence[Int8Parameter]) -> Iterator[None]:
+def rounded_while_computing(parameters: Sequence[Int8Parameter], round_weight: RoundWeight) -> Iterator[None]:
     """In the block each module computes with rounded weights, and keeps its own.
 
     They are often mappings of files, which take no memory until they are written.
     """
     with ExitStack() as handles:
         for parameter in parameters:
-            begin, end = _swaps(parameter)
+            begin, end = _swaps(parameter, round_weight)
             handles.callback(parameter.module.register_forward_pre_hook(begin).remove)
             handles.callback(parameter.module.register_forward_hook(end, always_call=True).remove)
         yield
 
 
-def _swaps(parameter: Int8Parameter) -> tuple[Callable[..., None], Callable[..., None]]:
+def _swaps(parameter: Int8Parameter, round_weight: RoundWeight) -> tuple[Callable[..., None], Callable[..., None]]:
     """(before, after) a call of its module."""
     module, name, own = parameter.module, parameter.name, parameter.value
 
     def begin(*_: object) -> None:
-        module.register_parameter(name, nn.Parameter(parameter.rounded(), requires_grad=False))
+        module.register_parameter(name, nn.Parameter(parameter.rounded(round_weight), requires_grad=False))
 
     def end(*_: object) -> None:
         module.register_parameter(name, own)

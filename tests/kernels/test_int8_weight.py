@@ -5,6 +5,7 @@ The multiples are rounded to bfloat16 where that is multiplied, and in float32 w
 
 import pytest
 import torch
+from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.int8_weight import MAX_MULTIPLE, Int8Linear, rounded_to_int8
 from loraserve_kernels.packed_linear import PackedLinear
@@ -74,6 +75,16 @@ def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary)
     assert torch.equal(PackedLinear(weight, None, any_library, int8=True).rows(torch.arange(3999)), rounded)
     assert torch.equal(Int8Linear(weight, None)(torch.tensor([1.0, 0.0])), rounded[:, 0])
     assert (rounded >= 0).all()
+
+
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 400)], ids=str)
+def test_a_backend_rounds_as_torch_does(
+    any_library: CpuLibrary, shape: tuple[int, ...], packed_dtype: torch.dtype
+) -> None:
+    weight = make_weight((shape[-2], shape[-1]), torch.float32)[0].mul(2**-8).expand(shape).to(packed_dtype)
+    for some in (weight, weight.mT):
+        assert torch.equal(CpuBackend(any_library).rounded_to_int8(some), rounded_to_int8(some))
 
 
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])

@@ -15,16 +15,22 @@ INLINE float scale_of(const void *weight, int64_t depth, const enum dtype dtype)
     return horizontal_max(largest) / INT8_MAX_MULTIPLE;
 }
 
-/* multiples: [count] of weight[index ...]; halves go to the even one. */
+/* Halves go to the even multiple. */
+INLINE vf multiples_of(vf values, float scale)
+{
+    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
+    /* Of a scale below the normal range quotients may be larger than any multiple there is. */
+    const vf quotients = clamp(values / splat(scale > 0 ? scale : 1.0f), -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE);
+    return quotients + round_to_integer - round_to_integer;
+}
+
+/* multiples: [count] of weight[index ...]. */
 INLINE void round_to_multiples(int8_t *multiples, const void *weight, int64_t index, int64_t count, float scale,
                                const enum dtype dtype)
 {
-    const vf round_to_integer = splat(12582912.0f), divisor = splat(scale > 0 ? scale : 1.0f); /* 1.5 * 2^23 */
     for (int64_t k = 0; k < count; k += LANES) {
-        const vf quotients = load_upto(weight, index + k, count - k, dtype) / divisor;
-        /* Of a scale below the normal range they may be larger than any multiple there is. */
-        const vf shifted = clamp(quotients, -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE) + round_to_integer;
-        const vi rounded = __builtin_convertvector(shifted - round_to_integer, vi);
+        const vf values = load_upto(weight, index + k, count - k, dtype);
+        const vi rounded = __builtin_convertvector(multiples_of(values, scale), vi);
         for (int64_t i = 0; i < MIN(LANES, count - k); i++)
             multiples[k + i] = (int8_t)rounded[i];
     }
@@ -71,6 +77,28 @@ EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outp
             quantize_panel(scales + output, target, rows, count, depth, BFLOAT16);
         else
             quantize_panel(scales + output, target, rows, count, depth, FLOAT32);
+    }
+    return OK;
+}
+
+INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum dtype dtype)
+{
+    const float scale = scale_of(row, depth, dtype);
+    for (int64_t k = 0; k < depth; k += LANES)
+        store_upto(rounded, k, depth - k, multiples_of(load_upto(row, k, depth - k, dtype), scale) * scale, dtype);
+}
+
+/* rounded, weight: dense [num_outputs, depth]. */
+EXPORT int round_weight(void *rounded, const void *weight, int64_t num_outputs, int64_t depth, int dtype, int num_threads)
+{
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t output = 0; output < num_outputs; output++) {
+        const void *row = at(weight, output * depth, (enum dtype)dtype);
+        void *target = (void *)at(rounded, output * depth, (enum dtype)dtype);
+        if (dtype == BFLOAT16)
+            round_row(target, row, depth, BFLOAT16);
+        else
+            round_row(target, row, depth, FLOAT32);
     }
     return OK;
 }
