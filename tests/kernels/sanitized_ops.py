@@ -91,6 +91,7 @@ def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
         int8 = cpu.linear(weight, bias, keep_weight=False, int8=True)
         assert isinstance(int8, PackedLinear)
         int8.rows(torch.arange(num_outputs))
+        cpu.rounded_to_int8(weight)
         for linear in (int8, *(cpu.linear(weight, bias, keep_weight=keep_weight) for keep_weight in (False, True))):
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))
