@@ -147,4 +147,5 @@ def test_a_secret_from_before_a_rotation_that_was_not_heard_of_is_refused_at_onc
         # As another server puts it, without the change that wakes up this one.
         valkey.command("HSET", KeyNames(DEFAULT_PREFIX).document("key", document.id), "rev", "2")
         with client(server, key["secret"]) as http:
+            assert code_of(http.post("/v1/session", json={"key": key["secret"]})) == (401, "invalid_api_key")
             assert code_of(http.get("/v1/keys")) == (401, "invalid_api_key")

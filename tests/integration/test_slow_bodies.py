@@ -54,6 +54,24 @@ def test_a_key_that_is_revoked_meanwhile_makes_no_other(admin: httpx.Client) -> 
     assert [key["id"] for key in keys if key["status"] == "active"] == []
 
 
+def test_a_secret_that_is_rotated_out_meanwhile_makes_no_key(admin: httpx.Client) -> None:
+    stolen = new_key(admin, "acme", "admin")
+    before = len(admin.get("/v1/keys").json()["data"])
+    slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/keys", {"role": "admin", "tenant": "acme"})
+    assert admin.get("/v1/keys").status_code == 200
+    assert admin.post(f"/v1/keys/{stolen['id']}/rotate", json={"grace_s": 0}).status_code == 201
+    assert slow.finish() == (401, "invalid_api_key")
+    assert len(admin.get("/v1/keys").json()["data"]) == before
+
+
+def test_a_secret_that_is_rotated_out_meanwhile_generates_nothing(admin: httpx.Client) -> None:
+    stolen = new_key(admin, "acme", "admin")
+    slow = SlowRequest(admin, stolen["secret"], "POST", "/v1/completions", {"model": "fake", "prompt": [1]})
+    assert admin.get("/v1/keys").status_code == 200
+    assert admin.post(f"/v1/keys/{stolen['id']}/rotate", json={"grace_s": 0}).status_code == 201
+    assert slow.finish() == (401, "invalid_api_key")
+
+
 def test_a_key_that_gets_another_role_meanwhile_changes_nothing(admin: httpx.Client) -> None:
     key, other = new_key(admin, "acme", "admin"), new_key(admin, "acme", "viewer")
     slow = SlowRequest(admin, key["secret"], "PATCH", f"/v1/keys/{other['id']}", {"role": "admin"})

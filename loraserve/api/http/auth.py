@@ -55,7 +55,7 @@ class Guard:
         try:
             principal = await self._principal(connection)
             if not handler.opt.get(ADMITTED):
-                principal = await self._confirmed(connection, principal)
+                principal = await self._authenticator.confirm(principal)
             self._let_in(connection, handler, principal)
         except ServingError as error:
             self._on_refusal(connection, handler, error)
@@ -63,9 +63,8 @@ class Guard:
         connection.scope["state"][AGAIN_KEY] = partial(self._check_again, connection, handler)
 
     def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
-        judge = self._authenticator.current if handler.opt.get(ADMITTED) else self._authenticator.newest
         try:
-            self._let_in(connection, handler, judge(connection.scope["state"][STATE_KEY]))
+            self._let_in(connection, handler, self._authenticator.newest(connection.scope["state"][STATE_KEY]))
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
@@ -80,11 +79,6 @@ class Guard:
         principal.require(action)
         if handler.opt.get(EVERY_TENANT) and not principal.is_any_tenant:
             raise ServingError(ErrorCode.FORBIDDEN, "This needs a key for all tenants ('*'): it shows all of them.")
-
-    async def _confirmed(self, connection: ASGIConnection, principal: Principal) -> Principal:
-        newest = await self._authenticator.confirm(principal)
-        # What was sent may be the secret of before a rotation that nobody here knew of.
-        return newest if newest.key_rev == principal.key_rev else await self._principal(connection)
 
     async def _principal(self, connection: ASGIConnection) -> Principal:
         for credentials in self._credentials:

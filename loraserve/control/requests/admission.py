@@ -134,7 +134,7 @@ class Admission:
                     raise ServingError(ErrorCode.CLIENT_CLOSED_REQUEST, message)
                 case Stale():
                     await self._refresh(principal, target, reply)
-                    principal = self._authenticator.current(principal)
+                    principal = self._authenticator.newest(principal)
                     target = await self._resolver.again(principal, target)
         message = "The adapter, key or tenant is being changed all the time. Retry in a moment."
         raise ServingError(ErrorCode.SERVICE_UNAVAILABLE, message, retry_after_s=1)

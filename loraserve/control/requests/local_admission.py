@@ -28,7 +28,7 @@ class LocalAdmission:
         if not self._outage.allows(documents_of(principal, target)):
             raise live_unavailable()
         # As they are now: what the disk says during the outage holds too.
-        principal = self._authenticator.current(principal)
+        principal = self._authenticator.newest(principal)
         tenant = (DocumentKind.TENANT, principal.acting_tenant)
         scopes: list[tuple[DocumentRef, Limits, int]] = [
             (tenant, call.tenant_limits, self._running.num_of_tenant(principal.acting_tenant))

@@ -94,7 +94,7 @@ class Authenticator:
             document = await self._newest_key(key_id)
         if document is None or not self._is_good(document.doc, sha256):
             raise _refused("The API key of this session was rotated or does not work any more. Log in again.")
-        principal = self._principal(document, is_old_secret=sha256 not in (None, document.doc.sha256))
+        principal = self._principal(document, document.doc.sha256 if sha256 is None else sha256)
         await self._learn_tenant(principal, acting_tenant)
         return self._act_for(principal, acting_tenant)
 
@@ -105,28 +105,31 @@ class Authenticator:
         return document.doc.sha256
 
     def current(self, principal: Principal) -> Principal:
-        """The same principal by the newest documents. Raises `ServingError` where it lost what it had."""
+        """The same principal by the newest documents: whether what runs may go on. Raises `ServingError` where not.
+
+        A rotation ends nothing that began before it, and what began with the old secret when its time is over.
+        """
         if principal.key_id is None:
             self._check_tenant(principal)
             return principal
         document = self._catalog.key(principal.key_id)
         if document is None or not self._is_active(document.doc):
             raise _refused("The API key was revoked, was suspended or has expired.")
-        if principal.is_old_secret and not self._is_old_secret_good(document.doc):
-            raise _refused("The API key was rotated, and the time for the old one is over.")
-        newest = self._principal(document, is_old_secret=principal.is_old_secret)
-        newest = replace(newest, acting_tenant=principal.acting_tenant)
+        if principal.is_old_secret and not self._works_with(document.doc, principal.key_sha256):
+            raise _rotated()
+        newest = replace(self._principal(document, principal.key_sha256), acting_tenant=principal.acting_tenant)
         if not newest.is_any_tenant and newest.acting_tenant != newest.tenant:
             raise _refused("The API key is of another tenant now.")
         self._check_tenant(newest)
         return newest
 
     def newest(self, principal: Principal) -> Principal:
-        """As `current`; refused too (503) where Redis knows a newer revision of its key or tenant than the disk has.
-
-        NOTE: for all but inference, of which Redis is asked when it is admitted.
-        """
+        """As `current`, for what has not begun: refused too where its secret was rotated out since (401), or where
+        Redis knows a newer revision of its key or tenant than the disk has (503)."""
         newest = self.current(principal)
+        document = None if newest.key_id is None else self._catalog.key(newest.key_id)
+        if document is not None and not self._works_with(document.doc, newest.key_sha256):
+            raise _rotated()
         if any(self._catalog.is_behind(ref) for ref in _decided_by(newest)):
             raise not_newest("your key or its tenant")
         return newest
@@ -157,7 +160,7 @@ class Authenticator:
             raise _refused("The API key is not known. Check that it was copied whole.")
         if not self._is_active(doc):
             raise _refused("The API key was revoked, was suspended or has expired. Ask an admin for another.")
-        return self._principal(document, is_old_secret=not is_newest)
+        return self._principal(document, hash_key(text))
 
     async def _newest_key(self, key_id: str) -> Document[KeyDoc] | None:
         """Another process may have created, rotated or resumed it a moment ago, or restored its tenant."""
@@ -195,14 +198,17 @@ class Authenticator:
 
     def _is_good(self, doc: KeyDoc, sha256: str | None) -> bool:
         """Whether the key works, and with the secret of this hash; None = the newest."""
+        return self._is_active(doc) and (sha256 is None or self._works_with(doc, sha256))
+
+    def _works_with(self, doc: KeyDoc, sha256: str | None) -> bool:
         is_old = sha256 == doc.previous_sha256 and self._is_old_secret_good(doc)
-        return self._is_active(doc) and (sha256 in (None, doc.sha256) or is_old)
+        return sha256 == doc.sha256 or is_old
 
     def _is_old_secret_good(self, doc: KeyDoc) -> bool:
         return doc.previous_until is not None and self._clock() < doc.previous_until
 
     @staticmethod
-    def _principal(document: Document[KeyDoc], *, is_old_secret: bool) -> Principal:
+    def _principal(document: Document[KeyDoc], sha256: str | None) -> Principal:
         doc = document.doc
         return Principal(
             actor=document.id,
@@ -212,7 +218,8 @@ class Authenticator:
             key_id=document.id,
             key_rev=document.rev,
             adapters=None if doc.adapters is None else frozenset(doc.adapters),
-            is_old_secret=is_old_secret,
+            key_sha256=sha256,
+            is_old_secret=sha256 != doc.sha256,
         )
 
 
@@ -229,6 +236,10 @@ def check_not_suspended(catalog: Catalog, tenant: str) -> None:
         raise ServingError(ErrorCode.NOT_FOUND, f"The tenant '{tenant[:64]}' does not exist.")
     if document.doc.status is not Status.ACTIVE:
         raise ServingError(ErrorCode.TENANT_SUSPENDED, f"The tenant '{tenant}' is suspended.")
+
+
+def _rotated() -> ServingError:
+    return _refused("The API key was rotated, and the time for the old one is over.")
 
 
 def _refused(message: str) -> ServingError:

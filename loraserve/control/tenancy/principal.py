@@ -53,8 +53,10 @@ class Principal:
     """Revision of the key document this was made of; 0 without one."""
     adapters: frozenset[str] | None = None
     """The only adapter names it may use; None = all that its tenant sees."""
+    key_sha256: str | None = None
+    """Of the secret that was sent; None without a key document."""
     is_old_secret: bool = False
-    """Whether the secret is the one before the last rotation."""
+    """Whether that was the one before the last rotation already."""
 
     @property
     def is_any_tenant(self) -> bool:

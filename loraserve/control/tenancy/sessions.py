@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loraserve.control.tenancy.api_keys import hash_key
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.login_attempts import LoginAttempts
 from loraserve.control.tenancy.principal import Action, Principal
@@ -69,7 +68,7 @@ class SessionService:
             message = "This server requires no key, so there is no login."
             raise ServingError(ErrorCode.INVALID_REQUEST, message)
         self._attempts.logs_in(_check_may_log_in(principal))
-        return await self._begin(principal, hash_key(key), request_id)
+        return await self._begin(principal, request_id)
 
     async def log_in_with_token(self, token: str, request_id: str) -> NewSession:
         try:
@@ -80,7 +79,7 @@ class SessionService:
             message = "This login link was used already or has expired. `loraserve ui login` makes another."
             raise ServingError(ErrorCode.INVALID_API_KEY, message)
         principal = await self._authenticator.of_key(link.key_id, sha256=link.key_sha256)
-        return await self._begin(principal, link.key_sha256, request_id)
+        return await self._begin(principal, request_id)
 
     @property
     def is_open(self) -> bool:
@@ -130,14 +129,15 @@ class SessionService:
         await self._note(actor, "session.link", principal.tenant, request_id, key_id)
         return NewLink(token, link.created_at + LINK_S)
 
-    async def _begin(self, principal: Principal, key_sha256: str, request_id: str) -> NewSession:
+    async def _begin(self, principal: Principal, request_id: str) -> NewSession:
         principal = await self._authenticator.confirm(principal)
         key_id = _check_may_log_in(principal)
+        assert principal.key_sha256 is not None
         token = secrets.token_urlsafe(TOKEN_BYTES)
         session = Session(
             token_sha256=_hash(token),
             key_id=key_id,
-            key_sha256=key_sha256,
+            key_sha256=principal.key_sha256,
             csrf=secrets.token_urlsafe(TOKEN_BYTES),
             created_at=self._clock(),
         )

@@ -298,6 +298,32 @@ def test_a_rotated_secret_works_until_its_grace_is_over(valkey: Valkey, tmp_path
     run(scenario)
 
 
+def test_a_secret_that_was_rotated_out_since_manages_and_begins_nothing(valkey: Valkey, tmp_path: Path) -> None:
+    """Whether this server heard of the rotation or not."""
+
+    async def scenario() -> None:
+        async with two_nodes(tmp_path / "data", valkey.url, follow=False) as (one, deaf):
+            issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
+            await deaf.catalog.catch_up()
+            principals = [(node, await node.authenticator.authenticate(issued.text)) for node in (one, deaf)]
+            running = await one.admit(principals[0][1])
+            rotated = await one.keys.rotate(ACME, "r", issued.document.id, grace_s=60)
+            for node, principal in principals:
+                assert (await node.authenticator.confirm(principal)).is_old_secret
+            for node in (one, deaf):
+                node.clock.now += 61
+            for node, principal in principals:
+                for judge in (admitted(node), node.authenticator.confirm, published(node)):
+                    with pytest.raises(ServingError) as refused:
+                        await judge(principal)
+                    assert refused.value.code is ErrorCode.INVALID_API_KEY
+            one.revocation.check()
+            assert running.running.ended_with is None
+            await one.authenticator.confirm(await one.authenticator.authenticate(rotated.text))
+
+    run(scenario)
+
+
 def test_expiry_and_suspension_end_a_key_and_a_suspension_can_be_lifted(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
