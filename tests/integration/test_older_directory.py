@@ -114,16 +114,15 @@ def test_it_stays_so_while_redis_is_gone_and_ends_with_what_redis_knew(older: Ol
         assert complete(http, "fake").status_code == 200
 
 
-def test_what_redis_tells_while_a_body_is_still_coming_counts(older: OlderCopy) -> None:
+def test_what_redis_learned_while_a_body_was_still_coming_counts(older: OlderCopy) -> None:
     key = new_key(older.admin, "acme", "admin")
     before, names = num_keys(older.admin), KeyNames(DEFAULT_PREFIX)
 
     def body() -> Iterator[bytes]:
         yield b'{"role": "admin"'
         assert older.admin.get("/v1/keys").status_code == 200
+        # Without the change that wakes up the server, and nobody else asks.
         older.valkey.command("HSET", names.document("key", key["id"]), "rev", "2")
-        with client(older.server, key["secret"]) as other:
-            assert code_of(other.get("/v1/keys")) == (503, "service_unavailable")
         yield b"}"
 
     with client(older.server, key["secret"]) as http:

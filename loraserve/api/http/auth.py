@@ -62,9 +62,14 @@ class Guard:
             raise
         connection.scope["state"][AGAIN_KEY] = partial(self._check_again, connection, handler)
 
-    def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+    async def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
+        principal = connection.scope["state"][STATE_KEY]
         try:
-            self._let_in(connection, handler, self._authenticator.newest(connection.scope["state"][STATE_KEY]))
+            if handler.opt.get(ADMITTED):
+                principal = self._authenticator.newest(principal)
+            else:
+                principal = await self._authenticator.confirm(principal)
+            self._let_in(connection, handler, principal)
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
@@ -93,12 +98,12 @@ def principal_of(request: Request) -> Principal:
     return request.scope["state"][STATE_KEY]
 
 
-def check_again(request: Request) -> None:
+async def check_again(request: Request) -> None:
     """Once the body is there, which takes as long as its sender likes: whoever lost the right to call the route
     meanwhile is refused (`ServingError`), and `principal_of` is what the rest may do now."""
     again = request.scope["state"].get(AGAIN_KEY)
     if again is not None:
-        again()
+        await again()
 
 
 def method_of(connection: ASGIConnection) -> str:

@@ -17,7 +17,7 @@ async def read_body(request: Request) -> bytes:
     _check_plain(request)
     with _leaving():
         body = await request.body()
-    check_again(request)
+    await check_again(request)
     return body
 
 
