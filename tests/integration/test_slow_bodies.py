@@ -3,13 +3,14 @@
 import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.support.management import client, new_key, offline_admin_key
-from tests.support.server_process import WAIT_S, serve_fake, stop
+from tests.support.server_process import WAIT_S, serve_fake, stop, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,14 @@ def admin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 class SlowRequest:
     """All of it is sent but the last byte."""
 
-    def __init__(self, admin: httpx.Client, key: str, method: str, path: str, asked: dict[str, object]) -> None:
+    def __init__(self, admin: httpx.Client, key: str | None, method: str, path: str, asked: dict[str, object]) -> None:
         body = json.dumps(asked).encode()
         self._last = body[-1:]
         self._connection = http.client.HTTPConnection(urlsplit(str(admin.base_url)).netloc, timeout=WAIT_S)
         self._connection.putrequest(method, path)
-        headers = {"x-api-key": key, "content-type": "application/json", "content-length": str(len(body))}
+        headers = {"content-type": "application/json", "content-length": str(len(body))}
+        if key is not None:
+            headers["x-api-key"] = key
         for name, value in headers.items():
             self._connection.putheader(name, value)
         self._connection.endheaders(body[:-1])
@@ -93,3 +96,15 @@ def test_a_key_that_is_revoked_meanwhile_gets_no_secret_by_a_body_that_turns_out
     response = connection.getresponse()
     assert (response.status, json.loads(response.read())["error"]["code"]) == (401, "invalid_api_key")
     connection.close()
+
+
+def test_a_server_that_is_closed_meanwhile_lets_nobody_make_a_key(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with serve_fake(data_dir) as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as anyone:
+        slow = SlowRequest(anyone, None, "POST", "/v1/keys", {"role": "admin", "tenant": "*"})
+        assert anyone.get("/v1/keys").status_code == 200
+        with client(server, offline_admin_key(data_dir)) as admin:
+            wait_until(lambda: anyone.get("/v1/keys").status_code == 401, "the server is closed")
+            assert slow.finish() == (401, "invalid_api_key")
+            assert len(admin.get("/v1/keys").json()["data"]) == 1
+        stop(server)

@@ -109,6 +109,8 @@ class Authenticator:
 
         A rotation ends nothing that began before it, and what began with the old secret when its time is over.
         """
+        if principal.is_open and not self.is_open:
+            raise _refused("This server asks for an API key by now. Send one as 'Authorization: Bearer ls-…'.")
         if principal.key_id is None:
             self._check_tenant(principal)
             return principal

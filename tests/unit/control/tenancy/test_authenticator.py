@@ -65,6 +65,24 @@ def test_without_any_key_everybody_is_admin(valkey: Valkey, tmp_path: Path) -> N
     run(scenario)
 
 
+def test_who_came_to_an_open_server_that_is_closed_by_now_is_nobody(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_node(tmp_path / "data", valkey.url, follow=False) as node:
+            await with_tenants(node)
+            anyone = await node.authenticator.authenticate(None)
+            running = await node.admit(anyone)
+            assert await node.authenticator.confirm(anyone) == anyone
+            await node.keys.create(anyone, "r", role=Role.ADMIN, tenant=ANY_TENANT)
+            for judge in (node.authenticator.confirm, published(node)):
+                with pytest.raises(ServingError) as refused:
+                    await judge(anyone)
+                assert refused.value.code is ErrorCode.INVALID_API_KEY
+            node.revocation.check()
+            assert running.running.ended_with is not None
+
+    run(scenario)
+
+
 def test_a_server_whose_last_key_was_revoked_stays_closed(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
