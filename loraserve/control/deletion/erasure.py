@@ -22,7 +22,7 @@ from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ServingError
 from loraserve.store.errors import DamagedFileError
-from loraserve.store.records import Document, DocumentKind, TenantDoc
+from loraserve.store.records import Document, TenantDoc
 
 HEARD_AFTER_S = 2 * RECONCILE_EVERY_S
 """Every server that runs knows by then that a tenant is to be erased, and puts nothing of it into Redis any more."""
@@ -74,24 +74,7 @@ class Erasure:
     async def _decide(self, now: float) -> None:
         for document in self._catalog.known_tenants():
             if is_overdue(document.doc, now):
-                await self._begin(document.id, now)
-
-    async def _begin(self, tenant: str, now: float) -> None:
-        """NOTE: not on an older copy of a data directory, in which a tenant is deleted that was restored since."""
-        newest_rev = await self._live.documents.revision(DocumentKind.TENANT, tenant)
-
-        def change(current: Document[TenantDoc]) -> TenantDoc:
-            if current.rev < newest_rev:
-                logger.error(
-                    "the tenant %r is not erased: Redis knows revision %d of it, the data directory %d",
-                    tenant,
-                    newest_rev,
-                    current.rev,
-                )
-                return current.doc
-            return mark_erasing(current.doc, now=now)
-
-        await self._edit(tenant, "tenant.erase", change)
+                await self._edit(document.id, "tenant.erase", lambda current: mark_erasing(current.doc, now=now))
 
     async def _empty(self, now: float) -> set[str]:
         """Of tenants that are being erased, or were, there is nothing in Redis or on the disk afterwards but their own
@@ -118,7 +101,8 @@ class Erasure:
         await asyncio.to_thread(self._remains.remove_uploads, found.uploads)
 
     async def _edit(self, tenant: str, action: str, change: Callable[[Document[TenantDoc]], TenantDoc]) -> None:
-        """Nothing happens while its document cannot be read, so that others are erased all the same."""
+        """Nothing happens while its document cannot be read, or on an older copy of a data directory, in which it is
+        deleted and was restored since. Others are erased all the same."""
 
         def checked(current: Document[TenantDoc] | None) -> TenantDoc:
             assert current is not None, "a tenant's document is never removed"
@@ -126,8 +110,8 @@ class Erasure:
 
         try:
             await self._declarations.edit(TenantDoc, tenant, checked, actor=ACTOR, action=action, request_id="")
-        except DamagedFileError as damage:
-            logger.error("the tenant %r is erased later: %s", tenant, damage)
+        except (DamagedFileError, ServingError) as error:
+            logger.error("the tenant %r is erased later: %s", tenant, error)
 
 
 def _is_due(document: Document[TenantDoc], now: float) -> bool:
@@ -140,5 +124,5 @@ def _later_without_redis() -> Iterator[None]:
     """What is not done now is left to the next sweep."""
     try:
         yield
-    except (ServingError, LiveUnavailableError) as error:
+    except LiveUnavailableError as error:
         logger.warning("deleted tenants are erased later: %s", error)

@@ -73,20 +73,21 @@ class Catalog(DocumentIndex):
     async def ask(self, refs: Sequence[DocumentRef]) -> None:
         """Of these, the newest revision that Redis has is known afterwards, or `is_behind` says that the disk lacks it.
 
-        While Redis is gone, that goes by what it told last.
+        Raises `LiveUnavailableError`.
         """
-        if not refs:
-            return
-        try:
-            revs = await self._live.documents.revs(refs)
-        except LiveUnavailableError:
-            for ref in filter(self.is_behind, refs):
-                await self.reread(*ref)
-            return
+        revs = await self._live.documents.revs(refs) if refs else []
         for ref, rev in zip(refs, revs, strict=True):
             await self._hear(ref, rev)
             if self._known_rev(ref) < rev:
                 self._warn_of_older_disk(*ref, rev)
+
+    async def try_ask(self, refs: Sequence[DocumentRef]) -> None:
+        """As `ask`; while Redis is gone, `is_behind` goes by what it told last."""
+        try:
+            await self.ask(refs)
+        except LiveUnavailableError:
+            for ref in filter(self.is_behind, refs):
+                await self.reread(*ref)
 
     def is_behind(self, ref: DocumentRef) -> bool:
         """Whether Redis told of something newer than the disk has: an older copy, or one that does not show yet what

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from loraserve.control.documents.catalog import Catalog
+from loraserve.control.documents.outage import DocumentRef
 from loraserve.control.unavailable import live_unavailable, not_newest
 from loraserve.live.errors import LiveUnavailableError
 from loraserve.live.live_store import LiveStore
@@ -91,18 +92,19 @@ class Declarations:
         await self._check_live()
         ref = (KIND_OF[kind], document_id)
         async with turn:
-            await self._catalog.ask([ref])
+            await self._ask(ref)
             for _ in range(MAX_TRIES):
                 found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
                 current = cast(Document[D] | None, found)
                 _check_precondition(current, expected_rev)
                 doc = change(current)
+                # NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation.
+                # What it has as it was asked for may be otherwise by now.
+                if current is not None and self._catalog.is_behind(ref):
+                    raise not_newest(f"'{document_id}'")
                 if current is not None and doc == current.doc:
                     await self._tell(cast(AnyDocument, current))
                     return current
-                # NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation.
-                if current is not None and self._catalog.is_behind(ref):
-                    raise not_newest(f"'{document_id}'")
                 rev = await asyncio.to_thread(self._next_rev, KIND_OF[kind], current)
                 document = Document(
                     kind=KIND_OF[kind],
@@ -130,6 +132,12 @@ class Declarations:
     async def _check_live(self) -> None:
         try:
             await self._live.documents.check_writable()
+        except LiveUnavailableError as error:
+            raise live_unavailable() from error
+
+    async def _ask(self, ref: DocumentRef) -> None:
+        try:
+            await self._catalog.ask([ref])
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 

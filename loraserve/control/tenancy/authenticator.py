@@ -138,7 +138,7 @@ class Authenticator:
 
     async def confirm(self, principal: Principal) -> Principal:
         """`newest`, of which Redis is asked now; while it is gone, by what it told last."""
-        await self._catalog.ask(_decided_by(principal))
+        await self._catalog.try_ask(_decided_by(principal))
         return self.newest(principal)
 
     async def reread(self, principal: Principal) -> None:
@@ -146,7 +146,7 @@ class Authenticator:
         refs = _decided_by(principal)
         for ref in refs:
             await self._catalog.reread(*ref)
-        await self._catalog.ask(refs)
+        await self._catalog.try_ask(refs)
 
     async def _of_text(self, text: str) -> Principal:
         key_id = try_parse_id(text)

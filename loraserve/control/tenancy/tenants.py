@@ -68,8 +68,13 @@ class TenantService:
         self._clock = clock
 
     async def ensure_builtin(self) -> None:
-        """`default` and `shared` exist afterwards."""
+        """`default` and `shared` exist afterwards. All documents are known before.
+
+        NOTE: what is there is not edited, or no server would start on an older copy, where Redis knows more of it.
+        """
         for tenant in (DEFAULT_TENANT, SHARED_TENANT):
+            if self._catalog.known_tenant(tenant) is not None:
+                continue
             await self._declarations.edit(
                 TenantDoc,
                 tenant,

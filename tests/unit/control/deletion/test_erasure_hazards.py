@@ -106,7 +106,37 @@ def test_an_older_copy_in_which_it_is_deleted_erases_nobody_that_was_restored(
                 await again.erasure.sweep()
             assert len([*again.documents.scan(DocumentKind.ADAPTER)]) == 2
             assert before == len(held(again)) == 2
-        assert "the tenant 'acme' is not erased: Redis knows revision 4 of it, the data directory 3" in caplog.text
+        assert "Redis knows revision 4 of tenant 'acme', which the data directory does not have" in caplog.text
+        assert "the tenant 'acme' is erased later" in caplog.text
+
+    run(scenario)
+
+
+def test_on_an_older_copy_one_that_redis_knows_more_of_keeps_no_other_from_being_erased(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        others = [f"t{number}" for number in range(5)]
+        async with running_node(data_dir, valkey.url, follow=False) as node:
+            await being_erased(node)
+            shutil.copytree(data_dir, copy)
+            node.clock.now += HEARD_AFTER_S
+            await node.erasure.sweep()
+            assert await state_of(node) is TenantState.ERASED
+        async with running_node(copy, valkey.url, follow=False) as again:
+            for other in others:
+                await again.tenants.create(ADMIN, "r", other)
+                await again.tenant_deletion.delete(ADMIN, "r", other)
+            for step_s in (RESTORABLE_S, HEARD_AFTER_S):
+                again.clock.now += step_s
+                await again.erasure.sweep()
+            erased = [
+                other
+                for other in others
+                if again.tenant_deletion.state_of(await again.tenants.read(ADMIN, other)) is TenantState.ERASED
+            ]
+            assert erased == others
 
     run(scenario)
 

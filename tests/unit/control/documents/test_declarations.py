@@ -150,6 +150,52 @@ def test_on_an_older_copy_nothing_is_changed_that_redis_knows_a_newer_revision_o
     run(scenario)
 
 
+def test_what_changes_nothing_on_a_disk_that_lags_is_no_success(valkey: Valkey, tmp_path: Path) -> None:
+    """What it finds as asked for may be otherwise by now."""
+
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            key_id = (await one.keys.create(ACME, "r", role=Role.ADMIN)).document.id
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+            await one.tenants.patch(ADMIN, "r", "globex", TenantPatch(status=Status.SUSPENDED))
+            await one.publish("sql", "one")
+            await one.adapters.delete(ACME, "r", "sql", drain_s=0)
+            shutil.copytree(data_dir, copy)
+            await one.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.ACTIVE))
+            await one.tenants.patch(ADMIN, "r", "globex", TenantPatch(status=Status.ACTIVE))
+            await one.adapters.restore(ACME, "r", "sql")
+            async with running_node(copy, valkey.url) as two:
+                for change in (
+                    two.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED)),
+                    two.tenants.patch(ADMIN, "r", "globex", TenantPatch(status=Status.SUSPENDED)),
+                    two.tenant_deletion.restore(ADMIN, "r", "globex"),
+                ):
+                    with pytest.raises(ServingError) as refused:
+                        await change
+                    assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+                shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
+                suspended = await two.keys.patch(ACME, "r", key_id, KeyPatch(status=Status.SUSPENDED))
+                assert suspended.rev == 4
+
+    run(scenario)
+
+
+def test_a_server_starts_on_an_older_copy_in_which_its_own_tenants_lack_changes(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as node:
+            await with_tenants(node)
+            shutil.copytree(data_dir, copy)
+            await node.tenants.patch(ADMIN, "r", "default", TenantPatch(description="changed"))
+        async with running_node(copy, valkey.url) as again:
+            await again.tenants.ensure_builtin()
+            assert again.catalog.is_behind((DocumentKind.TENANT, "default"))
+
+    run(scenario)
+
+
 def test_a_server_starts_on_an_empty_directory_beside_a_redis_that_knows_much(valkey: Valkey, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_node(tmp_path / "data", valkey.url) as node:
