@@ -86,9 +86,14 @@ class LiveSessions:
         name = self._names.login_link(link.token_sha256)
         await self._connection.call("SET", name, msgspec.json.encode(link), "EX", LINK_S)
 
+    async def get_link(self, token_sha256: str) -> LoginLink | None:
+        return self._link(token_sha256, await self._connection.call("GET", self._names.login_link(token_sha256)))
+
     async def take_link(self, token_sha256: str) -> LoginLink | None:
         """Only one caller ever gets it."""
-        body = await self._connection.call("GETDEL", self._names.login_link(token_sha256))
+        return self._link(token_sha256, await self._connection.call("GETDEL", self._names.login_link(token_sha256)))
+
+    def _link(self, token_sha256: str, body: bytes | None) -> LoginLink | None:
         if body is None:
             return None
         link = self._link_decoder.decode(body)

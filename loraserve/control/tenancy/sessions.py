@@ -5,7 +5,7 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from loraserve.control.tenancy.authenticator import Authenticator
@@ -68,17 +68,14 @@ class SessionService:
             message = "This server requires no key, so there is no login."
             raise ServingError(ErrorCode.INVALID_REQUEST, message)
         self._attempts.logs_in(_check_may_log_in(principal))
-        return await self._begin(principal, request_id)
+        return await self._begin(await self._authenticator.confirm(principal), request_id)
 
     async def log_in_with_token(self, token: str, request_id: str) -> NewSession:
-        try:
-            link = await self._live.sessions.take_link(_hash(token))
-        except LiveUnavailableError as error:
-            raise live_unavailable() from error
-        if link is None:
-            message = "This login link was used already or has expired. `loraserve ui login` makes another."
-            raise ServingError(ErrorCode.INVALID_API_KEY, message)
+        link = await _unused(self._live.sessions.get_link(_hash(token)))
         principal = await self._authenticator.of_key(link.key_id, sha256=link.key_sha256)
+        principal = await self._authenticator.confirm(principal)
+        # Only now: who is told to retry still has it.
+        await _unused(self._live.sessions.take_link(_hash(token)))
         return await self._begin(principal, request_id)
 
     @property
@@ -130,7 +127,7 @@ class SessionService:
         return NewLink(token, link.created_at + LINK_S)
 
     async def _begin(self, principal: Principal, request_id: str) -> NewSession:
-        principal = await self._authenticator.confirm(principal)
+        """principal: confirmed."""
         key_id = _check_may_log_in(principal)
         assert principal.key_sha256 is not None
         token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -180,6 +177,17 @@ class SessionService:
             await self._live.audit.append(entry)
         except LiveUnavailableError:
             return
+
+
+async def _unused(found: Awaitable[LoginLink | None]) -> LoginLink:
+    try:
+        link = await found
+    except LiveUnavailableError as error:
+        raise live_unavailable() from error
+    if link is None:
+        message = "This login link was used already or has expired. `loraserve ui login` makes another."
+        raise ServingError(ErrorCode.INVALID_API_KEY, message)
+    return link
 
 
 def _check_may_log_in(principal: Principal) -> str:

@@ -1,12 +1,15 @@
+import asyncio
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from loraserve.control.tenancy.audit_trail import AuditQuery, AuditTrail
+from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.login_attempts import LOGINS_WINDOW_S, MAX_LOGINS, LoginAttempts
-from loraserve.control.tenancy.sessions import REMEMBERED_S, SessionService, is_csrf_token
+from loraserve.control.tenancy.sessions import REMEMBERED_S, NewSession, SessionService, is_csrf_token
 from loraserve.live.sessions import MAX_SESSIONS
 from loraserve.serving.errors import ErrorCode, ServingError
 from loraserve.store.records import Role
@@ -158,6 +161,28 @@ def test_a_link_of_a_key_that_was_revoked_meanwhile_is_worth_nothing(valkey: Val
             with pytest.raises(ServingError) as refused:
                 await sessions.log_in_with_token(link.token, "r")
             assert refused.value.code is ErrorCode.INVALID_API_KEY
+
+    run(scenario)
+
+
+def test_a_link_is_not_used_up_by_a_login_that_is_to_be_retried(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url, follow=False) as one:
+            await with_tenants(one)
+            issued = await one.keys.create(ACME, "r", role=Role.ADMIN)
+            link = await service(one).make_link(issued.document.id, "somebody", "r")
+            shutil.copytree(data_dir, copy)
+            async with running_node(copy, valkey.url, follow=False) as lagging:
+                await one.keys.patch(ACME, "r", issued.document.id, KeyPatch(name="renamed"))
+                sessions = service(lagging)
+                with pytest.raises(ServingError) as refused:
+                    await sessions.log_in_with_token(link.token, "r")
+                assert refused.value.code is ErrorCode.SERVICE_UNAVAILABLE
+                shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
+                logins = (sessions.log_in_with_token(link.token, "r") for _ in range(5))
+                results = await asyncio.gather(*logins, return_exceptions=True)
+                assert sum(isinstance(result, NewSession) for result in results) == 1
 
     run(scenario)
 
