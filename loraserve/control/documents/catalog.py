@@ -78,8 +78,6 @@ class Catalog(DocumentIndex):
         revs = await self._live.documents.revs(refs) if refs else []
         for ref, rev in zip(refs, revs, strict=True):
             await self._hear(ref, rev)
-            if self._known_rev(ref) < rev:
-                self._warn_of_older_disk(*ref, rev)
 
     async def try_ask(self, refs: Sequence[DocumentRef]) -> None:
         """As `ask`; while Redis is gone, `is_behind` goes by what it told last."""
@@ -106,6 +104,13 @@ class Catalog(DocumentIndex):
         Other servers find it on disk meanwhile: a key or tenant within two seconds, an adapter within a minute.
         """
         self._untold[document.kind, document.id] = document
+
+    def apply(self, document: AnyDocument) -> bool:
+        is_newer = super().apply(document)
+        ref = (document.kind, document.id)
+        if is_newer and not self.is_behind(ref):
+            self._missing_revs.pop(ref, None)
+        return is_newer
 
     def forget(self, document: AnyDocument) -> bool:
         """NOTE: nor is Redis told of it any more."""
@@ -161,11 +166,11 @@ class Catalog(DocumentIndex):
         while self.ready:
             assert self._position is not None
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
-                known = self.get(change.kind, change.id)
-                if known is None or known.rev < change.rev:
-                    await self._hear((change.kind, change.id), change.rev)
+                ref = (change.kind, change.id)
+                # NOTE: what is known already may be older than what Redis has, so it tells nothing of what is missing.
+                if self._known_rev(ref) < change.rev:
+                    await self._hear(ref, change.rev)
                 if change.kind is DocumentKind.KEY and not self.has_keys:
-                    self._warn_of_older_disk(change.kind, change.id, change.rev)
                     self._note_keys()
                 self._position = change.position
             if not await self._live.view.is_current():
@@ -227,9 +232,7 @@ class Catalog(DocumentIndex):
                 if document is not None:
                     self.apply(document)
                 elif await self._forget_erased(kind, document_id) or await self._remove_retired(kind, document_id, rev):
-                    continue
-                if document is None or document.rev < rev:
-                    self._warn_of_older_disk(kind, document_id, rev)
+                    revisions[document_id] = 0
         refs = {(kind, document_id) for document_id in revisions}
         refs.update((kind, document.id) for document in self.all(kind))
         refs.update(ref for ref in self._missing_revs if ref[0] is kind)
@@ -328,11 +331,7 @@ class Catalog(DocumentIndex):
             return
         rev = await self._live.documents.put(document)
         if rev > document.rev:
-            newer = await self._read(document.kind, document.id)
-            if newer is not None:
-                self.apply(newer)
-            if newer is None or newer.rev < rev:
-                self._warn_of_older_disk(document.kind, document.id, rev)
+            await self._hear((document.kind, document.id), rev)
 
     async def _hear(self, ref: DocumentRef, rev: int) -> None:
         """Redis has this revision of it, 0 = none."""
@@ -343,6 +342,8 @@ class Catalog(DocumentIndex):
     def _compare(self, ref: DocumentRef, rev: int) -> None:
         known_rev, lost_rev = self._known_rev(ref), self._lost_revs.get(ref[0], 0)
         if known_rev < rev:
+            if self._missing_revs.get(ref, 0) < rev:
+                self._warn_of_older_disk(*ref, rev)
             self._missing_revs[ref] = rev
         elif rev < known_rev <= lost_rev:
             # Redis has it no more: it may be one of those that were retired.

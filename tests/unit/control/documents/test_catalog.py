@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import errno
+import shutil
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -8,6 +9,7 @@ from typing import NoReturn
 import pytest
 from msgspec.structs import replace
 
+from loraserve.control.tenancy.key_documents import KeyPatch
 from loraserve.control.tenancy.offline_keys import revoke_key_offline
 from loraserve.live.live_store import LiveStore
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -373,5 +375,84 @@ def test_listeners_hear_of_every_change_once(valkey: Valkey, tmp_path: Path) -> 
             await node.publish("sql", "two")
             assert heard == [("acme", 1), ("acme/sql", 1), ("acme/sql", 2)]
             assert isinstance(node.catalog.all_adapters()[0].doc, AdapterDoc)
+
+    run(scenario)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, document_id: str) -> list[str]:
+    return [
+        record.getMessage().split(" of ")[0]
+        for record in caplog.records
+        if "which the data directory does not have" in record.getMessage() and document_id in record.getMessage()
+    ]
+
+
+def test_what_the_disk_lacks_is_said_once_for_each_revision_however_it_is_learned(
+    valkey: Valkey, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url) as one:
+            await with_tenants(one)
+            key = (await one.keys.create(ACME, "r", role=Role.ADMIN)).document
+            ref = (key.kind, key.id)
+            shutil.copytree(data_dir, copy)
+            async with running_node(copy, valkey.url) as two:
+                await one.keys.patch(ACME, "r", key.id, KeyPatch(name="heard"))
+                await eventually(lambda: two.catalog.is_behind(ref))
+                for _ in range(3):
+                    await two.catalog.ask([ref])
+                assert warnings_of(caplog, key.id) == ["Redis knows revision 2"]
+            async with running_node(copy, valkey.url, follow=False) as levelled:
+                await levelled.catalog.ask([ref])
+                assert warnings_of(caplog, key.id) == ["Redis knows revision 2"] * 2
+                await one.keys.patch(ACME, "r", key.id, KeyPatch(name="asked"))
+                await levelled.catalog.ask([ref])
+                await one.keys.patch(ACME, "r", key.id, KeyPatch(name="put"))
+                await levelled.catalog.refresh(*ref)
+                assert warnings_of(caplog, key.id)[2:] == ["Redis knows revision 3", "Redis knows revision 4"]
+                shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
+                await levelled.catalog.catch_up()
+                assert not levelled.catalog.is_behind(ref)
+
+    run(scenario)
+
+
+def test_what_redis_holds_on_to_when_it_is_put_is_known_to_be_missing(valkey: Valkey, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url, follow=False) as one:
+            await with_tenants(one)
+            key = (await one.keys.create(ACME, "r", role=Role.ADMIN)).document
+            shutil.copytree(data_dir, copy)
+            async with running_node(copy, valkey.url, follow=False) as two:
+                await one.keys.revoke(ACME, "r", key.id)
+                assert not two.catalog.is_behind((key.kind, key.id))
+                await two.catalog.refresh(key.kind, key.id)
+                assert two.catalog.is_behind((key.kind, key.id))
+
+    run(scenario)
+
+
+def test_what_was_missing_until_the_disk_caught_up_is_not_remembered_when_it_is_retired(
+    valkey: Valkey, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        data_dir, copy = tmp_path / "data", tmp_path / "copy"
+        async with running_node(data_dir, valkey.url, follow=False) as one:
+            await with_tenants(one)
+            key = (await one.keys.create(ACME, "r", role=Role.ADMIN)).document
+            ref = (key.kind, key.id)
+            shutil.copytree(data_dir, copy)
+            async with running_node(copy, valkey.url, follow=False) as two:
+                await one.keys.revoke(ACME, "r", key.id)
+                await two.catalog.ask([ref])
+                assert two.catalog.is_behind(ref)
+                shutil.copytree(data_dir / "docs", copy / "docs", dirs_exist_ok=True)
+                await two.catalog.catch_up()
+                known = two.catalog.key(key.id)
+                assert known is not None
+                assert two.catalog.forget(known)
+                assert not two.catalog.is_behind(ref)
 
     run(scenario)
