@@ -16,7 +16,7 @@ from loraserve.control.tenancy.key_documents import rotated
 from loraserve.live.key_names import DEFAULT_PREFIX, KeyNames
 from loraserve.store.documents import DocumentStore
 from loraserve.store.records import DocumentKind, KeyDoc
-from tests.support.management import client, complete, new_key, offline_admin_key
+from tests.support.management import add_adapter, client, complete, fake_adapter, new_key, offline_admin_key
 from tests.support.server_process import WAIT_S, ServerProcess, serve_fake, wait_until
 from tests.support.valkey import Valkey, running_valkey
 
@@ -102,6 +102,31 @@ def test_who_may_less_by_now_is_refused_and_the_others_are_not(older: OlderCopy)
             assert code_of(login) == (503, "service_unavailable"), change
     assert num_keys(older.admin) == before
     assert {answer.status_code for answer in answers(older.admin)} == {200, 201}
+
+
+def test_who_is_refused_learns_nothing_of_what_is_there(older: OlderCopy, tmp_path: Path) -> None:
+    with client(older.server, new_key(older.admin, "acme", "admin")["secret"]) as http:
+        add_adapter(http, "sql", fake_adapter(tmp_path / "sql", 1))
+    with client(older.server, older.keys["revoked"]["secret"]) as http:
+        refused = [
+            complete(http, "sql"),
+            complete(http, "other"),
+            complete(http, "sql", max_tokens=-1),
+            http.post("/v1/completions", content=b"{"),
+            http.get("/v1/responses/resp_1"),
+        ]
+    assert {code_of(answer) for answer in refused} == {(503, "service_unavailable")}
+
+
+def test_who_is_refused_can_log_out(older: OlderCopy) -> None:
+    key, names = new_key(older.admin, "acme", "admin"), KeyNames(DEFAULT_PREFIX)
+    with httpx.Client(base_url=older.server.url, timeout=WAIT_S) as browser:
+        csrf = browser.post("/v1/session", json={"key": key["secret"]}).json()["csrf"]
+        older.valkey.command("HSET", names.document("key", key["id"]), "rev", "2")
+        assert code_of(browser.get("/v1/session")) == (503, "service_unavailable")
+        left = browser.delete("/v1/session", headers={"x-csrf-token": csrf, "origin": older.server.url})
+        assert left.status_code == 204, left.text
+        assert not browser.cookies
 
 
 def test_it_stays_so_while_redis_is_gone_and_ends_with_what_redis_knew(older: OlderCopy) -> None:

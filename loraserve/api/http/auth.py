@@ -9,7 +9,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 
-from loraserve.api.http.needs import ACTION, ADMITTED, ANYONE, EVERY_TENANT, PUBLIC_OPT
+from loraserve.api.http.needs import ACTION, ADMITTED, ANYONE, EVERY_TENANT, PUBLIC_OPT, UNCONFIRMED
 from loraserve.control.tenancy.authenticator import Authenticator
 from loraserve.control.tenancy.principal import Principal
 from loraserve.serving.errors import ErrorCode, ServingError
@@ -54,9 +54,7 @@ class Guard:
             return
         try:
             principal = await self._principal(connection)
-            if not handler.opt.get(ADMITTED):
-                principal = await self._authenticator.confirm(principal)
-            self._let_in(connection, handler, principal)
+            self._let_in(connection, handler, await self._confirmed(handler, principal))
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
@@ -65,14 +63,17 @@ class Guard:
     async def _check_again(self, connection: ASGIConnection, handler: BaseRouteHandler) -> None:
         principal = connection.scope["state"][STATE_KEY]
         try:
-            if handler.opt.get(ADMITTED):
-                principal = self._authenticator.newest(principal)
-            else:
-                principal = await self._authenticator.confirm(principal)
-            self._let_in(connection, handler, principal)
+            self._let_in(connection, handler, await self._confirmed(handler, principal))
         except ServingError as error:
             self._on_refusal(connection, handler, error)
             raise
+
+    async def _confirmed(self, handler: BaseRouteHandler, principal: Principal) -> Principal:
+        if handler.opt.get(UNCONFIRMED):
+            return principal
+        if handler.opt.get(ADMITTED):
+            return await self._authenticator.confirm_told(principal)
+        return await self._authenticator.confirm(principal)
 
     def _let_in(self, connection: ASGIConnection, handler: BaseRouteHandler, principal: Principal) -> None:
         connection.scope["state"][STATE_KEY] = principal

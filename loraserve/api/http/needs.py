@@ -13,6 +13,7 @@ PUBLIC_OPT = "public"
 ANYONE = "anyone"
 TIMED = "timed"
 ADMITTED = "admitted"
+UNCONFIRMED = "unconfirmed"
 EVERY_TENANT = "every_tenant"
 
 PUBLIC: dict[str, Any] = {PUBLIC_OPT: True}
@@ -26,8 +27,11 @@ def needs(action: Action) -> dict[str, Any]:
     return {ACTION: action}
 
 
+LOGOUT = {**ANY_KEY, UNCONFIRMED: True}
+"""Also with a key that Redis knows a newer revision of than the disk has, so that its cookie can go."""
+
 INFERENCE = {**needs(Action.INFER), TIMED: True, ADMITTED: True}
-"""Its answers say how long they took; whether its key is as new as Redis knows is asked when it is admitted."""
+"""Its answers say how long they took; Redis is asked whether its key is the newest when it is admitted."""
 
 SCRAPING = {**needs(Action.READ), EVERY_TENANT: True}
 """Shows all tenants' adapters: needs a key for all tenants (`*`)."""

@@ -13,7 +13,7 @@ from loraserve.api.chat.reasoning import with_reasoning
 from loraserve.api.http.auth import principal_of
 from loraserve.api.http.decoding import decode_body
 from loraserve.api.http.event_stream import EventStream
-from loraserve.api.http.needs import INFERENCE
+from loraserve.api.http.needs import INFERENCE, needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.inference.respond import open_stream, respond_whole
 from loraserve.api.inference.token_names import TokenNames
@@ -26,6 +26,7 @@ from loraserve.api.responses.writer import ResponseWriter
 from loraserve.api.schemas.response_answer import ResponseObject
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.control.requests.running import Route
+from loraserve.control.tenancy.principal import Action
 from loraserve.serving.errors import ErrorCode, ServingError
 
 DECODER = msgspec.json.Decoder(ResponsesRequest, strict=True)
@@ -65,7 +66,7 @@ async def create_adapter_response(
 @route(
     ["/v1/responses/{response_id:path}", "/adapters/{adapter:str}/v1/responses/{response_id:path}"],
     http_method=["GET", "POST", "DELETE"],
-    opt=INFERENCE,
+    opt=needs(Action.INFER),
     include_in_schema=False,
 )
 async def find_response() -> None:

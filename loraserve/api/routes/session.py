@@ -7,7 +7,7 @@ from litestar.di import NamedDependency
 from loraserve.api.app_context import AppContext
 from loraserve.api.http.auth import address_of, given_key, principal_of
 from loraserve.api.http.decoding import decode_body
-from loraserve.api.http.needs import ANY_KEY, PUBLIC, needs
+from loraserve.api.http.needs import ANY_KEY, LOGOUT, PUBLIC, needs
 from loraserve.api.http.request_id import request_id_of
 from loraserve.api.http.session_cookie import check_same_page, session_cookie, session_token
 from loraserve.api.inference.identity import server_version
@@ -55,7 +55,7 @@ async def get_session(request: Request, context: NamedDependency[AppContext]) ->
     return _item(context, principal, session)
 
 
-@delete("/v1/session", opt=ANY_KEY, status_code=204, responses=ERROR_RESPONSES, tags=["session"])
+@delete("/v1/session", opt=LOGOUT, status_code=204, responses=ERROR_RESPONSES, tags=["session"])
 async def delete_session(request: Request, context: NamedDependency[AppContext]) -> Response[None]:
     """Log out, on every server at once."""
     token = session_token(request)

@@ -141,6 +141,11 @@ class Authenticator:
         await self._catalog.try_ask(_decided_by(principal))
         return self.newest(principal)
 
+    async def confirm_told(self, principal: Principal) -> Principal:
+        """As `confirm`, for what is admitted later: Redis is asked only of what it told something newer of."""
+        await self._catalog.try_ask([ref for ref in _decided_by(principal) if self._catalog.is_behind(ref)])
+        return self.newest(principal)
+
     async def reread(self, principal: Principal) -> None:
         """`newest` goes by whatever any server committed of its key and tenant before this call."""
         refs = _decided_by(principal)
