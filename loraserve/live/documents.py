@@ -59,10 +59,6 @@ class LiveDocuments:
             raise LiveUnavailableError(f"Redis answered about {reply_id!r} instead of {document.id!r}")
         return rev
 
-    async def revision(self, kind: DocumentKind, document_id: str) -> int:
-        """0 = Redis does not have it."""
-        return int(await self._connection.call("HGET", self._names.document(kind, document_id), "rev") or 0)
-
     async def revs(self, refs: Sequence[tuple[DocumentKind, str]]) -> list[int]:
         """Of each of these, in one round trip; 0 = Redis does not have it."""
         commands = [["HGET", self._names.document(kind, document_id), "rev"] for kind, document_id in refs]
@@ -72,13 +68,13 @@ class LiveDocuments:
         """Of every document of a kind, deleted ones included."""
         return [id_.decode() for id_ in await self._connection.call("ZRANGE", self._names.document_ids(kind), 0, -1)]
 
-    async def revisions(self, kind: DocumentKind) -> dict[str, int]:
+    async def all_revs(self, kind: DocumentKind) -> dict[str, int]:
         """Of every document of a kind, deleted ones included."""
         found: dict[str, int] = {}
         for ids in _groups(await self.ids(kind)):
             commands = [["HGET", self._names.document(kind, document_id), "rev"] for document_id in ids]
-            revisions = await self._connection.call_many(commands)
-            found |= {id_: int(rev) for id_, rev in zip(ids, revisions, strict=True) if rev is not None}
+            revs = await self._connection.call_many(commands)
+            found |= {id_: int(rev) for id_, rev in zip(ids, revs, strict=True) if rev is not None}
         return found
 
     async def get(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:

@@ -85,7 +85,8 @@ class Retirement:
             kind = some[0].kind
             # NOTE: not on an older copy of a data directory, in which something is gone that came back since.
             known_rev = await self._live.documents.removed_rev(kind)
-            doomed = [each for each in some if await self._live.documents.revision(kind, each.id) <= each.rev]
+            revs = await self._live.documents.revs([(kind, each.id) for each in some])
+            doomed = [each for each, rev in zip(some, revs, strict=True) if rev <= each.rev]
             retired = await asyncio.to_thread(self._documents.retire, doomed, known_rev)
             for document in retired:
                 self._catalog.forget(document)

@@ -167,7 +167,7 @@ class Catalog(DocumentIndex):
             assert self._position is not None
             for change in await self._live.changes.read(self._position, FOLLOW_WAIT_S):
                 ref = (change.kind, change.id)
-                # NOTE: what is known already may be older than what Redis has, so it tells nothing of what is missing.
+                # NOTE: Redis may be further by now than a change that is known: that must not count as what it has.
                 if self._known_rev(ref) < change.rev:
                     await self._hear(ref, change.rev)
                 if change.kind is DocumentKind.KEY and not self.has_keys:
@@ -224,23 +224,23 @@ class Catalog(DocumentIndex):
     async def _level(self, kind: DocumentKind) -> None:
         """Redis has at least the revisions that we have, and we have those on disk that Redis knows."""
         await self._level_retired(kind)
-        revisions = await self._live.documents.revisions(kind)
-        for document_id, rev in revisions.items():
+        revs = await self._live.documents.all_revs(kind)
+        for document_id, rev in revs.items():
             known = self.get(kind, document_id)
             if known is None or known.rev < rev:
                 document = await self._read(kind, document_id)
                 if document is not None:
                     self.apply(document)
                 elif await self._forget_erased(kind, document_id) or await self._remove_retired(kind, document_id, rev):
-                    revisions[document_id] = 0
-        refs = {(kind, document_id) for document_id in revisions}
+                    revs[document_id] = 0
+        refs = {(kind, document_id) for document_id in revs}
         refs.update((kind, document.id) for document in self.all(kind))
         refs.update(ref for ref in self._missing_revs if ref[0] is kind)
         for ref in refs:
-            self._compare(ref, revisions.get(ref[1], 0))
-        if kind is DocumentKind.KEY and revisions:
+            self._compare(ref, revs.get(ref[1], 0))
+        if kind is DocumentKind.KEY and revs:
             self._note_keys()
-        await self._put_all(document for document in self.all(kind) if revisions.get(document.id, 0) < document.rev)
+        await self._put_all(document for document in self.all(kind) if revs.get(document.id, 0) < document.rev)
 
     async def forget_erased(self) -> None:
         """Redis has no document of an erased tenant afterwards, whoever put it there. Raises `LiveUnavailableError`."""

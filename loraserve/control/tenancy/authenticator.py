@@ -80,7 +80,9 @@ class Authenticator:
     def _is_declared(self, text: str) -> bool:
         """`LORASERVE_API_KEY` is also what the commands send: a server that is started beside them gets their key."""
         key_id = try_parse_id(text)
-        ref = (DocumentKind.KEY, key_id or "")
+        if key_id is None:
+            return False
+        ref = (DocumentKind.KEY, key_id)
         # Of an older data directory, Redis may know its document alone.
         return self._catalog.get(*ref) is not None or self._catalog.is_behind(ref)
 

@@ -23,9 +23,9 @@ AS_BEFORE = [
 def test_a_document_of_each_kind_is_put_and_listed(on_any_server: RunCheck) -> None:
     async def check(store: LiveStore) -> None:
         for document in (tenant_document(), key_document(), adapter_document()):
-            assert await store.documents.revisions(document.kind) == {}
+            assert await store.documents.all_revs(document.kind) == {}
             assert await store.documents.put(document) == 1
-            assert await store.documents.revisions(document.kind) == {document.id: 1}
+            assert await store.documents.all_revs(document.kind) == {document.id: 1}
 
     on_any_server(check)
 
@@ -35,7 +35,7 @@ def test_the_newest_revision_stays_in_whatever_order_they_come(on_any_server: Ru
     async def check(store: LiveStore) -> None:
         for rev in order:
             await store.documents.put(key_document(rev=rev))
-        assert await store.documents.revisions(DocumentKind.KEY) == {"k1": 3}
+        assert await store.documents.all_revs(DocumentKind.KEY) == {"k1": 3}
 
     on_any_server(check)
 
@@ -74,7 +74,7 @@ def test_all_of_a_kind_are_listed_across_round_trips(on_server: RunCheck) -> Non
         for index in range(1001):
             await store.documents.put(key_document(f"k{index}"))
         await store.documents.put(tenant_document())
-        assert await store.documents.revisions(DocumentKind.KEY) == {f"k{index}": 1 for index in range(1001)}
+        assert await store.documents.all_revs(DocumentKind.KEY) == {f"k{index}": 1 for index in range(1001)}
 
     on_server(check)
 
@@ -88,7 +88,7 @@ def test_what_is_removed_is_in_no_list_and_can_be_removed_again(on_any_server: R
         for _ in range(2):
             await store.documents.remove(DocumentKind.ADAPTER, [document.id])
             assert await store.documents.get(DocumentKind.ADAPTER, document.id) is None
-            assert await store.documents.revisions(DocumentKind.ADAPTER) == {"acme/kept": 1}
+            assert await store.documents.all_revs(DocumentKind.ADAPTER) == {"acme/kept": 1}
 
     on_any_server(check)
 
@@ -142,11 +142,11 @@ def test_what_is_retired_goes_unless_it_is_newer_and_the_highest_revision_is_rem
         assert await store.documents.retire(DocumentKind.KEY, 0, {}) == 0
         revs = {"k0": 3, "k1": 3, "k2": 7, "missing": 1}
         assert await store.documents.retire(DocumentKind.KEY, 7, revs) == 7
-        assert await store.documents.revisions(DocumentKind.KEY) == {"k1": 4}
+        assert await store.documents.all_revs(DocumentKind.KEY) == {"k1": 4}
         assert await store.documents.get(DocumentKind.KEY, "k0") is None
         assert await store.documents.retire(DocumentKind.KEY, 5, {}) == 7
         assert await store.documents.retire(DocumentKind.ADAPTER, 0, {}) == 0
-        assert len(await store.documents.revisions(DocumentKind.ADAPTER)) == 1
+        assert len(await store.documents.all_revs(DocumentKind.ADAPTER)) == 1
         assert await store.documents.put(key_document("k0", rev=8)) == 8
 
     on_any_server(check)

@@ -331,7 +331,7 @@ def test_changes_are_read_where_the_address_leads_after_a_failover(
             assert [change.id for change in await store.changes.read("0-0")] == ["k3"]
             clock.now += 1
             await store.documents.put(key_document("k4"))
-            assert await other.documents.revisions(DocumentKind.KEY) == {"k3": 1, "k4": 1}
+            assert await other.documents.all_revs(DocumentKind.KEY) == {"k3": 1, "k4": 1}
             await store.close()
             await other.close()
 

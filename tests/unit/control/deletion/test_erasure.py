@@ -52,7 +52,7 @@ def on_disk(node: Node) -> str:
 async def in_redis(node: Node) -> str:
     bodies: list[str] = []
     for kind in DocumentKind:
-        for document_id in await node.live.documents.revisions(kind):
+        for document_id in await node.live.documents.all_revs(kind):
             document = await node.live.documents.get(kind, document_id)
             bodies.append(f"{document_id} {document}")
     return "\n".join(bodies)

@@ -203,7 +203,7 @@ def test_what_an_older_server_put_into_redis_alone_is_erased_too(valkey: Valkey,
             await node.erasure.sweep()
             assert "invoices" not in await in_redis(node)
             assert await node.live.connection.call("EXISTS", "{ls}:r:acme") == 0
-            assert {*await node.live.documents.revisions(DocumentKind.ADAPTER)} == {"globex/copy"}
+            assert {*await node.live.documents.all_revs(DocumentKind.ADAPTER)} == {"globex/copy"}
 
     run(scenario)
 

@@ -47,7 +47,7 @@ def on_disk(node: Node) -> dict[str, int]:
 
 
 async def in_redis(node: Node) -> dict[str, int]:
-    return await node.live.documents.revisions(KEY) | await node.live.documents.revisions(ADAPTER)
+    return await node.live.documents.all_revs(KEY) | await node.live.documents.all_revs(ADAPTER)
 
 
 async def told(node: Node) -> None:
@@ -393,7 +393,7 @@ def test_without_redis_nothing_is_removed(
                 raise LiveUnavailableError("it is gone")
 
             with monkeypatch.context() as patched:
-                patched.setattr(node.live.documents, "revision", fail)
+                patched.setattr(node.live.documents, "revs", fail)
                 await node.retirement.sweep()
             assert {*ids} <= {*on_disk(node)}
             assert "removed later: it is gone" in caplog.text

@@ -301,7 +301,7 @@ def test_a_server_killed_right_after_the_commit_leaves_a_deleted_tenant(valkey: 
         async with running_node(tmp_path / "data", valkey.url) as again:
             assert again.catalog.is_deleted("acme")
             assert (await _refusal(again, key))[0] is ErrorCode.INVALID_API_KEY
-            assert (await again.live.documents.revisions(DocumentKind.TENANT))["acme"] == 2
+            assert (await again.live.documents.all_revs(DocumentKind.TENANT))["acme"] == 2
 
     run(scenario)
 

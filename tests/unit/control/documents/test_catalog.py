@@ -36,8 +36,8 @@ def test_start_puts_what_is_on_disk_into_an_empty_redis(valkey: Valkey, tmp_path
             adapter = node.catalog.adapter("acme", "sql")
             assert adapter is not None
             assert adapter.rev == 2
-            assert await node.live.documents.revisions(DocumentKind.ADAPTER) == {"acme/sql": 2}
-            assert await node.live.documents.revisions(DocumentKind.TENANT) == {"acme": 1}
+            assert await node.live.documents.all_revs(DocumentKind.ADAPTER) == {"acme/sql": 2}
+            assert await node.live.documents.all_revs(DocumentKind.TENANT) == {"acme": 1}
 
     run(scenario)
 
@@ -64,7 +64,7 @@ def test_after_flushall_everything_declared_is_as_before(valkey: Valkey, tmp_pat
             admitted = await node.admit(principal, "sql")
             assert admitted.target.adapter is not None
             assert admitted.target.adapter.digest == digest
-            revisions = await node.live.documents.revisions(DocumentKind.ADAPTER)
+            revisions = await node.live.documents.all_revs(DocumentKind.ADAPTER)
             assert revisions == {"acme/sql": 1}
 
     run(scenario)
@@ -76,7 +76,7 @@ def test_an_idle_process_levels_with_a_redis_that_was_emptied(valkey: Valkey, tm
             await with_tenants(node)
             valkey.command("FLUSHALL")
             async with asyncio.timeout(20):
-                while len(await node.live.documents.revisions(DocumentKind.TENANT)) < 4:
+                while len(await node.live.documents.all_revs(DocumentKind.TENANT)) < 4:
                     await asyncio.sleep(0.01)
 
     run(scenario)
@@ -96,7 +96,7 @@ def test_an_older_redis_cannot_unrevoke_a_key(valkey: Valkey, tmp_path: Path) ->
             await replica.documents.put(before)
             # Another process comes up on this Redis, and the one that knew goes on.
             async with asyncio.timeout(20):
-                while (await replica.documents.revisions(DocumentKind.KEY))[before.id] != 2:
+                while (await replica.documents.all_revs(DocumentKind.KEY))[before.id] != 2:
                     await asyncio.sleep(0.01)
             await replica.close()
             await eventually(lambda: node.catalog.ready)
@@ -134,7 +134,7 @@ def test_a_revision_whose_writer_died_before_telling_redis_takes_effect(valkey: 
             known = node.catalog.key(doc.id)
             assert known is not None
             assert known.doc.status is Status.REVOKED
-            assert (await node.live.documents.revisions(DocumentKind.KEY))[doc.id] == 2
+            assert (await node.live.documents.all_revs(DocumentKind.KEY))[doc.id] == 2
 
     run(scenario)
 
@@ -149,7 +149,7 @@ def test_whatever_a_scan_finds_is_told_to_redis(valkey: Valkey, tmp_path: Path) 
             await node.catalog.catch_up()
             assert node.catalog.tenant("zeta") is not None
             async with asyncio.timeout(20):
-                while "zeta" not in await node.live.documents.revisions(DocumentKind.TENANT):
+                while "zeta" not in await node.live.documents.all_revs(DocumentKind.TENANT):
                     await asyncio.sleep(0.005)
 
     run(scenario)
@@ -170,7 +170,7 @@ def test_a_key_revoked_in_the_data_directory_is_noticed_without_waiting_for_a_re
             assert running.running.ended_with.code is ErrorCode.INVALID_API_KEY
             # Other servers on this Redis are told.
             async with asyncio.timeout(20):
-                while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
+                while (await node.live.documents.all_revs(DocumentKind.KEY))[issued.document.id] != 2:
                     await asyncio.sleep(0.01)
 
     run(scenario)
@@ -359,7 +359,7 @@ def test_ten_thousand_documents_are_level_again_after_flushall(
             began_s = time.perf_counter()
             await node.catalog.synchronise()
             again_s = time.perf_counter() - began_s
-            assert len(await node.live.documents.revisions(DocumentKind.ADAPTER)) == 10_000
+            assert len(await node.live.documents.all_revs(DocumentKind.ADAPTER)) == 10_000
             print(f"10,000 documents: first {first_s:.2f} s, after FLUSHALL {again_s:.2f} s")
 
     run(scenario)

@@ -277,7 +277,7 @@ def test_what_is_on_disk_when_redis_fails_is_done_and_told_later(
                 (DocumentKind.TENANT, "globex", 2),
             ):
                 async with asyncio.timeout(20):
-                    while (await one.live.documents.revisions(kind)).get(document_id) != rev:
+                    while (await one.live.documents.all_revs(kind)).get(document_id) != rev:
                         await asyncio.sleep(0.005)
             await eventually(lambda: globex_status(two) is Status.SUSPENDED)
             await two.admit(await two.authenticator.authenticate(rotated.text))
@@ -309,7 +309,7 @@ def test_a_caller_that_is_cancelled_during_a_commit_leaves_it_whole(
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             async with asyncio.timeout(20):
-                while (await node.live.documents.revisions(DocumentKind.KEY))[issued.document.id] != 2:
+                while (await node.live.documents.all_revs(DocumentKind.KEY))[issued.document.id] != 2:
                     await asyncio.sleep(0.005)
             found = node.documents.get(DocumentKind.KEY, issued.document.id)
             assert found is not None

@@ -217,7 +217,7 @@ def test_a_restarted_empty_redis_is_filled_before_the_first_request_is_let_in(va
                 except ServingError as error:
                     codes.add(error.code)
             assert codes <= {ErrorCode.SERVICE_UNAVAILABLE}
-            revisions = await node.live.documents.revisions(DocumentKind.KEY)
+            revisions = await node.live.documents.all_revs(DocumentKind.KEY)
             assert revisions == {issued.document.id: 1, revoked.document.id: 2}
 
     run(scenario)
