@@ -92,16 +92,13 @@ class Declarations:
         await self._check_live()
         ref = (KIND_OF[kind], document_id)
         async with turn:
-            await self._ask(ref)
             for _ in range(MAX_TRIES):
                 found = await asyncio.to_thread(self._documents.get, KIND_OF[kind], document_id)
                 current = cast(Document[D] | None, found)
                 _check_precondition(current, expected_rev)
                 doc = change(current)
-                # NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation.
-                # What it has as it was asked for may be otherwise by now.
-                if current is not None and self._catalog.is_behind(ref):
-                    raise not_newest(f"'{document_id}'")
+                if current is not None:
+                    await self._require_newest(ref)
                 if current is not None and doc == current.doc:
                     await self._tell(cast(AnyDocument, current))
                     return current
@@ -135,11 +132,15 @@ class Declarations:
         except LiveUnavailableError as error:
             raise live_unavailable() from error
 
-    async def _ask(self, ref: DocumentRef) -> None:
+    async def _require_newest(self, ref: DocumentRef) -> None:
+        """NOTE: what is changed on an older copy would overtake what was decided since, such as a revocation, and what
+        it has as it was asked for may be otherwise by now."""
         try:
             await self._catalog.ask([ref])
         except LiveUnavailableError as error:
             raise live_unavailable() from error
+        if self._catalog.is_behind(ref):
+            raise not_newest(f"'{ref[1]}'")
 
     async def _tell(self, document: AnyDocument) -> None:
         """NOTE: never fails. What is on disk holds, and some of it cannot be done again: a secret is shown once."""
