@@ -85,7 +85,7 @@ def plan_memory(
     if num_blocks < 2:
         raise EngineStartError(
             f"a KV cache of {kv_cache_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes, at least 2 are "
-            "needed: raise --kv-cache-memory-bytes"
+            f"needed: raise --kv-cache-memory-bytes{shares.hint}"
         )
     if requested_max_len is not None and requested_max_len > model_max_len:
         raise EngineStartError(f"--max-model-len {requested_max_len} exceeds the model's {model_max_len} positions")
