@@ -107,7 +107,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
-    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype)
+    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, is_int8=is_int8)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
@@ -325,13 +325,13 @@ def _adapter_memory(
 
 
 def _num_speculative_tokens(
-    config: EngineConfig, model_config: PreTrainedConfig, backend: Backend, dtype: torch.dtype
+    config: EngineConfig, model_config: PreTrainedConfig, backend: Backend, dtype: torch.dtype, *, is_int8: bool
 ) -> int:
     """None for experts either: each row may read others."""
     asked = config.num_speculative_tokens
     if asked == 0:
         return 0
-    if backend.num_free_rows(dtype, int8=config.quantization == "int8") > 1 and loader.is_mostly_linears(model_config):
+    if backend.num_free_rows(dtype, int8=is_int8) > 1 and loader.is_mostly_linears(model_config):
         return asked or DEFAULT_NUM_SPECULATIVE_TOKENS
     if asked:
         name = str(dtype).removeprefix("torch.")
