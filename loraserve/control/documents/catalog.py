@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
+from loraserve.control.documents.disk_lag import DiskLag
 from loraserve.control.documents.index import DocumentIndex
 from loraserve.control.documents.outage import DocumentRef, Outage
 from loraserve.live.errors import LiveRestartedError, LiveUnavailableError
@@ -38,10 +39,7 @@ class Catalog(DocumentIndex):
         """What Redis may not have, though it is level otherwise: put each second, until it takes them."""
         self._position: str | None = None
         self._synchronising: asyncio.Task[None] | None = None
-        self._lost_revs: dict[DocumentKind, int] = {}
-        """Up to which revisions documents were retired, as Redis knows and the disk, an older copy, does not."""
-        self._missing_revs: dict[DocumentRef, int] = {}
-        """Of what Redis knows something newer than the disk has: from which revision on the disk's counts again."""
+        self._lag = DiskLag(self._known_rev)
         self._was_told_of_keys = False
         """Whether there is a key's document on disk or in Redis, readable or not, or was one since the start."""
 
@@ -88,9 +86,8 @@ class Catalog(DocumentIndex):
                 await self.reread(*ref)
 
     def is_behind(self, ref: DocumentRef) -> bool:
-        """Whether Redis told of something newer than the disk has: an older copy, or one that does not show yet what
-        another server wrote. Nobody can tell then what this document allows."""
-        return self._known_rev(ref) < self._missing_revs.get(ref, 0)
+        """Whether Redis told of something newer than the disk has: see `DiskLag`."""
+        return self._lag.has(ref)
 
     async def try_refresh(self, kind: DocumentKind, document_id: str) -> AnyDocument | None:
         """As `refresh`, content with the disk when Redis is gone."""
@@ -107,9 +104,8 @@ class Catalog(DocumentIndex):
 
     def apply(self, document: AnyDocument) -> bool:
         is_newer = super().apply(document)
-        ref = (document.kind, document.id)
-        if is_newer and not self.is_behind(ref):
-            self._missing_revs.pop(ref, None)
+        if is_newer:
+            self._lag.note_read((document.kind, document.id))
         return is_newer
 
     def forget(self, document: AnyDocument) -> bool:
@@ -235,9 +231,9 @@ class Catalog(DocumentIndex):
                     revs[document_id] = 0
         refs = {(kind, document_id) for document_id in revs}
         refs.update((kind, document.id) for document in self.all(kind))
-        refs.update(ref for ref in self._missing_revs if ref[0] is kind)
+        refs.update(self._lag.of_kind(kind))
         for ref in refs:
-            self._compare(ref, revs.get(ref[1], 0))
+            self._lag.compare(ref, revs.get(ref[1], 0))
         if kind is DocumentKind.KEY and revs:
             self._note_keys()
         await self._put_all(document for document in self.all(kind) if revs.get(document.id, 0) < document.rev)
@@ -268,16 +264,7 @@ class Catalog(DocumentIndex):
             logger.error("%s", damage)
             removed_rev = 0
         await self._live.documents.retire(kind, removed_rev, {})
-        self._lost_revs[kind] = known_rev if known_rev > removed_rev else 0
-        if self._lost_revs[kind]:
-            logger.error(
-                "Redis knows that documents of the kind %s were removed up to revision %d, the data directory only up "
-                "to %d: is it an older copy? Requests that need one of them are refused. Give this server its own "
-                "--redis-prefix, or empty that Redis.",
-                kind,
-                known_rev,
-                removed_rev,
-            )
+        self._lag.compare_retired(kind, known_rev, removed_rev)
 
     async def _forget_retired(self, kind: DocumentKind) -> None:
         """What any server retired before this call, nobody here knows afterwards."""
@@ -298,7 +285,7 @@ class Catalog(DocumentIndex):
         """Whether a document that the disk does not have was retired, as an older Redis or a server that was killed
         meanwhile may have left it: it is removed there then."""
         revs = {document_id: rev}
-        if self._lost_revs[kind] or not await self._retired_among(kind, revs, None):
+        if self._lag.knows_less_retired(kind) or not await self._retired_among(kind, revs, None):
             return False
         await self._live.documents.retire(kind, rev, revs)
         return True
@@ -327,7 +314,7 @@ class Catalog(DocumentIndex):
                 del self._untold[key]
 
     async def _put(self, document: AnyDocument) -> None:
-        if self.is_erased(document) or document.rev <= self._lost_revs.get(document.kind, 0):
+        if self.is_erased(document) or self._lag.may_be_retired(document.kind, document.rev):
             return
         rev = await self._live.documents.put(document)
         if rev > document.rev:
@@ -337,19 +324,7 @@ class Catalog(DocumentIndex):
         """Redis has this revision of it, 0 = none."""
         if self._known_rev(ref) < rev:
             await self.reread(*ref)
-        self._compare(ref, rev)
-
-    def _compare(self, ref: DocumentRef, rev: int) -> None:
-        known_rev, lost_rev = self._known_rev(ref), self._lost_revs.get(ref[0], 0)
-        if known_rev < rev:
-            if self._missing_revs.get(ref, 0) < rev:
-                self._warn_of_older_disk(*ref, rev)
-            self._missing_revs[ref] = rev
-        elif rev < known_rev <= lost_rev:
-            # Redis has it no more: it may be one of those that were retired.
-            self._missing_revs[ref] = lost_rev + 1
-        else:
-            self._missing_revs.pop(ref, None)
+        self._lag.compare(ref, rev)
 
     def _known_rev(self, ref: DocumentRef) -> int:
         known = self.get(*ref)
@@ -390,15 +365,6 @@ class Catalog(DocumentIndex):
                 "Restore what is named above, or make a key: loraserve keys create --role admin --data-dir DIR"
             )
         self._was_told_of_keys = True
-
-    def _warn_of_older_disk(self, kind: DocumentKind, document_id: str, rev: int) -> None:
-        logger.error(
-            "Redis knows revision %d of %s %r, which the data directory does not have: is it an older copy? "
-            "Requests that need it are refused. Give this server its own --redis-prefix, or empty that Redis.",
-            rev,
-            kind,
-            document_id,
-        )
 
 
 def _note_seen(task: asyncio.Task[None]) -> None:

@@ -1,0 +1,74 @@
+"""Which documents the disk has older than Redis told: nobody can tell then what they allow."""
+
+import logging
+from collections.abc import Callable, Iterator
+
+from loraserve.control.documents.outage import DocumentRef
+from loraserve.store.records import DocumentKind
+
+_WHAT_TO_DO = "Give this server its own --redis-prefix, or empty that Redis."
+
+logger = logging.getLogger(__name__)
+
+
+class DiskLag:
+    """The data directory is an older copy, or does not show yet what another server wrote."""
+
+    def __init__(self, known_rev: Callable[[DocumentRef], int]) -> None:
+        """known_rev: the newest revision that was read from the disk, 0 = none."""
+        self._known_rev = known_rev
+        self._missing_revs: dict[DocumentRef, int] = {}
+        """Of what Redis knows something newer: from which revision on the disk's counts again."""
+        self._lost_revs: dict[DocumentKind, int] = {}
+        """Up to which revisions documents were retired, as Redis knows and the disk does not."""
+
+    def has(self, ref: DocumentRef) -> bool:
+        return self._known_rev(ref) < self._missing_revs.get(ref, 0)
+
+    def of_kind(self, kind: DocumentKind) -> Iterator[DocumentRef]:
+        return (ref for ref in self._missing_revs if ref[0] is kind)
+
+    def compare(self, ref: DocumentRef, rev: int) -> None:
+        """Redis has this revision of it, 0 = none, and the disk was read since."""
+        known_rev, lost_rev = self._known_rev(ref), self._lost_revs.get(ref[0], 0)
+        if known_rev < rev:
+            if self._missing_revs.get(ref, 0) < rev:
+                logger.error(
+                    "Redis knows revision %d of %s %r, which the data directory does not have: is it an older copy? "
+                    "Requests that need it are refused. %s",
+                    rev,
+                    *ref,
+                    _WHAT_TO_DO,
+                )
+            self._missing_revs[ref] = rev
+        elif rev < known_rev <= lost_rev:
+            # Redis has it no more: it may be one of those that were retired.
+            self._missing_revs[ref] = lost_rev + 1
+        else:
+            self._missing_revs.pop(ref, None)
+
+    def note_read(self, ref: DocumentRef) -> None:
+        """A newer revision was read from the disk."""
+        if not self.has(ref):
+            self._missing_revs.pop(ref, None)
+
+    def compare_retired(self, kind: DocumentKind, rev: int, known_rev: int) -> None:
+        """Up to which revisions documents were retired, as Redis knows, and as the disk does."""
+        self._lost_revs[kind] = rev if rev > known_rev else 0
+        if self._lost_revs[kind]:
+            logger.error(
+                "Redis knows that documents of the kind %s were removed up to revision %d, the data directory only up "
+                "to %d: is it an older copy? Requests that need one of them are refused. %s",
+                kind,
+                rev,
+                known_rev,
+                _WHAT_TO_DO,
+            )
+
+    def knows_less_retired(self, kind: DocumentKind) -> bool:
+        """Whether Redis knows of removals that the disk does not."""
+        return self._lost_revs.get(kind, 0) > 0
+
+    def may_be_retired(self, kind: DocumentKind, rev: int) -> bool:
+        """Whether a document of this revision may be one of those whose removal the disk does not know."""
+        return rev <= self._lost_revs.get(kind, 0)

@@ -1,0 +1,94 @@
+"""What Redis told is compared with what was read from the disk, document by document."""
+
+import logging
+
+import pytest
+
+from loraserve.control.documents.disk_lag import DiskLag
+from loraserve.store.records import DocumentKind
+
+KEY = (DocumentKind.KEY, "k1")
+OTHER = (DocumentKind.KEY, "k2")
+TENANT = (DocumentKind.TENANT, "t1")
+
+
+class Disk(dict[tuple[DocumentKind, str], int]):
+    """The newest revisions on it."""
+
+    def rev(self, ref: tuple[DocumentKind, str]) -> int:
+        return self.get(ref, 0)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk({KEY: 5})
+
+
+@pytest.fixture
+def lag(disk: Disk) -> DiskLag:
+    return DiskLag(disk.rev)
+
+
+@pytest.mark.parametrize("rev", [0, 4, 5])
+def test_a_disk_with_what_redis_has_is_not_behind(lag: DiskLag, rev: int) -> None:
+    lag.compare(KEY, rev)
+    assert not lag.has(KEY)
+    assert not [*lag.of_kind(DocumentKind.KEY)]
+
+
+def test_it_is_behind_until_it_has_what_redis_told(lag: DiskLag, disk: Disk) -> None:
+    lag.compare(KEY, 7)
+    lag.compare(TENANT, 1)
+    assert [*lag.of_kind(DocumentKind.KEY)] == [KEY]
+    assert not lag.has(OTHER)
+    disk[KEY] = 6
+    lag.note_read(KEY)
+    assert lag.has(KEY)
+    disk[KEY] = 7
+    lag.note_read(KEY)
+    assert not lag.has(KEY)
+    assert not [*lag.of_kind(DocumentKind.KEY)]
+    assert lag.has(TENANT)
+
+
+def test_a_redis_that_has_it_no_more_makes_the_disk_count_again(lag: DiskLag) -> None:
+    lag.compare(KEY, 7)
+    lag.compare(KEY, 0)
+    assert not lag.has(KEY)
+
+
+def test_it_is_said_once_for_each_revision(lag: DiskLag, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        for rev in (7, 7, 8):
+            lag.compare(KEY, rev)
+    assert [record.getMessage()[:34] for record in caplog.records] == [
+        "Redis knows revision 7 of key 'k1'",
+        "Redis knows revision 8 of key 'k1'",
+    ]
+
+
+def test_what_may_be_retired_counts_from_a_revision_behind_all_of_them_on(lag: DiskLag, disk: Disk) -> None:
+    lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=3)
+    assert lag.knows_less_retired(DocumentKind.KEY)
+    assert not lag.knows_less_retired(DocumentKind.TENANT)
+    assert [lag.may_be_retired(DocumentKind.KEY, rev) for rev in (5, 9, 10)] == [True, True, False]
+    lag.compare(KEY, 0)
+    assert lag.has(KEY)
+    disk[KEY] = 9
+    assert lag.has(KEY)
+    disk[KEY] = 10
+    assert not lag.has(KEY)
+
+
+def test_one_that_redis_has_in_the_same_revision_is_not_retired(lag: DiskLag) -> None:
+    lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=3)
+    lag.compare(KEY, 5)
+    assert not lag.has(KEY)
+
+
+@pytest.mark.parametrize("known_rev", [9, 10])
+def test_a_disk_that_knows_of_all_removals_lost_none(lag: DiskLag, known_rev: int) -> None:
+    lag.compare_retired(DocumentKind.KEY, rev=12, known_rev=3)
+    lag.compare_retired(DocumentKind.KEY, rev=9, known_rev=known_rev)
+    assert not lag.knows_less_retired(DocumentKind.KEY)
+    assert not lag.may_be_retired(DocumentKind.KEY, 1)
