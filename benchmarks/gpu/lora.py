@@ -120,6 +120,7 @@ class Workload:
             lora_rank=_on_gpu(lora_rank),
             scaling=torch.ones(offset_b.shape, device="cuda"),
             offset_bias=torch.full(offset_b.shape, -1, dtype=torch.int64, device="cuda"),
+            offset_magnitude=torch.full(offset_b.shape, -1, dtype=torch.int64, device="cuda"),
             offset_alignment=ALIGNMENT,
         )
 

@@ -32,6 +32,10 @@ class AdapterTable:
     """int64 [num_slots, M]: of a member's bias `[out_features]`; -1 = none. Empty where no adapter can have one."""
     num_biased: int = 0
     """Adapters with biases among the slots in use; 0 = `lora_bias_add` has nothing to do."""
+    offset_magnitude: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.int64))
+    """int64 [num_slots, M]: of what DoRA does to a member's columns, float32 `[2, out_features]` whatever the arena's
+    dtype: factors, then what is added behind. In elements of the arena as all offsets, at a multiple of 4 bytes;
+    -1 = none. Empty where no adapter can have it."""
     offset_alignment: int = 1
     """Every defined offset is a multiple of so many elements. From 16 bytes on, GPUs load matrices in 16-byte words."""
 

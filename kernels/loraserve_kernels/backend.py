@@ -61,8 +61,12 @@ class Backend(SamplesOnHost, Protocol):
     def lora_add(self, y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTable, segments: Segments) -> None:
         """Add scaling * ((x Aᵀ) B + bias) of each row's adapter to y, in place, for every member of the group.
 
+        With DoRA (arXiv 2402.09353), that is where a member has an `offset_magnitude`, y becomes
+        factor * (y + scaling * (x Aᵀ) B) + shift, with a factor and a shift for each column; it has no bias then.
+
         x: [T, in_features], y: [T, sum(out_features)], rows may be strided, the last dimension is dense.
-        Accumulates in float32. Rows of base segments and absent members are left untouched, bit for bit.
+        Computed in float32 and rounded once to y's dtype; only a bias may be added by itself. Rows of base segments and
+        absent members are left untouched, bit for bit.
         """
         ...
 

@@ -25,7 +25,7 @@ class BoundGroup:
 
     def is_for(self, group: LoraGroup, table: AdapterTable) -> bool:
         """Whether the addresses still belong to this group and these tensors."""
-        arena, offset_a, offset_b, lora_rank, scaling = self.tensors
+        arena, offset_a, offset_b, lora_rank, scaling, offset_magnitude = self.tensors
         return (
             self.group is group
             and table.arena is arena
@@ -33,6 +33,7 @@ class BoundGroup:
             and table.offset_b is offset_b
             and table.lora_rank is lora_rank
             and table.scaling is scaling
+            and table.offset_magnitude is offset_magnitude
         )
 
 
@@ -53,10 +54,12 @@ def bind_group(group: LoraGroup, table: AdapterTable) -> BoundGroup:
         table.scaling.data_ptr() + 4 * member,
         table.lora_rank.stride(0),
         table.lora_rank.shape[0],
+        table.offset_magnitude.data_ptr() + 8 * member if table.offset_magnitude.numel() else None,
+        4 // table.arena.element_size(),
     )
     return BoundGroup(
         group,
-        (table.arena, table.offset_a, table.offset_b, table.lora_rank, table.scaling),
+        (table.arena, table.offset_a, table.offset_b, table.lora_rank, table.scaling, table.offset_magnitude),
         (out_features, group_struct, table_struct),
         addressof(group_struct),
         addressof(table_struct),

@@ -50,6 +50,8 @@ class AdapterTableStruct(ctypes.Structure):
         ("scaling", c_void_p),
         ("stride_members", c_int64),
         ("num_slots", c_int64),
+        ("offset_magnitude", c_void_p),
+        ("elements_per_float", c_int64),
     )
 
 

@@ -1,5 +1,9 @@
-"""y += scaling * (x Aᵀ) B for the adapter of each row: shrink to the adapter's rank, then expand."""
+"""y += scaling * (x Aᵀ) B for the adapter of each row: shrink to the adapter's rank, then expand.
 
+With DoRA each column of the sum is then multiplied by a factor, and a shift is added.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,11 +39,13 @@ def check_segments(segments: Segments) -> None:
 def check_adapter_table(group: LoraGroup, table: AdapterTable) -> None:
     """Raise `ValueError` unless the table has the group's columns in the dtypes `AdapterTable` states."""
     num_slots, num_members = table.lora_rank.shape
+    has_dora = table.offset_magnitude.numel() > 0
     for name, dtype, columns in (
         ("offset_a", torch.int64, table.offset_a.shape[-1]),
         ("offset_b", torch.int64, num_members),
         ("lora_rank", torch.int32, num_members),
         ("scaling", torch.float32, num_members),
+        *([("offset_magnitude", torch.int64, num_members)] if has_dora else []),
     ):
         tensor: Tensor = getattr(table, name)
         require_dense(f"table.{name}", tensor, dtype)
@@ -81,15 +87,32 @@ def lora_add_reference(y: Tensor, x: Tensor, group: LoraGroup, table: AdapterTab
         for member, rank, h, out in zip(members, ranks, hidden, outputs, strict=True):
             if rank > 0:
                 b = matrix(table, int(table.offset_b[slot, member]), rank, out.shape[1])
-                out.copy_(out.float() + lora_expand_reference(h, b, float(table.scaling[slot, member])))
+                total = out.float() + lora_expand_reference(h, b, float(table.scaling[slot, member]))
+                magnitude = magnitude_of(table, slot, member, out.shape[1])
+                out.copy_(total if magnitude is None else magnitude[0] * total + magnitude[1])
 
 
 def matrix(table: AdapterTable, offset: int, num_rows: int, num_columns: int) -> Tensor:
     """A view of one of an adapter's matrices: [num_rows, num_columns]."""
-    size = num_rows * num_columns
+    return _elements(table, offset, num_rows * num_columns).view(num_rows, num_columns)
+
+
+def magnitude_of(table: AdapterTable, slot: int, member: int, out_features: int) -> Tensor | None:
+    """A view of a member's factors and of what is added behind: float32 [2, out_features]; None without DoRA."""
+    offset = int(table.offset_magnitude[slot, member]) if table.offset_magnitude.numel() else -1
+    if offset < 0:
+        return None
+    element_size = table.arena.element_size()
+    if offset * element_size % 4:
+        raise mismatch("adapter offset", offset, f"at a multiple of 4 bytes in an arena of {table.arena.dtype}")
+    elements = _elements(table, offset, 2 * out_features * 4 // element_size)
+    return elements.view(torch.float32).view(2, out_features)
+
+
+def _elements(table: AdapterTable, offset: int, size: int) -> Tensor:
     if not 0 <= offset <= table.arena.numel() - size:
         raise mismatch("adapter offset", offset, f"{size} elements within the arena's {table.arena.numel()}")
-    return table.arena[offset : offset + size].view(num_rows, num_columns)
+    return table.arena[offset : offset + size]
 
 
 @dataclass(slots=True)
@@ -112,9 +135,11 @@ def make_lora_inputs(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     seed: int = 0,
+    dora: Iterable[tuple[int, int]] = (),
 ) -> LoraInputs:
     """Random inputs. slot_ranks: one rank per member for each adapter; 0 = absent, its offsets are poisoned.
 
+    dora: slots and members, counted from the group's first, with DoRA; all else is the same without.
     x and y are slices of wider tensors, so their rows are strided. The arena has NaN between the matrices, and the
     group is neither the table's first group nor its first member.
     """
@@ -149,6 +174,8 @@ def make_lora_inputs(
     table.arena = torch.cat(pieces).to(device, dtype)
     for name in ("offset_a", "offset_b", "lora_rank", "scaling"):
         setattr(table, name, getattr(table, name).to(device))
+    for slot, member in dora:
+        add_magnitude(table, slot, group.member_start + member, out_features[member])
     num_rows = sum(segment_rows)
     x = torch.randn(num_rows, in_features + 3, generator=generator).to(device, dtype)[:, 1 : in_features + 1]
     y = torch.randn(num_rows, sum(out_features) + 5, generator=generator).to(device, dtype)[
@@ -157,6 +184,18 @@ def make_lora_inputs(
     start = torch.tensor([0, *segment_rows], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32)
     slots = torch.tensor(segment_slots, dtype=torch.int32, device=device)
     return LoraInputs(y, x, group, table, Segments(start, slots, has_adapter=any(slot >= 0 for slot in segment_slots)))
+
+
+def add_magnitude(table: AdapterTable, slot: int, member: int, out_features: int) -> None:
+    """Give a member DoRA: random factors around 1 and random shifts, at the arena's new end between NaN."""
+    if not table.offset_magnitude.numel():
+        table.offset_magnitude = torch.full_like(table.offset_b, -1)
+    generator = torch.Generator().manual_seed(1000 * slot + member)
+    magnitude = torch.randn(2, out_features, generator=generator) * 0.25 + torch.tensor([[1.0], [0.0]])
+    arena = table.arena
+    gaps = [arena.new_full((size,), float("nan")) for size in (128 + arena.numel() % 2, 128)]
+    table.offset_magnitude[slot, member] = arena.numel() + gaps[0].numel()
+    table.arena = torch.cat([arena, gaps[0], magnitude.flatten().view(arena.dtype).to(arena.device), gaps[1]])
 
 
 def make_popularity(popularity: str, num_rows: int, num_slots: int, seed: int = 0) -> tuple[list[int], list[int]]:

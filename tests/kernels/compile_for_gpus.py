@@ -104,11 +104,13 @@ def attend(
     return lambda: paged_attention(*arguments, scaling=head_dim**-0.5, **options)
 
 
-def add_lora(num_rows: int, dtype: torch.dtype) -> Callable[[], object]:
+def add_lora(num_rows: int, dtype: torch.dtype, *, may_have_dora: bool = True) -> Callable[[], object]:
     """Rows of two adapters on q|k|v of an 8-billion-parameter model, in an arena as the engine aligns it."""
     inputs = make_lora_inputs([num_rows - 1, 1], [0, 1], [(16,) * 3] * 2, 4096, (4096, 1024, 1024), dtype)
     inputs.table.offset_alignment = 128
     inputs.table.offset_bias = torch.full_like(inputs.table.offset_b, -1)
+    if may_have_dora:
+        inputs.table.offset_magnitude = torch.full_like(inputs.table.offset_b, -1)
     x, y = inputs.x.contiguous(), inputs.y.contiguous()
     return lambda: TritonBackend().lora_add(y, x, inputs.group, inputs.table, inputs.segments)
 
@@ -171,6 +173,9 @@ CASES = {
     "lora-decode-more-rows": lambda: add_lora(256, torch.bfloat16),
     "lora-lone-row": lambda: add_lora(2, torch.bfloat16),
     "lora-prefill": lambda: add_lora(1024, torch.bfloat16),
+    "lora-decode-without-dora": lambda: add_lora(64, torch.bfloat16, may_have_dora=False),
+    "lora-decode-more-rows-without-dora": lambda: add_lora(256, torch.bfloat16, may_have_dora=False),
+    "lora-prefill-without-dora": lambda: add_lora(1024, torch.bfloat16, may_have_dora=False),
     "small-ops": lambda: small_ops,
     "sampling-bfloat16-128256": lambda: lambda: choose_tokens(torch.bfloat16, 128_256),
     "sampling-float32-151936": lambda: lambda: choose_tokens(torch.float32, 151_936),

@@ -20,6 +20,7 @@ from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.score import Ask
 
+from tests.kernels.test_decoder_layer import add_dora
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
 from tests.support.decoder_cases import CASES, make_case, random
 
@@ -34,7 +35,7 @@ ATTENTION = [
 """Contexts fill their blocks."""
 LINEARS = [(1, 1), (17, 33), (100, 65)]
 GAP = 128
-"""Elements behind the last matrix of `make_lora_inputs`."""
+"""Elements behind the last matrix or magnitude of `make_lora_inputs`."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -53,7 +54,11 @@ def run_models(cpu: CpuBackend, dtype: torch.dtype) -> None:
         for name in CASES:
             case = make_case(name, dtype)
             batch = with_tokens(case)
-            assert model(*make_caches(case), replace(batch, draws=draws(len(batch.sampled_rows))), case.table)
+            assert case.table is not None
+            for with_dora in (False, True):
+                if with_dora:
+                    add_dora(case.table, (2,))
+                assert model(*make_caches(case), replace(batch, draws=draws(len(batch.sampled_rows))), case.table)
 
 
 def run_attention(cpu: CpuBackend, dtype: torch.dtype) -> None:
@@ -68,9 +73,10 @@ def run_attention(cpu: CpuBackend, dtype: torch.dtype) -> None:
 
 def run_lora(cpu: CpuBackend, dtype: torch.dtype) -> None:
     ranks = [(1, 17), (33, 0), (512, 3)]
-    inputs = make_lora_inputs([1, 5, 0, 67, 3], [0, -1, 1, 2, 1], ranks, 33, (17, 2049), dtype)
-    table = replace(inputs.table, arena=inputs.table.arena[:-GAP].clone())
-    cpu.lora_add(inputs.y.contiguous(), inputs.x.contiguous(), inputs.group, table, inputs.segments)
+    for dora in ([], [(0, 0), (0, 1), (1, 0)], [(2, 1)]):
+        inputs = make_lora_inputs([1, 5, 0, 67, 3], [0, -1, 1, 2, 1], ranks, 33, (17, 2049), dtype, dora=dora)
+        table = replace(inputs.table, arena=inputs.table.arena[:-GAP].clone())
+        cpu.lora_add(inputs.y.contiguous(), inputs.x.contiguous(), inputs.group, table, inputs.segments)
 
 
 def run_row_ops(cpu: CpuBackend, dtype: torch.dtype) -> None:

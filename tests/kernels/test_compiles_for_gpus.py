@@ -26,6 +26,7 @@ SMALL_SHARED_BYTES = 99 * 1024
 
 HOPPER_CASES = (
     *("attention-128", "attention-128-float8", "lora-decode", "lora-decode-more-rows", "lora-prefill"),
+    *("lora-decode-without-dora", "lora-decode-more-rows-without-dora", "lora-prefill-without-dora"),
     *("small-ops", "sampling-bfloat16-128256"),
 )
 
@@ -72,6 +73,7 @@ def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("table", ["", "-without-dora"], ids=["dora", "without dora"])
 @pytest.mark.parametrize(
     ("case", "expand", "max_registers"),
     [
@@ -80,8 +82,8 @@ def test_attention_of_wide_heads_fits_a_smaller_gpu(tmp_path):
         ("lora-prefill", "_lora_expand_kernel", 65536 // 128 // 4),
     ],
 )
-def test_lora_leaves_room_for_several_programs(hopper, case, expand, max_registers):
-    kernels, is_prefill = hopper[case], case == "lora-prefill"
+def test_lora_leaves_room_for_several_programs(hopper, case, expand, max_registers, table):
+    kernels, is_prefill = hopper[case + table], case == "lora-prefill"
     assert [kernel["kernel"] for kernel in kernels] == ["_lora_shrink_kernel", expand]
     assert [kernel["stack_bytes"] for kernel in kernels] == [0, 0]
     # A multiprocessor has 65,536 registers; a program is 128 threads, and the prefill's shrink two to a multiprocessor.

@@ -2,14 +2,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
+from loraserve_kernels.lora_add import add_magnitude
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
-from tests.support.decoder_cases import CASES, HIDDEN, INTERMEDIATE, make_case, make_parts
+from tests.support.decoder_cases import CASES, GROUPS, HEAD_GROUP, HIDDEN, INTERMEDIATE, make_case, make_parts
 
 
 @pytest.fixture
@@ -28,6 +30,19 @@ def fused(backend: CpuBackend, parts: DecoderLayerParts) -> DecoderLayer:
     return layer
 
 
+def add_dora(table: AdapterTable, slots: tuple[int, ...], every: int = 1) -> None:
+    """To every so many of the members that an adapter has."""
+    for slot in slots:
+        for group in (*GROUPS, HEAD_GROUP):
+            for member, out_features in enumerate(group.out_features, start=group.member_start):
+                if table.lora_rank[slot, member] and member % every == 0:
+                    add_magnitude(table, slot, member, out_features)
+
+
+DORA = {"all": ((0, 2), 1), "one of two adapters": ((2,), 1), "some members": ((0, 2), 2)}
+"""Slots of the adapters with DoRA, and every how many of their members have it."""
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
 def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
@@ -35,6 +50,21 @@ def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters):
     case = make_case(name, dtype, with_adapters=with_adapters)
     for found, expected in zip(case.run(fused(cpu, parts)), case.run(ComposedDecoderLayer(parts, cpu)), strict=True):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dora", DORA)
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_gives_them_with_dora(cpu, dtype, name, dora, bias):
+    parts = make_parts(cpu, dtype, bias=bias)
+    case = make_case(name, dtype)
+    assert case.table is not None
+    without, _, _ = case.run(fused(cpu, parts))
+    add_dora(case.table, *DORA[dora])
+    found = case.run(fused(cpu, parts))
+    for each, expected in zip(found, case.run(ComposedDecoderLayer(parts, cpu)), strict=True):
+        assert torch.equal(each, expected)
+    assert not torch.equal(found[0], without)
 
 
 @pytest.mark.parametrize("variant", ["head norms", "bias", "no rotary", "window", "softcap"])
@@ -144,6 +174,18 @@ def test_changes_nothing_when_an_index_is_out_of_range(cpu, dtype):
         with pytest.raises(ValueError, match=message):
             layer(case.x, case.rotary, case.k_cache, case.v_cache, broken, case.table)
         assert torch.equal(case.k_cache.nan_to_num(), before)
+
+
+def test_changes_nothing_when_a_magnitude_is_outside_the_arena(cpu, dtype):
+    layer = fused(cpu, make_parts(cpu, dtype))
+    case = make_case("decode", dtype)
+    assert case.table is not None
+    add_dora(case.table, (2,))
+    case.table.offset_magnitude[2, 6] = case.table.arena.numel()
+    before = case.k_cache.nan_to_num()
+    with pytest.raises(ValueError, match="arena"):
+        layer(case.x, case.rotary, case.k_cache, case.v_cache, case.batch, case.table)
+    assert torch.equal(case.k_cache.nan_to_num(), before)
 
 
 def test_refuses_tensors_that_do_not_fit(cpu, dtype):

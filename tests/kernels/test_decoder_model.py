@@ -15,6 +15,7 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 
+from tests.kernels.test_decoder_layer import DORA, add_dora
 from tests.support.decoder_cases import (
     CASES,
     HEAD_DIM,
@@ -42,12 +43,17 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def make_model_parts(
-    backend: CpuBackend, dtype: torch.dtype, *, tied: bool = False, intermediate: int = INTERMEDIATE
+    backend: CpuBackend,
+    dtype: torch.dtype,
+    *,
+    tied: bool = False,
+    intermediate: int = INTERMEDIATE,
+    bias: bool = False,
 ) -> DecoderModelParts:
     angles = torch.rand(NUM_POSITIONS, HEAD_DIM // 2, generator=torch.Generator().manual_seed(4)) * 6
     angles = torch.cat([angles, angles], dim=-1)
     layers = [
-        backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms, intermediate=intermediate))
+        backend.decoder_layer(make_parts(backend, dtype, head_norms=head_norms, bias=bias, intermediate=intermediate))
         for head_norms in (False, True, False)
     ]
     assert None not in layers
@@ -115,7 +121,22 @@ SAMPLED = {"every other": None, "last": slice(-1, None), "all": slice(None), "no
 @pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
 def test_gives_the_bits_of_the_separate_ops(cpu, dtype, name, with_adapters, sampled, tied):
     parts = make_model_parts(cpu, dtype, tied=tied)
-    case = make_case(name, dtype, with_adapters=with_adapters)
+    require_the_bits_of_the_separate_ops(cpu, parts, make_case(name, dtype, with_adapters=with_adapters), sampled)
+
+
+@pytest.mark.parametrize("sampled", ["every other", "all"])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dora", DORA)
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_gives_them_with_dora(cpu, dtype, name, dora, sampled, bias):
+    """On the layers' linears and on `lm_head`, which has a bias in either case."""
+    case = make_case(name, dtype)
+    assert case.table is not None
+    add_dora(case.table, *DORA[dora])
+    require_the_bits_of_the_separate_ops(cpu, make_model_parts(cpu, dtype, bias=bias), case, sampled)
+
+
+def require_the_bits_of_the_separate_ops(cpu: CpuBackend, parts: DecoderModelParts, case: Case, sampled: str) -> None:
     batch = with_tokens(case, SAMPLED[sampled])
     expected_caches, caches = make_caches(case), make_caches(case)
     rows = embedded(parts, batch.token_ids)

@@ -4,14 +4,21 @@ import pytest
 import torch
 from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.cpu_backend import CpuBackend
-from loraserve_kernels.lora_add import POPULARITIES, LoraInputs, make_lora_inputs, make_popularity, matrix
+from loraserve_kernels.lora_add import (
+    POPULARITIES,
+    LoraInputs,
+    magnitude_of,
+    make_lora_inputs,
+    make_popularity,
+    matrix,
+)
 from torch import Tensor
 
 BASE = -1
 
 
 def expected_y(inputs: LoraInputs) -> Tensor:
-    """y + scaling (x Aᵀ) B in float64, row by row."""
+    """y + scaling (x Aᵀ) B, with DoRA times the factors plus the shifts, in float64, row by row."""
     y, x, table, group = inputs.y.double(), inputs.x.double(), inputs.table, inputs.group
     lengths = inputs.segments.start.diff().tolist()
     row_slots = [s for s, n in zip(inputs.segments.adapter_slot.tolist(), lengths, strict=True) for _ in range(n)]
@@ -28,6 +35,9 @@ def expected_y(inputs: LoraInputs) -> Tensor:
             if rank:
                 b = matrix(table, int(table.offset_b[slot, member]), rank, out.shape[0]).double()
                 out += float(table.scaling[slot, member]) * (h @ b)
+                magnitude = magnitude_of(table, slot, member, out.shape[0])
+                if magnitude is not None:
+                    out.mul_(magnitude[0].double()).add_(magnitude[1].double())
     return y
 
 
@@ -55,6 +65,44 @@ def test_adds_the_low_rank_product_of_each_rows_adapter(
     inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype, device)
     expected = expected_y(inputs)
     assert_close(run(backend, inputs), expected)
+
+
+DORA_CASES = [
+    pytest.param([1], [0], [(1,)], 1, (1,), [(0, 0)], id="smallest"),
+    pytest.param(
+        [1, 3, 1, 4, 5], [0, 1, BASE, 2, 0], [(8, 3), (5, 0), (9, 16)], 33, (19, 70), [(0, 0), (2, 1)], id="few"
+    ),
+    pytest.param([64, 2, 65], [0, BASE, 1], [(16, 4), (3, 3)], 40, (24, 109), [(0, 0), (0, 1), (1, 0)], id="blocks"),
+    pytest.param([200, 1], [0, 1], [(7, 33), (2, 2)], 20, (130, 9), [(0, 1), (1, 0)], id="many"),
+    pytest.param([1, 5], [0, 1], [(3, 3)] * 2, 8, (2077, 4099), [(0, 0), (0, 1), (1, 1)], id="wide"),
+]
+"""Rows and slots of segments, ranks, in_features, out_features, and the slots and members with DoRA."""
+
+
+@pytest.mark.parametrize(("rows", "slots", "ranks", "in_features", "out_features", "dora"), DORA_CASES)
+def test_dora_scales_the_sum_of_y_and_the_product_and_shifts_it(
+    backend, device, dtype, assert_close, rows, slots, ranks, in_features, out_features, dora
+):
+    inputs = make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype, device, dora=dora)
+    expected = expected_y(inputs)
+    assert_close(run(backend, inputs), expected)
+
+
+@pytest.mark.parametrize(("rows", "slots", "ranks", "in_features", "out_features", "dora"), DORA_CASES)
+def test_rows_and_members_without_dora_keep_their_bits_beside_it(
+    backend, device, dtype, rows, slots, ranks, in_features, out_features, dora
+):
+    without, beside = (
+        make_lora_inputs(rows, slots, ranks, in_features, out_features, dtype, device, dora=some) for some in ([], dora)
+    )
+    is_scaled = torch.zeros(without.y.shape, dtype=torch.bool)
+    starts = without.segments.start.tolist()
+    for slot, first, end in zip(slots, starts[:-1], starts[1:], strict=True):
+        for member, columns in enumerate(is_scaled[first:end].split(list(out_features), dim=1)):
+            columns[:] = (slot, member) in dora
+    before, after = run(backend, without).cpu(), run(backend, beside).cpu()
+    assert torch.equal(bits(before[~is_scaled]), bits(after[~is_scaled]))
+    assert not torch.equal(before[is_scaled], after[is_scaled])
 
 
 @pytest.mark.parametrize("popularity", POPULARITIES)
@@ -97,11 +145,12 @@ def test_only_a_batch_with_an_adapter_launches_triton_kernels(triton_device, lau
     assert [name for name, _ in launches] == ["_lora_shrink_kernel", "_lora_expand_rows_kernel"]
 
 
-def test_a_rows_bits_do_not_depend_on_its_batch(any_library):
+@pytest.mark.parametrize("dora", [[], [(0, 0), (0, 1)]], ids=["without dora", "dora"])
+def test_a_rows_bits_do_not_depend_on_its_batch(any_library, dora):
     for dtype in (torch.float32, torch.bfloat16):
         backend = CpuBackend(any_library)
-        together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
-        alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype)
+        together = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype, dora=dora)
+        alone = make_lora_inputs([131], [0], [(33, 16)], 200, (300, 1048), dtype, dora=dora)
         run(backend, together)
         rows = tuple(range(131))  # fused multiply-adds and others differ in a few of them
         for row in rows:
@@ -111,8 +160,9 @@ def test_a_rows_bits_do_not_depend_on_its_batch(any_library):
         assert torch.equal(alone.y[rows, :], together.y[rows, :])
 
 
-def test_adds_the_biases_of_members_that_have_one(backend, device, dtype, assert_close):
-    inputs = make_lora_inputs([2, 3, 1], [BASE, 0, 1], [(8, 3), (2, 5)], 20, (16, 24), dtype, device)
+@pytest.mark.parametrize("dora", [[], [(0, 0), (1, 1)]], ids=["without dora", "beside dora"])
+def test_adds_the_biases_of_members_that_have_one(backend, device, dtype, assert_close, dora):
+    inputs = make_lora_inputs([2, 3, 1], [BASE, 0, 1], [(8, 3), (2, 5)], 20, (16, 24), dtype, device, dora=dora)
     table = inputs.table
     bias = torch.randn(24, generator=torch.Generator().manual_seed(2)).to(table.arena)
     table.offset_bias = torch.full_like(table.offset_b, -1)
@@ -131,6 +181,15 @@ def test_the_tolerance_catches_a_lost_rank(backend, device, dtype, assert_close)
     inputs = make_lora_inputs([2], [0], [(64,)], 64, (32,), dtype, device)
     expected = expected_y(inputs)
     inputs.table.lora_rank[0, 2] = 63
+    with pytest.raises(AssertionError):
+        assert_close(run(backend, inputs), expected)
+
+
+def test_the_tolerance_catches_the_factors_of_the_next_columns(backend, device, dtype, assert_close):
+    inputs = make_lora_inputs([2], [0], [(4,)], 64, (32,), dtype, device, dora=[(0, 0)])
+    expected = expected_y(inputs)
+    inputs.table.offset_magnitude[0, 2] += 4 // inputs.table.arena.element_size()
+    inputs.table.arena.nan_to_num_()
     with pytest.raises(AssertionError):
         assert_close(run(backend, inputs), expected)
 
@@ -164,6 +223,36 @@ def test_refuses_an_adapter_outside_the_arena(backend):
         run(backend, inputs)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("dtype", "wrong"),
+    [
+        pytest.param(torch.float32, lambda offset: offset + 1, id="float32-behind-the-end"),
+        pytest.param(torch.bfloat16, lambda offset: offset + 2, id="bfloat16-behind-the-end"),
+        pytest.param(torch.bfloat16, lambda _: (1 << 63) - 2, id="far-behind-the-end"),
+        pytest.param(torch.bfloat16, lambda offset: offset + 1, id="not-at-4-bytes"),
+    ],
+)
+def test_refuses_a_magnitude_outside_the_arena_or_between_two_floats(backend, dtype, wrong):
+    """Of the second adapter; in C before anything of the first is added."""
+    inputs = make_lora_inputs([3, 1], [0, 1], [(4, 4)] * 2, 32, (16, 24), dtype, dora=[(1, 1)])
+    offset, before = inputs.table.offset_magnitude[1, 3], inputs.y.clone()
+    end = int(offset) + 2 * 24 * 4 // dtype.itemsize
+    inputs.table.arena = inputs.table.arena[:end].clone()
+    offset.fill_(wrong(int(offset)))
+    with pytest.raises(ValueError, match="arena"):
+        run(backend, inputs)
+    assert backend.name == "reference" or torch.equal(inputs.y, before)
+
+
+def test_a_magnitude_at_the_arenas_end_is_read(cpu, assert_close):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (17,), torch.bfloat16, dora=[(0, 0)])
+    end = int(inputs.table.offset_magnitude[0, 2]) + 2 * 17 * 2
+    inputs.table.arena = inputs.table.arena[:end].clone()
+    expected = expected_y(inputs)
+    assert_close(run(cpu, inputs), expected)
+
+
 def test_refuses_a_negative_rank(cpu):
     inputs = make_lora_inputs([3], [0], [(4, 4)], 32, (16, 16))
     inputs.table.lora_rank[0, 3] = -4
@@ -180,35 +269,45 @@ def test_the_slot_of_no_rows_is_not_read(cpu):
 
 
 def test_reads_table_rows_changed_between_steps(backend, device, assert_close):
-    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=device)
+    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=device, dora=[(1, 0)])
     run(backend, inputs)
-    for name in ("offset_a", "offset_b", "lora_rank", "scaling"):
+    for name in ("offset_a", "offset_b", "lora_rank", "scaling", "offset_magnitude"):
         getattr(inputs.table, name)[0] = getattr(inputs.table, name)[1]
     inputs.table = AdapterTable(*(getattr(inputs.table, field.name) for field in dataclasses.fields(AdapterTable)))
     expected = expected_y(inputs)
     assert_close(run(backend, inputs), expected)
 
 
-def test_a_wrong_table_is_refused_after_a_right_one_and_a_right_one_is_checked_once(triton_device, monkeypatch):
+def test_magnitudes_that_a_table_gets_later_are_seen(backend, device, assert_close):
+    inputs = make_lora_inputs([3], [0], [(4,)], 32, (16,), device=device, dora=[(0, 0)])
+    right = inputs.table.offset_magnitude
+    for offsets in (right[:0], right, torch.full_like(right, -1), right.clone()):
+        inputs.table.offset_magnitude = offsets
+        expected = expected_y(inputs)
+        assert_close(run(backend, inputs), expected)
+
+
+@pytest.mark.parametrize("name", ["offset_b", "offset_magnitude"])
+def test_a_wrong_table_is_refused_after_a_right_one_and_a_right_one_is_checked_once(triton_device, monkeypatch, name):
     from loraserve_kernels import triton_backend
 
     checked = []
     check = triton_backend.check_adapter_table
     monkeypatch.setattr(triton_backend, "check_adapter_table", lambda *each: (checked.append(each), check(*each)))
     backend = triton_backend.TritonBackend()
-    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=triton_device)
+    inputs = make_lora_inputs([3], [0], [(4,), (9,)], 32, (16,), device=triton_device, dora=[(1, 0)])
     for _ in range(3):
         run(backend, inputs)
     assert len(checked) == 1
-    right = inputs.table.offset_b
-    for wrong in (right.int(), right[:1], right[:, :2]):
-        inputs.table.offset_b = wrong
+    right = getattr(inputs.table, name)
+    for wrong in (right.int(), right[:1], right[:, :2], right.to("meta")):
+        setattr(inputs.table, name, wrong)
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"table\.offset_b"):
+            with pytest.raises(ValueError, match=rf"table\.{name}"):
                 run(backend, inputs)
-    inputs.table.offset_b = right.clone()
+    setattr(inputs.table, name, right.clone())
     run(backend, inputs)
-    assert len(checked) == 1 + 2 * 3 + 1
+    assert len(checked) == 1 + 2 * 4 + 1
 
 
 def bits(values: Tensor) -> Tensor:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from loraserve_kernels.adapter_table import MAX_LORA_RANK, AdapterTable
-from loraserve_kernels.lora_add import POPULARITIES, LoraInputs, make_lora_inputs, make_popularity, matrix
+from loraserve_kernels.lora_add import (
+    POPULARITIES,
+    LoraInputs,
+    magnitude_of,
+    make_lora_inputs,
+    make_popularity,
+    matrix,
+)
 from loraserve_kernels.lora_tiles import tiles_of
 from torch import Tensor
 
@@ -61,6 +68,9 @@ def make_inputs(lora: LoraInputs, splits: int = 2) -> ExpandInputs:
             if bias_start >= 0:
                 product += table.arena[bias_start : bias_start + out.shape[1]].double()
             out += float(table.scaling[slot, member]) * product
+            magnitude = magnitude_of(table, slot, member, out.shape[1])
+            if magnitude is not None:
+                out.mul_(magnitude[0].double()).add_(magnitude[1].double())
     return ExpandInputs(lora, hidden, tiles_of(lora.segments, num_rows), expected)
 
 
@@ -137,6 +147,26 @@ def test_adds_the_scaled_biases_of_members_that_have_one(triton_device, dtype, a
     lora.table = with_biases(with_biases(lora.table, 0, 3, 300), 1, 2, 30)
     inputs = make_inputs(lora)
     assert_close(inputs.run(), inputs.expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 5, 64, 65, 200, 600])
+def test_scales_and_shifts_the_columns_of_members_with_dora(triton_device, dtype, assert_close, num_rows):
+    """Beside members without it, of the same adapter and of others."""
+    rows, slots, ranks = [num_rows, 2, 1], [0, BASE, 1], [(7, 20, 3), (5, 0, 33)]
+    dora = [(0, 0), (0, 2), (1, 2)]
+    inputs = make_inputs(make_lora_inputs(rows, slots, ranks, 8, (70, 9, 300), dtype, triton_device, dora=dora))
+    assert_close(inputs.run(), inputs.expected)
+
+
+@pytest.mark.parametrize("num_rows", [3, 200], ids=["few rows", "more rows"])
+def test_the_tolerance_catches_shifts_that_are_scaled(triton_device, dtype, assert_close, num_rows):
+    lora = make_lora_inputs([num_rows], [0], [(4,)], 8, (70,), dtype, triton_device, dora=[(0, 0)])
+    inputs = make_inputs(lora)
+    magnitude = magnitude_of(lora.table, 0, 2, 70)
+    assert magnitude is not None
+    magnitude[1] *= magnitude[0]
+    with pytest.raises(AssertionError):
+        assert_close(inputs.run(), inputs.expected)
 
 
 @pytest.mark.parametrize("num_rows", [3, 140, 600], ids=["decode", "more rows", "prefill"])

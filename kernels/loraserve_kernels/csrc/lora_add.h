@@ -20,6 +20,8 @@ struct table {
     const float *scaling;
     int64_t stride_members;
     int64_t num_slots;
+    const int64_t *offset_magnitude; /* the first member's column, -1 = without DoRA; NULL: no member has it */
+    int64_t elements_per_float;      /* of the arena, in each float32 of a magnitude */
 };
 
 /* Contiguous runs of rows of one adapter; -1 = base model. */

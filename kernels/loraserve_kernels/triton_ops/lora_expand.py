@@ -1,5 +1,5 @@
-"""y += scaling * (hidden B + bias) for the adapter of each row, for all members of a group at once; the second half of
-`lora_add`, after `lora_shrink`. Tiles of few rows are `lora_expand_rows`'.
+"""y += scaling * (hidden B + bias) for the adapter of each row, for all members of a group at once, and what DoRA makes
+of the sum; the second half of `lora_add`, after `lora_shrink`. Tiles of few rows are `lora_expand_rows`'.
 """
 
 # Kernels are another language, of whose launch options, constants and loops a type checker of Python knows nothing.
@@ -21,6 +21,7 @@ from loraserve_kernels.triton_ops.lora_shared import (
     expand_arguments,
     expand_constants,
     expand_tile,
+    load_magnitude,
     member_of_block,
     num_used_tiles,
 )
@@ -39,6 +40,8 @@ def _expand_tile(
     b_ptr,
     bias_ptr,
     has_bias,
+    magnitude_ptr,
+    has_magnitude,
     first_row,
     end_row,
     lora_rank,
@@ -54,7 +57,7 @@ def _expand_tile(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
 ):
-    """Adds one adapter's product for up to BLOCK_M rows and BLOCK_N columns of one member."""
+    """Adds one adapter's product for up to BLOCK_M rows and BLOCK_N columns of one member; with DoRA scales the sum."""
     row = first_row + tl.arange(0, BLOCK_M)
     is_row = row < end_row
     row = row.to(tl.int64)
@@ -94,6 +97,9 @@ def _expand_tile(
     if has_bias:
         total += tl.load(bias_ptr + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     total = y.to(tl.float32) + total * scaling
+    if has_magnitude:
+        factor, shift = load_magnitude(magnitude_ptr, column, out_features)
+        total = total * factor[None, :] + shift[None, :]
     tl.store(y_block_ptr, total.to(y.dtype), mask=is_y)
 
 
@@ -104,8 +110,9 @@ def _lora_expand_kernel(
     hidden_ptr,  # float32 [most_planes, num_rows, hidden_stride]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 6]
-    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
+    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next four likewise
     offset_bias_ptr,
+    offset_magnitude_ptr,
     lora_rank_ptr,
     scaling_ptr,
     y_stride,
@@ -119,6 +126,7 @@ def _lora_expand_kernel(
     MEMBER_COLUMNS: tl.constexpr,
     MAX_PLANES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
+    HAS_MAGNITUDES: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
     TARGET_PROGRAMS: tl.constexpr,
     IS_DECODE: tl.constexpr,
@@ -146,6 +154,9 @@ def _lora_expand_kernel(
         offset_bias = tl.full((), -1, tl.int64)
         if HAS_BIASES:
             offset_bias = tl.load(offset_bias_ptr + index)
+        offset_magnitude = tl.full((), -1, tl.int64)
+        if HAS_MAGNITUDES:
+            offset_magnitude = tl.load(offset_magnitude_ptr + index)
         if (lora_rank > 0) | (offset_bias >= 0):
             _expand_tile(
                 y_ptr + member_column,
@@ -153,6 +164,8 @@ def _lora_expand_kernel(
                 arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT),
                 arena_ptr + offset_bias,
                 offset_bias >= 0,
+                arena_ptr + tl.multiple_of(offset_magnitude, OFFSET_ALIGNMENT),
+                offset_magnitude >= 0,
                 tl.load(tile_ptr + 1),
                 tl.load(tile_ptr + 2),
                 lora_rank,

@@ -22,6 +22,7 @@ from loraserve_kernels.triton_ops.lora_shared import (
     expand_arguments,
     expand_constants,
     expand_tile,
+    load_magnitude,
     member_of_block,
     num_used_tiles,
 )
@@ -53,11 +54,15 @@ def _product(planes, row, b, MAX_PLANES: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def _add_row(y_row_ptr, y_stride, row, num_rows, added, column, out_features):
+def _add_row(y_row_ptr, y_stride, row, num_rows, added, magnitude, column, out_features):
+    has_magnitude, factor, shift = magnitude
     mask = column < tl.where(row < num_rows, out_features, 0)
     y_row_ptr += row * y_stride
     y = tl.load(y_row_ptr, mask=mask)
-    tl.store(y_row_ptr, (y.to(tl.float32) + added).to(y.dtype), mask=mask)
+    total = y.to(tl.float32) + added
+    if has_magnitude:  # else bits stay: a factor of 1 and a shift of 0 would make 0.0 of -0.0
+        total = total * factor + shift
+    tl.store(y_row_ptr, total.to(y.dtype), mask=mask)
 
 
 @triton.jit
@@ -75,8 +80,9 @@ def _lora_expand_rows_kernel(
     hidden_ptr,  # float32 [most_planes, num_rows, hidden_stride]
     arena_ptr,
     tiles_ptr,  # int32 [num_tiles, 6]
-    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next three likewise
+    offset_b_ptr,  # int64 [num_slots, num_table_members]; the next four likewise
     offset_bias_ptr,
+    offset_magnitude_ptr,
     lora_rank_ptr,
     scaling_ptr,
     y_stride,
@@ -90,6 +96,7 @@ def _lora_expand_rows_kernel(
     MEMBER_COLUMNS: tl.constexpr,
     MAX_PLANES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
+    HAS_MAGNITUDES: tl.constexpr,
     OFFSET_ALIGNMENT: tl.constexpr,
     TARGET_PROGRAMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -118,6 +125,9 @@ def _lora_expand_rows_kernel(
         offset_bias = tl.full((), -1, tl.int64)
         if HAS_BIASES:
             offset_bias = tl.load(offset_bias_ptr + index)
+        offset_magnitude = tl.full((), -1, tl.int64)
+        if HAS_MAGNITUDES:
+            offset_magnitude = tl.load(offset_magnitude_ptr + index)
         if (lora_rank > 0) | (offset_bias >= 0):
             scaling = tl.load(scaling_ptr + index)
             b_columns_ptr = arena_ptr + tl.multiple_of(tl.load(offset_b_ptr + index), OFFSET_ALIGNMENT) + column
@@ -137,11 +147,16 @@ def _lora_expand_rows_kernel(
                     total1 += _product(planes, 1, b, MAX_PLANES, BLOCK_R)
                     total2 += _product(planes, 2, b, MAX_PLANES, BLOCK_R)
                     total3 += _product(planes, 3, b, MAX_PLANES, BLOCK_R)
-            _add_row(y_row_ptr, y_stride, 0, num_rows, total0 * scaling, column, out_features)
+            factor, shift = tl.zeros((BLOCK_N,), tl.float32), tl.zeros((BLOCK_N,), tl.float32)
+            if offset_magnitude >= 0:
+                magnitude_ptr = arena_ptr + tl.multiple_of(offset_magnitude, OFFSET_ALIGNMENT)
+                factor, shift = load_magnitude(magnitude_ptr, column, out_features)
+            magnitude = (offset_magnitude >= 0, factor, shift)
+            _add_row(y_row_ptr, y_stride, 0, num_rows, total0 * scaling, magnitude, column, out_features)
             if num_rows > 1:
-                _add_row(y_row_ptr, y_stride, 1, num_rows, total1 * scaling, column, out_features)
-                _add_row(y_row_ptr, y_stride, 2, num_rows, total2 * scaling, column, out_features)
-                _add_row(y_row_ptr, y_stride, 3, num_rows, total3 * scaling, column, out_features)
+                _add_row(y_row_ptr, y_stride, 1, num_rows, total1 * scaling, magnitude, column, out_features)
+                _add_row(y_row_ptr, y_stride, 2, num_rows, total2 * scaling, magnitude, column, out_features)
+                _add_row(y_row_ptr, y_stride, 3, num_rows, total3 * scaling, magnitude, column, out_features)
         adapter_slot = next_slot
 
 

@@ -74,6 +74,15 @@ def member_of_block(block, OUT_FEATURES: tl.constexpr, BLOCK_N: tl.constexpr):
     return member, out_features, member_column, member_block
 
 
+@triton.jit
+def load_magnitude(magnitude_ptr, column, out_features):
+    """(factors, shifts) of these columns, float32 in an arena of any dtype."""
+    factor_ptr = magnitude_ptr.to(tl.pointer_type(tl.float32)) + column
+    is_column = column < out_features
+    factor = tl.load(factor_ptr, mask=is_column, other=0.0)
+    return factor, tl.load(factor_ptr + out_features, mask=is_column, other=0.0)
+
+
 def expand_arguments(
     y: Tensor, hidden: Tensor, group: LoraGroup, table: AdapterTable, tiles: Tensor
 ) -> tuple[object, ...]:
@@ -84,6 +93,7 @@ def expand_arguments(
         tiles,
         table.offset_b,
         table.offset_bias,
+        table.offset_magnitude,
         table.lora_rank,
         table.scaling,
         y.stride(0),
@@ -102,6 +112,7 @@ def expand_constants(group: LoraGroup, table: AdapterTable) -> dict[str, object]
         "OUT_FEATURES": group.out_features,
         "MEMBER_COLUMNS": MAX_LORA_RANK,
         "HAS_BIASES": table.offset_bias.numel() > 0,
+        "HAS_MAGNITUDES": table.offset_magnitude.numel() > 0,
         "OFFSET_ALIGNMENT": table.offset_alignment,
         "TARGET_PROGRAMS": TARGET_PROGRAMS,
     }
