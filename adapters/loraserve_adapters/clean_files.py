@@ -28,6 +28,7 @@ def clean_config(config: AdapterConfig, *, is_headless: bool = False) -> bytes:
         "lora_alpha": config.lora_alpha,
         "use_rslora": config.use_rslora,
         "lora_bias": config.lora_bias,
+        "use_dora": config.use_dora,
         "alora_invocation_tokens": config.invocation_token_ids or None,
         "bias": "none",
         "target_modules": config.target_modules,

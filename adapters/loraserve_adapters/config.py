@@ -43,6 +43,9 @@ class AdapterConfig:
     alpha_pattern: tuple[tuple[str, float], ...]
     lora_bias: bool = False
     """B has a bias, which is scaled as its product is."""
+    use_dora: bool = False
+    """Each output of a targeted linear has a magnitude, which its weights, base and product of A and B together, are
+    scaled to."""
     invocation_token_ids: tuple[int, ...] = ()
     """Of an activated LoRA: it changes nothing before the last place of a prompt where these tokens are. Empty = it is
     none, and all tokens are computed with it."""
@@ -98,7 +101,7 @@ def check_config(data: bytes, limits: Limits, checks: Checks) -> AdapterConfig |
     config = _build(fields, limits, checks)
     if config is not None:
         activated = f", activated by the tokens {list(config.invocation_token_ids)}"
-        shown_values = f"rank {config.lora_rank}, alpha {config.lora_alpha:g}"
+        shown_values = f"rank {config.lora_rank}, alpha {config.lora_alpha:g}" + (", DoRA" if config.use_dora else "")
         checks.passed("config.values", shown_values + (activated if config.invocation_token_ids else ""))
     return config
 
@@ -186,6 +189,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
         rank_pattern=ranks,
         alpha_pattern=alphas,
         lora_bias=value("lora_bias", _flag, False),
+        use_dora=value("use_dora", _flag, False),
         invocation_token_ids=value("alora_invocation_tokens", _invocation_of(limits), ()),
         target_parameters=parameters,
         base_model_name=base_model_name if isinstance(base_model_name, str) else None,
@@ -194,6 +198,7 @@ def _build(fields: dict[str, Any], limits: Limits, checks: Checks) -> AdapterCon
     checks.attempt("config.values", lambda: _check_layer_selection(fields, targets))
     checks.attempt("config.values", lambda: _check_parameters(config))
     checks.attempt("config.values", lambda: _check_invocation(config))
+    checks.attempt("config.values", lambda: _check_dora(config))
     checks.attempt("config.values", lambda: _check_num_patterns(len(ranks) + len(alphas), limits))
     return None if checks.failed("config.values") else config
 
@@ -222,6 +227,17 @@ def _check_invocation(config: AdapterConfig) -> None:
         raise _refused("invalid_field", reason, name, found=shown(config.task_type), expected=CAUSAL_LM)
 
 
+def _check_dora(config: AdapterConfig) -> None:
+    others = {
+        "lora_bias": config.lora_bias,
+        "alora_invocation_tokens": config.invocation_token_ids,
+        "target_parameters": config.target_parameters,
+    }
+    for name, value in others.items():
+        if config.use_dora and value:
+            raise _refused("invalid_field", f"cannot be combined with {name}, as in PEFT", "use_dora")
+
+
 def _check_num_patterns(count: int, limits: Limits) -> None:
     if count > limits.max_patterns:
         raise _refused("too_large", f"more than {limits.max_patterns} patterns", "rank_pattern")
@@ -234,6 +250,7 @@ _HONOURED = frozenset(
         "lora_alpha",
         "use_rslora",
         "lora_bias",
+        "use_dora",
         "alora_invocation_tokens",
         "target_modules",
         "target_parameters",
@@ -274,7 +291,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias": (("none",), "adapters that train biases are not supported"),
     "fan_in_fan_out": ((False, None), "transposed weights (Conv1D, as in GPT-2) are not supported"),
     "modules_to_save": ((None, []), "fully trained modules would replace parts of the shared base model"),
-    "use_dora": ((False, None), "DoRA is not supported"),
     "use_qalora": ((False, None), "QA-LoRA is not supported"),
     "use_bdlora": ((None, False), "block-diagonal LoRA is not supported"),
     "velora_config": ((None,), "VeLoRA is not supported"),

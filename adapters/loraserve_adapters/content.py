@@ -18,7 +18,8 @@ class ValueSink(Protocol):
     """Takes the values of all LoRA tensors, block by block."""
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
-        """block: rows of the entry from `first_row`, in the layout's dtype, finite. A 1-D entry is one row."""
+        """block: rows of the entry from `first_row`, finite, in the layout's dtype, magnitudes in float32. A 1-D entry
+        is one row."""
         ...
 
 
@@ -36,10 +37,13 @@ def read_content(
     for part in (part for module in adapter.modules for part in module.parts):
         is_zero: dict[str, bool] = {}
         for entry in part.entries:
-            tensor, is_zero[entry.name] = _read_tensor(weights, entry, layout.dtype, checks, sink)
+            # Of a factor near 1, bfloat16 would keep seven bits behind the point.
+            dtype = "float32" if entry is part.magnitude else layout.dtype
+            tensor, is_zero[entry.name] = _read_tensor(weights, entry, dtype, checks, sink)
             hashed.append(tensor)
         is_biased = part.bias is not None and not is_zero[part.bias.name]
-        has_effect = has_effect or is_biased or not (is_zero[part.lora_a.name] or is_zero[part.lora_b.name])
+        has_product = not (is_zero[part.lora_a.name] or is_zero[part.lora_b.name])
+        has_effect = has_effect or is_biased or part.magnitude is not None or has_product
     for copy in adapter.base_copies:
         hashed.append(_read_base_copy(weights, copy, layout.dtype, checks))
     if not checks.failed("weights.values"):

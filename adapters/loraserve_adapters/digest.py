@@ -55,6 +55,7 @@ def canonical_config(config: AdapterConfig) -> bytes:
         "target_modules": config.target_modules,
         "use_rslora": config.use_rslora,
         **({"lora_bias": True} if config.lora_bias else {}),
+        **({"use_dora": True} if config.use_dora else {}),
         **({"invocation_token_ids": config.invocation_token_ids} if config.invocation_token_ids else {}),
         **({"target_parameters": config.target_parameters} if config.target_parameters else {}),
     }

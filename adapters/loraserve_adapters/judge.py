@@ -18,6 +18,7 @@ from loraserve_adapters.targets import Selection, Target, close_names, resolve_t
 
 _OF_LINEARS = ("lora_A.weight", "lora_B.weight")
 _OF_EMBEDDINGS = ("lora_embedding_A", "lora_embedding_B")
+_BIAS, _MAGNITUDE = "lora_B.bias", "lora_magnitude_vector"
 _MAX_HINTS = 5
 """Comparing a wrong name with all of the base's takes milliseconds; only the first few get a suggestion."""
 
@@ -128,7 +129,8 @@ def _match(
     """Gives every targeted module its tensors, those that text never reaches aside, whose tensors are left out; the
     rest may only be copies of the base's tensors that we can check."""
     checks.passed("weights.header", f"the tensors cover {WEIGHTS_NAME} without gap or overlap")
-    of_linears = (*_OF_LINEARS, *(("lora_B.bias",) if config.lora_bias else ()))
+    has_third = {_BIAS: config.lora_bias, _MAGNITUDE: config.use_dora}
+    of_linears = (*_OF_LINEARS, *(kind for kind, has in has_third.items() if has))
     unused = {f"{KEY_PREFIX}{module}.{kind}" for module in selection.unreached for kind in of_linears} & tensors.keys()
     if unused:
         checks.warn("weights.unused", _unused(min(unused), len(unused)))
@@ -138,18 +140,19 @@ def _match(
     missing: list[str] = []
     for target in with_owners_by_shape(selection.targets, tensors):
         kinds = _OF_EMBEDDINGS if target.module.is_embedding else of_linears
-        names = [f"{KEY_PREFIX}{target.owner}.{kind}" for kind in kinds]
-        found = [rest.pop(name, None) for name in names]
-        missing += [name for name, entry in zip(names, found, strict=True) if entry is None]
-        if found[0] is not None and found[1] is not None and None not in found:
-            bias = found[2] if config.lora_bias else None
-            part = SourcePart(found[0], found[1], bias, target.lora_rank, target.module.out_features)
+        names = {kind: f"{KEY_PREFIX}{target.owner}.{kind}" for kind in kinds}
+        found = {kind: rest.pop(name, None) for kind, name in names.items()}
+        missing += [names[kind] for kind, entry in found.items() if entry is None]
+        a, b = (found[kind] for kind in kinds[:2])
+        if a is not None and b is not None and None not in found.values():
+            third = found.get(_BIAS), found.get(_MAGNITUDE)
+            part = SourcePart(a, b, *third, target.lora_rank, target.module.out_features)
             modules.append(SourceModule(target, (part,)))
     taken = take_former_linears(selection.former, config, rest, missing)
     modules += taken
     checks.attempt("config.values", lambda: check_former_linears(taken, selection.former, config, limits))
     # What is there under a wrong name tells more than what is therefore missing.
-    base_copies = _base_copies(rest, layout, checks)
+    base_copies = _base_copies(rest, of_linears, layout, checks)
     for name in missing:
         reason = "missing, though adapter_config.json targets its module"
         checks.fail("weights.tensors", _refused("missing_tensor", name, reason, found="no tensor"))
@@ -217,12 +220,14 @@ def _compare_base_names(author_name: str | None, base_names: Iterable[str], chec
     checks.warn("config.base_model", error)
 
 
-def _base_copies(rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Checks) -> list[BaseCopy]:
+def _base_copies(
+    rest: Mapping[str, TensorEntry], of_linears: tuple[str, ...], layout: BaseLayout, checks: Checks
+) -> list[BaseCopy]:
     members = [module for group in layout.groups for module in group]
     served = _served_tensors(members)
     holders = {module.name.rpartition(".")[0] for module in members if module.num_matrices is not None}
-    known = dict.fromkeys([*layout.unreached_linears, *holders, *(f"{h}.base_layer" for h in holders)], _OF_LINEARS)
-    known |= {module.name: _OF_EMBEDDINGS if module.is_embedding else _OF_LINEARS for module in members}
+    known = dict.fromkeys([*layout.unreached_linears, *holders, *(f"{h}.base_layer" for h in holders)], of_linears)
+    known |= {module.name: _OF_EMBEDDINGS if module.is_embedding else of_linears for module in members}
     copies: list[BaseCopy] = []
     num_hints = 0
     for name, entry in rest.items():
@@ -230,7 +235,7 @@ def _base_copies(rest: Mapping[str, TensorEntry], layout: BaseLayout, checks: Ch
         if tensor is not None:
             copies.append(BaseCopy(entry, *tensor))
             continue
-        checks.fail("weights.tensors", _unexpected(entry, known, layout, with_hint=num_hints < _MAX_HINTS))
+        checks.fail("weights.tensors", _unexpected(entry, known, of_linears, layout, with_hint=num_hints < _MAX_HINTS))
         num_hints += 1
     return copies
 
@@ -257,27 +262,32 @@ def _name_in_base(tensor_name: str) -> str | None:
 
 
 def _unexpected(
-    entry: TensorEntry, known: Mapping[str, tuple[str, str]], layout: BaseLayout, *, with_hint: bool
+    entry: TensorEntry,
+    known: Mapping[str, tuple[str, ...]],
+    of_linears: tuple[str, ...],
+    layout: BaseLayout,
+    *,
+    with_hint: bool,
 ) -> AdapterError:
-    """known: what PEFT calls A and B of modules that can have them."""
+    """known: what PEFT calls the tensors of modules that can have some. of_linears: those of linears, by the config."""
     name = entry.name
     if not name.startswith(KEY_PREFIX):
         return _refused("unexpected_tensor", name, f"expected a name that starts with {KEY_PREFIX}")
     module, _, kind = name.removeprefix(KEY_PREFIX).partition(".lora_")
     kind = f"lora_{kind}" if kind else ""
-    if "magnitude_vector" in kind:
-        return _refused("unexpected_tensor", name, "belongs to DoRA, which is not supported")
     if kind.startswith("lora_embedding_") and module in layout.embedding_modules:
         return _refused("unsupported_module", name, f"LoRA on this embedding is not supported: {shown(module)}")
-    if kind == "lora_B.bias" and module in known:
+    if kind == _BIAS and module in known and kind not in of_linears:
         return _refused("unexpected_tensor", name, "is a bias, though adapter_config.json does not set lora_bias")
+    if kind.startswith(_MAGNITUDE) and _MAGNITUDE not in of_linears:
+        return _refused("unexpected_tensor", name, "belongs to DoRA, though adapter_config.json does not set use_dora")
     if not kind:
         if _name_in_base(name) in {f"{embedding}.weight" for embedding in layout.embedding_modules}:
             reason = "this embedding cannot be replaced; save with save_embedding_layers=False if it is unchanged"
             return _refused("unexpected_tensor", name, reason)
         return _refused("unexpected_tensor", name, "is no LoRA tensor, and no base weight that could be checked")
-    if kind not in (*_OF_LINEARS, *_OF_EMBEDDINGS):
-        expected = " and ".join(known.get(module, _OF_LINEARS))
+    if kind not in (*of_linears, *_OF_EMBEDDINGS):
+        expected = " and ".join(known.get(module, of_linears))
         hint = f"save_pretrained of PEFT writes {expected} without an adapter name"
         return _refused("unexpected_tensor", name, f"found {shown(kind)}; {hint}")
     if module in known and kind not in known[module]:
@@ -299,7 +309,7 @@ def _name_in_served_class(module: str, kind: str, entry: TensorEntry, layout: Ba
     _, layers, tail = module.rpartition("layers.")
     linears = (known for group in layout.groups for known in group)
     found = [known for known in linears if known.name.endswith(f".{layers}{tail}")]
-    if not layers or len(found) != 1 or len(entry.shape) != 2:
+    if not layers or len(found) != 1 or len(entry.shape) != (1 if kind in (_BIAS, _MAGNITUDE) else 2):
         return None
     is_a = kind == "lora_A.weight"
     is_of_its_size = entry.shape[is_a] == (found[0].in_features if is_a else found[0].out_features)
@@ -345,6 +355,7 @@ def _check_part(part: SourcePart, target: Target, checks: Checks) -> None:
         (part.lora_a, (num_ranks, target.module.in_features), 0),
         (part.lora_b, (part.out_features, num_ranks), 1),
         (part.bias, (part.out_features,), -1),
+        (part.magnitude, (part.out_features,), -1),
     ]
     for entry, shape, rank_axis in expected:
         if entry is not None:

@@ -78,7 +78,8 @@ class PackedAdapterWriter:
         present = [modules.get(member.name) for group in layout.groups for member in group]
         ranks = [0 if module is None else module.target.lora_rank for module in present]
         has_bias = [module is not None and any(part.bias for part in module.parts) for module in present]
-        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias)
+        has_magnitude = [module is not None and adapter.config.use_dora for module in present]
+        plan = plan_payload(layout.groups, ranks, layout.dtype, has_bias, has_magnitude)
         table = PackedTable(
             layout_fingerprint=layout.fingerprint,
             dtype=layout.dtype,
@@ -86,6 +87,7 @@ class PackedAdapterWriter:
             offset_a=plan.offset_a,
             offset_b=plan.offset_b,
             offset_bias=plan.offset_bias,
+            offset_magnitude=plan.offset_magnitude,
             lora_rank=np.array(ranks, np.int32),
             scaling=np.array([0.0 if module is None else module.target.scaling for module in present], np.float32),
             invocation_token_ids=adapter.config.invocation_token_ids,
@@ -94,7 +96,7 @@ class PackedAdapterWriter:
         self._file = PackedFileWriter(descriptor, table, plan.size_bytes)
         self._item_bytes = STORAGE[layout.dtype].itemsize
         self._as_is: dict[str, int] = {}
-        """First element of each A and bias."""
+        """First element of each A, bias and row of magnitudes; of the latter there is but one block."""
         self._transposed: dict[str, _PlaceOfB] = {}
         for index, module in enumerate(present):
             if module is None:
@@ -109,6 +111,8 @@ class PackedAdapterWriter:
                 self._transposed[part.lora_b.name] = place
                 if part.bias is not None:
                     self._as_is[part.bias.name] = int(plan.offset_bias[index])
+                if part.magnitude is not None:
+                    self._as_is[part.magnitude.name] = int(plan.offset_magnitude[index])
 
     def write(self, entry: TensorEntry, first_row: int, block: np.ndarray) -> None:
         if entry.name in self._as_is:
@@ -144,6 +148,8 @@ class PayloadPlan:
     """int64 [M]; -1 = absent."""
     offset_bias: np.ndarray
     """int64 [M]; -1 = absent."""
+    offset_magnitude: np.ndarray
+    """int64 [M]; -1 = absent."""
     member_a: tuple[int, ...]
     """[M]: each member's own A within its group's; -1 = absent."""
     size_bytes: int
@@ -151,34 +157,44 @@ class PayloadPlan:
 
 
 def plan_payload(
-    groups: Iterable[Sequence[BaseModule]], lora_ranks: Sequence[int], dtype: str, has_bias: Sequence[bool] = ()
+    groups: Iterable[Sequence[BaseModule]],
+    lora_ranks: Sequence[int],
+    dtype: str,
+    has_bias: Sequence[bool] = (),
+    has_magnitude: Sequence[bool] = (),
 ) -> PayloadPlan:
-    """lora_ranks: [M], 0 = absent. has_bias: [M], or empty for none."""
-    aligned = ALIGNMENT_BYTES // STORAGE[dtype].itemsize
+    """lora_ranks: [M], 0 = absent. has_bias, has_magnitude: [M], or empty for none."""
+    item_bytes = STORAGE[dtype].itemsize
+    aligned, per_float32 = ALIGNMENT_BYTES // item_bytes, STORAGE["float32"].itemsize // item_bytes
     offset_a: list[int] = []
     offset_b: list[int] = []
     offset_bias: list[int] = []
+    offset_magnitude: list[int] = []
     member_a: list[int] = []
     position = 0
-    rest = iter(zip(lora_ranks, has_bias or [False] * len(lora_ranks), strict=True))
+    nowhere = [False] * len(lora_ranks)
+    rest = iter(zip(lora_ranks, has_bias or nowhere, has_magnitude or nowhere, strict=True))
     for group in groups:
         members = [(member, *next(rest)) for member in group]
-        offset_a.append(position if any(rank for _, rank, _ in members) else -1)
-        for member, rank, _ in members:
+        offset_a.append(position if any(rank for _, rank, _, _ in members) else -1)
+        for member, rank, _, _ in members:
             member_a.append(position if rank else -1)
             position += rank * (member.num_matrices or 1) * member.in_features
         position = _round_up(position, aligned)
-        for member, rank, is_biased in members:
+        for member, rank, is_biased, is_dora in members:
             offset_b.append(position if rank else -1)
             position = _round_up(position + rank * (member.num_matrices or 1) * member.out_features, aligned)
             offset_bias.append(position if is_biased else -1)
             position = _round_up(position + is_biased * member.out_features, aligned)
+            offset_magnitude.append(position if is_dora else -1)
+            position = _round_up(position + is_dora * 2 * member.out_features * per_float32, aligned)
     return PayloadPlan(
         np.array(offset_a, np.int64),
         np.array(offset_b, np.int64),
         np.array(offset_bias, np.int64),
+        np.array(offset_magnitude, np.int64),
         tuple(member_a),
-        position * STORAGE[dtype].itemsize,
+        position * item_bytes,
     )
 
 

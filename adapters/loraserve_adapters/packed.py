@@ -2,9 +2,11 @@
 
 Layout: for each group that the adapter touches, the A matrices of its present members, adjacent, `[rank, in_features]`
 row-major; then for each present member B as `[rank, out_features]` (transposed from PEFT's `[out_features, rank]`),
-and where the adapter has biases, the member's bias `[out_features]`. Of experts, A and B of all are adjacent:
+and where the adapter has biases, the member's bias `[out_features]`; where it is DoRA, the member's magnitudes and as
+many zeros, `[2, out_features]`, in float32 whatever the dtype of the others. Of experts, A and B of all are adjacent:
 `[num_experts * rank, in_features]` and `[num_experts * rank, out_features]`, those of an expert side by side.
-Every group's A and every member's B and bias starts at a multiple of 256 bytes. Scaling is not applied to any of them.
+Every group's A and every member's B, bias and magnitudes start at a multiple of 256 bytes. Scaling is not applied to
+any of them.
 """
 
 from dataclasses import dataclass, field
@@ -26,6 +28,8 @@ class PackedTable:
     offset_b: np.ndarray
     """int64 [M]: likewise."""
     offset_bias: np.ndarray
+    """int64 [M]: likewise."""
+    offset_magnitude: np.ndarray
     """int64 [M]: likewise."""
     lora_rank: np.ndarray
     """int32 [M]: 0 = absent."""

@@ -23,6 +23,8 @@ from loraserve_adapters.packed import PackedAdapter, PackedTable
 from loraserve_adapters.sync_file import sync_file, sync_folder
 
 FORMAT_VERSION = 2
+MAGNITUDES_VERSION = 3
+"""In the prefix of files with magnitudes: readers that do not know these refuse it, and would compute plain LoRA."""
 PAGE_BYTES = 4096
 
 _MAGIC = b"LORAPACK"
@@ -76,7 +78,8 @@ class PackedFileWriter:
     def finish(self, digest: str) -> None:
         """The file is complete and synced. Reads the payload once more, for its sha256."""
         header = _header_bytes(self._table, digest, self._size_bytes, self._payload_sha256())
-        prefix = _PREFIX.pack(_MAGIC, FORMAT_VERSION, len(header), hashlib.sha256(header).digest())
+        version = MAGNITUDES_VERSION if _has_magnitudes(self._table) else FORMAT_VERSION
+        prefix = _PREFIX.pack(_MAGIC, version, len(header), hashlib.sha256(header).digest())
         os.pwrite(self._descriptor, prefix + header, 0)
         sync_file(self._descriptor)
 
@@ -145,6 +148,7 @@ def read_packed(path: Path, *, verify: bool = True, layout_fingerprint: str | No
         offset_a=np.array(header["offset_a"], np.int64),
         offset_b=np.array(header["offset_b"], np.int64),
         offset_bias=np.array(header["offset_bias"], np.int64),
+        offset_magnitude=np.array(header.get("offset_magnitude", [-1] * len(header["offset_b"])), np.int64),
         lora_rank=np.array(header["lora_rank"], np.int32),
         scaling=np.array(header["scaling"], np.float32),
         invocation_token_ids=tuple(header.get("invocation_token_ids", ())),
@@ -165,9 +169,14 @@ def _header_bytes(table: PackedTable, digest: str, size_bytes: int, payload_sha2
         "scaling": table.scaling.tolist(),
         "payload_size_bytes": size_bytes,
         "payload_sha256": payload_sha256,
+        **({"offset_magnitude": table.offset_magnitude.tolist()} if _has_magnitudes(table) else {}),
         **({"invocation_token_ids": table.invocation_token_ids} if table.invocation_token_ids else {}),
     }
     return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _has_magnitudes(table: PackedTable) -> bool:
+    return bool((table.offset_magnitude >= 0).any())
 
 
 def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
@@ -176,8 +185,8 @@ def _read_header(file: Any, path: Path) -> tuple[dict[str, Any], int, int]:
     if len(prefix) != _PREFIX.size:
         raise _damaged(path, "too short")
     magic, version, length, sha256 = _PREFIX.unpack(prefix)
-    if magic != _MAGIC or version != FORMAT_VERSION or length > _MAX_HEADER_BYTES:
-        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION}")
+    if magic != _MAGIC or version not in (FORMAT_VERSION, MAGNITUDES_VERSION) or length > _MAX_HEADER_BYTES:
+        raise _damaged(path, f"not a packed adapter of version {FORMAT_VERSION} or {MAGNITUDES_VERSION}")
     header = file.read(length)
     if hashlib.sha256(header).digest() != sha256:
         raise _damaged(path, "the header differs from its sha256")

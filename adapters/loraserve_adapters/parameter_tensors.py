@@ -82,7 +82,7 @@ def _take(
             absent += [name for name, entry in zip(names, (a, b), strict=True) if entry is None]
             if a is not None and b is not None:
                 place = expert, first_rank, target.linear.first_output
-                parts.append(SourcePart(a, b, None, target.lora_rank, target.linear.out_features, *place))
+                parts.append(SourcePart(a, b, None, None, target.lora_rank, target.linear.out_features, *place))
         first_rank += target.lora_rank
     if len(absent) == 2 * len(linears) * module.num_matrices:
         return None
@@ -115,6 +115,8 @@ def _check_one_weight(linears: Sequence[FormerLinearTarget], config: AdapterConf
         raise _refused("unsupported_option", "alpha_pattern", reason, str(scalings), "equal scalings")
     if config.lora_bias:
         raise _refused("unsupported_option", "lora_bias", "experts and routers cannot have biases", "true", "false")
+    if config.use_dora:
+        raise _refused("unsupported_option", "use_dora", "experts and routers cannot have DoRA", "true", "false")
     if config.invocation_token_ids:
         reason = "experts and routers cannot have activated LoRA"
         raise _refused("unsupported_option", "alora_invocation_tokens", reason, "a list of token ids", "null")

@@ -19,6 +19,8 @@ class SourcePart:
     """[out_features, rank]; of all experts [out_features, rank * num_experts], those of a rank adjacent."""
     bias: TensorEntry | None
     """[out_features]; with `lora_bias` only."""
+    magnitude: TensorEntry | None
+    """[out_features]; of DoRA only."""
     lora_rank: int
     out_features: int
     expert: int | None = None
@@ -29,7 +31,7 @@ class SourcePart:
 
     @property
     def entries(self) -> list[TensorEntry]:
-        return [entry for entry in (self.lora_a, self.lora_b, self.bias) if entry is not None]
+        return [entry for entry in (self.lora_a, self.lora_b, self.bias, self.magnitude) if entry is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,9 @@ def resolve_targets(config: AdapterConfig, layout: BaseLayout, limits: Limits = 
         if selector.targets(subject) if module.num_matrices is None else selector.targets_parameter(subject):
             if module.is_embedding and config.lora_bias:
                 raise _refused("invalid_field", "lora_bias", f"is not for embeddings, as in PEFT: {module.name}")
+            if config.use_dora and not module.is_linear:
+                reason = f"is supported for linear layers only, and {module.name} is targeted"
+                raise _refused("unsupported_option", "use_dora", reason)
             if module.is_embedding and config.invocation_token_ids:
                 reason = f"PEFT computes all tokens with LoRA on an embedding: {module.name}"
                 raise _refused("invalid_field", "alora_invocation_tokens", reason)

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import torch
 from loraserve_adapters.base_layout import BaseLayout, BaseModule
+from loraserve_adapters.packed import PackedTable
 from loraserve_adapters.packed_file import layout_fingerprint
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
+from loraserve.models.dora import MagnitudeLinears, finish_magnitudes
 from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, attach_experts
@@ -65,6 +67,8 @@ class CausalModel:
         if structure.embedding is not None:
             embed_scale = structure.embedding.embed_scale
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
+        self._magnitude_linears: list[MagnitudeLinears] = []
+        """All linears, from `prepare` on."""
         self._int8_parameters = list(int8_parameters(rounded))
         saved_bytes = sum(parameter.saved_bytes for parameter in self._int8_parameters)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters()) - saved_bytes
@@ -117,7 +121,8 @@ class CausalModel:
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                replace_linears(model, spec, next(groups), context, mapped, int8=int8)
+                linears = replace_linears(model, spec, next(groups), context, mapped, int8=int8)
+                self._magnitude_linears.append(linears)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
@@ -162,6 +167,10 @@ class CausalModel:
         self._context.k_caches = list(k_caches)
         self._context.v_caches = list(v_caches)
         self._context.adapter_table = table
+
+    def finish_magnitudes(self, table: PackedTable, values: Tensor) -> None:
+        """Of a DoRA adapter, before a step reads it: see `MagnitudeLinears.finish`."""
+        finish_magnitudes(self._magnitude_linears, table, values)
 
     def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
         """Valid until the next forward; logits in the model's dtype."""

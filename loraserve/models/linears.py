@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
+from loraserve.models.dora import MagnitudeLinears, squared_norms
 from loraserve.models.embedding import PackedEmbedding, can_pack, is_tied
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.structure import LinearsSpec
@@ -73,7 +74,7 @@ def replace_linears(
     mapped: MappedWeights,
     *,
     int8: bool,
-) -> None:
+) -> MagnitudeLinears:
     """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be.
 
     int8: see `Backend.linear`; not of what shares its weight.
@@ -81,6 +82,7 @@ def replace_linears(
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
     weights = [linear.weight.detach() for linear in linears]
+    norms = torch.cat([squared_norms(weight, context.backend.rounded_to_int8 if int8 else None) for weight in weights])
     if len(linears) == 1:
         shares_weight = is_tied(linears[0], model)
         keep_weight = shares_weight and not can_pack(model.get_input_embeddings(), context.backend)
@@ -102,6 +104,7 @@ def replace_linears(
         end = start + linear.out_features
         model.set_submodule(name, GroupMember(group, start, end))
         start = end
+    return MagnitudeLinears(packed, bias, norms, lora_group)
 
 
 def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:

@@ -129,17 +129,17 @@ def test_the_same_content_again_is_no_new_version(console: Console, tenant: Tena
 
 def test_a_refused_adapter_shows_its_failures_first_each_with_a_remedy(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
-    folder = variant(tmp_path / "dora", "rot13", lambda config: config.update(use_dora=True))
-    console.upload("dora", folder)
+    folder = variant(tmp_path / "qalora", "rot13", lambda config: config.update(use_qalora=True))
+    console.upload("qalora", folder)
     expect(console.see_upload_end("rejected")).to_contain_text("nothing was changed")
     groups = console.page.get_by_test_id("report").locator("details")
     expect(groups.first).to_have_class(re.compile("is-fail"))
-    failed = console.page.get_by_test_id("check-fail").filter(has_text="use_dora")
+    failed = console.page.get_by_test_id("check-fail").filter(has_text="use_qalora")
     expect(failed).to_contain_text("adapter_config.json")
     expect(failed).to_contain_text("false")
     # Neither the file nor the values again, which are beside it.
     expect(failed.locator(".report-remedy")).to_have_text(
-        "DoRA is not supported. Train or convert the adapter without this option."
+        "QA-LoRA is not supported. Train or convert the adapter without this option."
     )
     console.page.get_by_role("button", name="Upload another").click()
     expect(console.page.get_by_text("rejected").first).to_be_visible()
@@ -335,12 +335,12 @@ def test_leaving_the_page_while_it_uploads_asks_first_whatever_view_is_shown(con
 
 def test_a_refused_upload_keeps_its_report_at_its_address(console: Console, tmp_path: Path):
     console.watch.expect_status(400)
-    console.upload("dora", variant(tmp_path / "dora", "rot13", lambda config: config.update(use_dora=True)))
+    console.upload("qalora", variant(tmp_path / "qalora", "rot13", lambda config: config.update(use_qalora=True)))
     console.see_upload_end("rejected")
     assert re.search(r"#/upload/\w+$", console.page.url)
     console.page.reload()
     console.see_upload_end("rejected")
-    expect(console.page.get_by_test_id("check-fail").filter(has_text="use_dora")).to_be_visible()
+    expect(console.page.get_by_test_id("check-fail").filter(has_text="use_qalora")).to_be_visible()
 
 
 def test_an_upload_that_failed_can_be_tried_again(console: Console, tmp_path: Path):

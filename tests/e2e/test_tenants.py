@@ -268,15 +268,15 @@ class TestUploads:
     def test_a_refused_adapter_is_told_why_and_leaves_nothing(self, keyed: Keyed, tmp_path: Path) -> None:
         folder = twin(tmp_path / "bad", "spell")
         config = json.loads((folder / "adapter_config.json").read_text())
-        (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
+        (folder / "adapter_config.json").write_text(json.dumps({**config, "use_qalora": True}))
         error = add_by_curl(keyed, keyed.acme.key, "bad", folder)["error"]
         assert error["code"] == "adapter_rejected"
         (failure,) = [check for check in error["report"]["checks"] if check["status"] == "fail"]
-        assert (failure["file"], failure["key"]) == ("adapter_config.json", "use_dora")
+        assert (failure["file"], failure["key"]) == ("adapter_config.json", "use_qalora")
         assert failure["remedy"]
         refused = cli(keyed, keyed.acme.key, "adapter", "add", "bad", str(folder))
         assert refused.returncode == 1
-        assert "use_dora" in refused.stderr
+        assert "use_qalora" in refused.stderr
         assert keyed.acme.http.get("/v1/adapters/bad").status_code == 404
 
     def test_chunks_resume_where_they_stopped_and_a_commit_can_be_repeated(self, keyed: Keyed, tmp_path: Path) -> None:

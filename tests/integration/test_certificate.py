@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from loraserve.control.contents import certificate_child
 from loraserve.control.contents.certificate import TIMEOUT_S, Certificate, CertificateJob, CertificateStatus, Certifier
 from loraserve.control.declared import Declared
 from loraserve.control.ingest.processes import Ingest
+from loraserve.engine.adapters.rows import AdapterRows
 from loraserve.engine.config import EngineConfig
 from loraserve.engine.engine import Engine
 from loraserve.serving.engine_client import EngineClient
@@ -50,15 +51,16 @@ class Published:
         config: LoraConfig | None = None,
         *,
         is_headless: bool = False,
+        dtype: str = "float32",
     ) -> None:
         """config: None = the one of `adapter_configs`. is_headless: it is of the model without its head."""
         model = save_tiny_model(architecture, folder / "model")
         configs = None if config is None else {adapter: config}
         paths = save_adapters(model.base_model if is_headless else model, folder / "adapters", configs)
         self.engine = EngineConfig(
-            model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype="float32", device="cpu"
+            model=str(folder / "model"), tokenizer=str(folder / "model" / "tokenizer"), dtype=dtype, device="cpu"
         )
-        layout = make_engine(folder / "model").describe().layout
+        layout = make_engine(folder / "model", dtype=dtype).describe().layout
         self.bench = UploadBench(folder / "data", layout=layout)
         files = {name: (paths[adapter] / name).read_bytes() for name in (CONFIG, WEIGHTS)}
         session = asyncio.run(self.bench.send(files))
@@ -159,6 +161,17 @@ def test_an_activated_one_agrees_with_peft(tmp_path: Path, monkeypatch: pytest.M
     assert measure(activated.job()).status is CertificateStatus.DIFFERS
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_of_dora_agrees_with_peft(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one without its magnitudes would not."""
+    config = LoraConfig(r=8, lora_alpha=16, use_dora=True, target_modules=["q_proj", "o_proj", "down_proj"])
+    published = Published(tmp_path, "dora", config=config, dtype=dtype)
+    certificate = measure(published.job())
+    assert certificate.status is CertificateStatus.AGREES, certificate
+    monkeypatch.setattr(AdapterRows, "place", without_magnitudes(AdapterRows.place))
+    assert measure(published.job()).status is CertificateStatus.DIFFERS
+
+
 @pytest.mark.parametrize("of", ["published", "headless"])
 def test_a_packed_form_that_is_wrong_differs(of: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     published: Published = request.getfixturevalue(of)
@@ -171,6 +184,13 @@ def test_a_packed_form_that_is_wrong_differs(of: str, request: pytest.FixtureReq
         writer.write(0, payload.view(np.uint8).data)
         writer.finish(packed.digest)
     assert measure(published.job(packed_path=str(wrong))).status is CertificateStatus.DIFFERS
+
+
+def without_magnitudes(place: Callable[..., None]) -> Callable[..., None]:
+    def place_plain(rows: AdapterRows, slot: int, start: int, *offsets: np.ndarray) -> None:
+        place(rows, slot, start, *offsets[:-1], np.full_like(offsets[-1], -1))
+
+    return place_plain
 
 
 def measure(job: CertificateJob) -> Certificate:

@@ -245,7 +245,7 @@ def test_refusals_without_end_are_not_kept_and_published_content_stays(
     bench: UploadBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("loraserve.store.uploads.MAX_FINAL", 2)
-    config = json.dumps(config_of(use_dora=True)).encode()
+    config = json.dumps(config_of(use_qalora=True)).encode()
 
     async def run() -> None:
         published = await bench.send(files())

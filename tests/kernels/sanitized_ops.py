@@ -20,9 +20,8 @@ from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.score import Ask
 
-from tests.kernels.test_decoder_layer import add_dora
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
-from tests.support.decoder_cases import CASES, make_case, random
+from tests.support.decoder_cases import CASES, add_dora, make_case, random
 
 ATTENTION = [
     # context_lens, num_rows, num_heads, num_kv_heads, head_dim, block_size

@@ -2,16 +2,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loraserve_kernels.adapter_table import AdapterTable
 from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, ComposedDecoderLayers
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
-from loraserve_kernels.lora_add import add_magnitude
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor
 
-from tests.support.decoder_cases import CASES, GROUPS, HEAD_GROUP, HIDDEN, INTERMEDIATE, make_case, make_parts
+from tests.support.decoder_cases import CASES, DORA, HIDDEN, INTERMEDIATE, add_dora, make_case, make_parts
 
 
 @pytest.fixture
@@ -28,19 +26,6 @@ def fused(backend: CpuBackend, parts: DecoderLayerParts) -> DecoderLayer:
     layer = backend.decoder_layer(parts)
     assert layer is not None
     return layer
-
-
-def add_dora(table: AdapterTable, slots: tuple[int, ...], every: int = 1) -> None:
-    """To every so many of the members that an adapter has."""
-    for slot in slots:
-        for group in (*GROUPS, HEAD_GROUP):
-            for member, out_features in enumerate(group.out_features, start=group.member_start):
-                if table.lora_rank[slot, member] and member % every == 0:
-                    add_magnitude(table, slot, member, out_features)
-
-
-DORA = {"all": ((0, 2), 1), "one of two adapters": ((2,), 1), "some members": ((0, 2), 2)}
-"""Slots of the adapters with DoRA, and every how many of their members have it."""
 
 
 @pytest.mark.parametrize("name", CASES)

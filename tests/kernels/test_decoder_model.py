@@ -15,15 +15,16 @@ from loraserve_kernels.reference_backend import ReferenceBackend
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
 
-from tests.kernels.test_decoder_layer import DORA, add_dora
 from tests.support.decoder_cases import (
     CASES,
+    DORA,
     HEAD_DIM,
     HEAD_GROUP,
     HIDDEN,
     INTERMEDIATE,
     NUM_LOGITS,
     Case,
+    add_dora,
     make_case,
     make_parts,
     random,

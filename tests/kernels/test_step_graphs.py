@@ -17,7 +17,7 @@ from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, Pooling
 from tests.support.engines import Answers, add_adapters, collect, greedy, make_engine, run, to_pool
 from tests.support.host_accelerator import HostAccelerator
-from tests.support.tiny_adapters import ALL_LINEAR, adapter_configs, embedding_configs, save_adapters
+from tests.support.tiny_adapters import ALL_LINEAR, adapter_configs, dora_configs, embedding_configs, save_adapters
 from tests.support.tiny_models import save_model, shallow_model
 
 pytestmark = [
@@ -208,6 +208,19 @@ def test_an_activated_adapter_reaches_the_rows_from_its_invocation_on(
         known = digests | add_adapters(engine, adapters, tmp_path / "packed")
         asked = [greedy(f"invoked {name}", prompt, NUM_TOKENS, known[name]) for name, prompt in prompts.items()]
         answers.append(run(engine, asked))
+    expected, found = answers
+    assert_equal_answers(found, expected)
+
+
+def test_factors_of_dora_are_found_before_a_step_uses_them(tmp_path: Path, plain: Started, graphs: Started) -> None:
+    """In a replay beside a plain adapter and the base model; adapters arrive beside the steps."""
+    model = shallow_model("llama", seed=2)
+    configs = {name: dora_configs(model)[name] for name in ("dora1", "dora_head9")}
+    adapters = save_adapters(model, tmp_path / "adapters", configs)
+    answers: list[Answers] = []
+    for engine, digests in (plain, graphs):
+        known = digests | add_adapters(engine, adapters, tmp_path / "packed")
+        answers.append(run(engine, requests(known, ["dora1", "rank1", "dora_head9", None, "dora1"], "dora")))
     expected, found = answers
     assert_equal_answers(found, expected)
 

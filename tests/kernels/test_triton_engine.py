@@ -10,6 +10,7 @@ from tests.support.engines import Answer, add_adapters, greedy, make_engine, run
 from tests.support.tiny_adapters import (
     Reference,
     adapter_configs,
+    dora_configs,
     embedding_configs,
     reference_answers,
     save_adapters,
@@ -18,8 +19,8 @@ from tests.support.tiny_models import save_tiny_model, tiny_model
 
 NUM_TOKENS = 4
 VOCAB_SIZE = 259
-ADAPTERS = ("patterns64", "embedding2")
-"""All linears with ranks 3 to 64, and one with an adapted embedding and `lm_head`, which sees the sampled rows only."""
+ADAPTERS = ("patterns64", "embedding2", "dora_head9")
+"""All linears with ranks 3 to 64; adapted embedding and `lm_head`, which sees the sampled rows only; DoRA."""
 
 
 def wrong_token(reference: Reference, answer: Answer) -> str | None:
@@ -33,14 +34,15 @@ def wrong_token(reference: Reference, answer: Answer) -> str | None:
     return answer.error
 
 
-def test_base_and_two_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
+def test_base_and_adapters_give_the_tokens_of_peft(triton_device: str, tmp_path: Path) -> None:
     model = save_tiny_model("llama", tmp_path / "model")
-    saved = save_adapters(model, tmp_path / "adapters", adapter_configs(model) | embedding_configs())
+    configs = adapter_configs(model) | embedding_configs() | dora_configs(model)
+    saved = save_adapters(model, tmp_path / "adapters", configs)
     adapters = {name: saved[name] for name in ADAPTERS}
     rng = random.Random(0)
     prompts: dict[str | None, list[int]] = {
         name: [rng.randrange(256) for _ in range(length)]
-        for name, length in zip([None, *ADAPTERS], (3, 21, 7), strict=True)
+        for name, length in zip([None, *ADAPTERS], (3, 21, 7, 5), strict=True)
     }
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
     engine = make_engine(tmp_path / "model", backend="triton", device=triton_device)

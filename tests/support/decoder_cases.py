@@ -7,6 +7,7 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.cpu_backend import CpuBackend
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Norm
 from loraserve_kernels.linear import Linear
+from loraserve_kernels.lora_add import add_magnitude
 from loraserve_kernels.paged_attention import make_attention_inputs
 from loraserve_kernels.step_batch import Segments, StepBatch
 from torch import Tensor
@@ -137,3 +138,16 @@ def make_case(name: str, dtype: torch.dtype, *, with_adapters: bool = True, with
         batch=batch,
         table=make_table(dtype) if with_adapters else None,
     )
+
+
+def add_dora(table: AdapterTable, slots: tuple[int, ...], every: int = 1) -> None:
+    """To every so many of the members that an adapter has."""
+    for slot in slots:
+        for group in (*GROUPS, HEAD_GROUP):
+            for member, out_features in enumerate(group.out_features, start=group.member_start):
+                if table.lora_rank[slot, member] and member % every == 0:
+                    add_magnitude(table, slot, member, out_features)
+
+
+DORA = {"all": ((0, 2), 1), "one of two adapters": ((2,), 1), "some members": ((0, 2), 2)}
+"""Slots of the adapters with DoRA, and every how many of their members have it."""

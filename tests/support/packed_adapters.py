@@ -9,7 +9,7 @@ import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
 from loraserve_adapters.packed_file import write_packed
 
-from loraserve.engine.adapters.memory import AdapterMemory
+from loraserve.engine.adapters.memory import AdapterMemory, FinishMagnitudes
 from loraserve.engine.device.accelerator import Accelerator
 
 LAYOUT = "layout-of-the-tests"
@@ -23,6 +23,8 @@ class TinyAdapter:
 
     value: int
     num_units: int
+    is_dora: bool = False
+    """Its last two elements are a magnitude and what is behind it."""
 
     @property
     def digest(self) -> str:
@@ -35,6 +37,7 @@ class TinyAdapter:
     def write(self, folder: Path, layout_fingerprint: str = LAYOUT) -> Path:
         """One group of one member: A fills the first 256 bytes, B starts in the middle of them."""
         path = folder / f"{self.digest}.packed"
+        offset_magnitude = self.num_units * UNIT - 2 if self.is_dora else -1
         payload = np.full(self.size_bytes // 4, self.value, np.float32)
         write_packed(
             PackedAdapter(
@@ -45,6 +48,7 @@ class TinyAdapter:
                 offset_a=np.array([0], np.int64),
                 offset_b=np.array([32], np.int64),
                 offset_bias=np.array([-1], np.int64),
+                offset_magnitude=np.array([offset_magnitude], np.int64),
                 lora_rank=np.array([self.num_units], np.int32),
                 scaling=np.array([self.value / 2], np.float32),
                 payload=payload.view(np.uint8),
@@ -62,7 +66,11 @@ def damage(path: Path) -> None:
 
 
 def make_adapter_memory(
-    num_units: int, max_resident: int = 8, accelerator: Accelerator | None = None, host_tier_units: int = 0
+    num_units: int,
+    max_resident: int = 8,
+    accelerator: Accelerator | None = None,
+    host_tier_units: int = 0,
+    finish_magnitudes: FinishMagnitudes | None = None,
 ) -> AdapterMemory:
     """An arena of `num_units` * 256 bytes, and a host tier likewise."""
     return AdapterMemory(
@@ -75,6 +83,7 @@ def make_adapter_memory(
         max_resident=max_resident,
         accelerator=accelerator,
         host_tier_bytes=host_tier_units * ALIGNMENT_BYTES,
+        finish_magnitudes=finish_magnitudes,
     )
 
 

@@ -1,18 +1,19 @@
 """PEFT's answers in float32, one adapter at a time, and what is wrong with an engine's, in the dtype it computes in."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest
 from tests.support.engines import MIB, Answer, Answers, add_adapters, collect, greedy, make_engine, run
-from tests.support.tiny_adapters import Reference, forced_logits, reference_answers, save_adapters
+from tests.support.tiny_adapters import Reference, adapter_configs, forced_logits, reference_answers, save_adapters
 from tests.support.tiny_models import PHI3_ORIGINAL_LENGTH, save_tiny_model
 
 NUM_TOKENS = 10
@@ -83,19 +84,21 @@ class Oracle:
         }
 
 
+ConfigsOf = Callable[[PreTrainedModel], Mapping[str, LoraConfig]]
 OracleOf = Callable[[str], Oracle]
 """By architecture; see `oracle_of` in tests/inference/conftest.py."""
 
 
-def make_oracle(architecture: str, folder: Path) -> Oracle:
+def make_oracle(architecture: str, folder: Path, configs: ConfigsOf = adapter_configs) -> Oracle:
+    """configs: of seven adapters at most."""
     model = save_tiny_model(architecture, folder / "model")
-    adapters = save_adapters(model, folder / "adapters")
+    adapters = save_adapters(model, folder / "adapters", configs(model))
     rng = random.Random(0)
     # Beyond the original length transformers itself picks the long factors, as the engine does at any length.
     extra = PHI3_ORIGINAL_LENGTH if architecture == "phi3" else 0
     prompts: dict[str | None, list[int]] = {
         name: [rng.randrange(256) for _ in range(length + extra)]
-        for name, length in zip([None, *adapters], PROMPT_LENGTHS, strict=True)
+        for name, length in zip([None, *adapters], PROMPT_LENGTHS[: len(adapters) + 1], strict=True)
     }
     references = reference_answers(model, adapters, prompts, NUM_TOKENS, VOCAB_SIZE)
     return Oracle(folder, folder / "model", adapters, prompts, references)

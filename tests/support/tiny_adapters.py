@@ -74,6 +74,28 @@ def embedding_configs() -> dict[str, LoraConfig]:
     }
 
 
+def dora_configs(model: PreTrainedModel) -> dict[str, LoraConfig]:
+    """Four of DoRA, one of them of `lm_head`, and a plain one."""
+    all_linear = adapter_configs(model)["rank1"].target_modules
+    assert all_linear is not None
+    some = sorted(set(all_linear) & {"q_proj", "qkv_proj", "o_proj"})
+    return {
+        "dora1": LoraConfig(r=1, lora_alpha=2, use_dora=True, target_modules=all_linear),
+        "plain8": LoraConfig(r=8, lora_alpha=16, target_modules=all_linear),
+        "dora_layer5": LoraConfig(r=5, lora_alpha=10, use_dora=True, target_modules=some, layers_to_transform=[1]),
+        "dora_head9": LoraConfig(r=9, lora_alpha=9, use_dora=True, target_modules=[*some, "lm_head"]),
+        "dora_patterns70": LoraConfig(
+            r=70,
+            lora_alpha=16,
+            use_rslora=True,
+            use_dora=True,
+            target_modules=all_linear,
+            rank_pattern={"o_proj": 3},
+            alpha_pattern={"o_proj": 9},
+        ),
+    }
+
+
 def save_adapters(
     model: PreTrainedModel, folder: Path, configs: Mapping[str, LoraConfig] | None = None, seed: int = 1
 ) -> dict[str, Path]:
@@ -111,7 +133,10 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             with torch.no_grad():
                 fan_in = parameter[0].numel()
                 values = torch.randn(parameter.shape, generator=generator)
-                parameter.copy_(values * (0.7 if "lora_B" in name else 1.0) / fan_in**0.5)
+                if "magnitude" in name:  # which PEFT starts with the norms of the base's weights
+                    parameter.mul_(1 + 0.3 * values)
+                else:
+                    parameter.copy_(values * (0.7 if "lora_B" in name else 1.0) / fan_in**0.5)
 
 
 @dataclass(frozen=True, slots=True)

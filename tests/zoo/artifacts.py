@@ -28,6 +28,7 @@ Q0 = "model.layers.0.self_attn.q_proj"
 A0, B0 = lora_key(Q0, "A"), lora_key(Q0, "B")
 HEADLESS_A0 = A0.replace("model.model.", "model.")
 BIAS0 = B0.replace("weight", "bias")
+MAGNITUDE0 = f"base_model.model.{Q0}.lora_magnitude_vector"
 ZEROS = np.zeros((4, HIDDEN), np.float32)
 
 Tensors = dict[str, RawTensor]
@@ -111,6 +112,12 @@ def poisoned(name: str, value: float, dtype: str = "float32") -> Callable[[Tenso
     return change
 
 
+def with_nan_magnitudes(tensors: Tensors) -> None:
+    for layer in range(2):
+        name = MAGNITUDE0.replace("layers.0", f"layers.{layer}")
+        tensors[name] = raw_tensor(np.full(HIDDEN, np.nan, np.float32))
+
+
 def million_keys() -> bytes:
     """About 4.6 MB of header: below its limit in bytes, above the one in tensors."""
     one = '"%x":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
@@ -130,7 +137,6 @@ def redos(pattern: str, field: str = "target_modules") -> dict[str, Any]:
 GOOD = safetensors_bytes(good_tensors(), {"format": "pt"})
 
 CONFIG_LIES = [
-    bad_field("use_dora", True),
     bad_field("modules_to_save", ["lm_head"]),
     bad_field("bias", "all"),
     bad_field("bias", "lora_only"),
@@ -171,7 +177,14 @@ CONFIG_LIES = [
     bad_field("lora_alpha", 1e300, "invalid_field"),
     bad_field("lora_alpha", "8", "invalid_field"),
     bad_field("lora_bias", "yes", "invalid_field"),
-    bad_field("lora_bias", True, "missing_tensor", B0.replace("weight", "bias")),
+    bad_field("lora_bias", True, "missing_tensor", BIAS0),
+    bad_field("use_dora", 1, "invalid_field"),
+    bad_field("use_dora", True, "missing_tensor", MAGNITUDE0),
+    *(
+        bad_config(f"dora_with_{name}", json.dumps(config_of(use_dora=True, **{name: value})).encode(), *refused)
+        for refused in [("invalid_field", "use_dora")]
+        for name, value in [("lora_bias", True), ("alora_invocation_tokens", [1]), ("target_parameters", ["experts.w"])]
+    ),
     bad_field("target_modules", [], "invalid_field"),
     bad_field("target_modules", None, "invalid_field"),
     bad_field("target_modules", ["no_such_proj"], "unknown_module"),
@@ -314,10 +327,28 @@ WRONG_TENSORS = [
     bad_tensors("long_name", put("x" * 100_000, raw_tensor(ZEROS)), "unexpected_tensor", "x"),
     bad_tensors(
         "dora_hidden",
-        put(f"base_model.model.{Q0}.lora_magnitude_vector", ("F32", [32], bytes(128))),
+        put(MAGNITUDE0, ("F32", [HIDDEN], bytes(128))),
         "unexpected_tensor",
         "magnitude",
     ),
+    bad_tensors(
+        "dora_of_another_size",
+        put(MAGNITUDE0, ("F32", [HIDDEN + 1], bytes(132))),
+        "shape_mismatch",
+        MAGNITUDE0,
+        use_dora=True,
+    ),
+    bad_tensors(
+        "dora_as_a_column",
+        put(MAGNITUDE0, ("F32", [HIDDEN, 1], bytes(128))),
+        "shape_mismatch",
+        MAGNITUDE0,
+        use_dora=True,
+    ),
+    bad_tensors(
+        "dora_in_float64", put(MAGNITUDE0, ("F64", [HIDDEN], bytes(256))), "bad_dtype", MAGNITUDE0, use_dora=True
+    ),
+    bad_tensors("dora_nan", with_nan_magnitudes, "not_finite", MAGNITUDE0, use_dora=True),
     bad_tensors("bias_hidden", put(BIAS0, ("F32", [32], bytes(128))), "unexpected_tensor", "bias"),
     bad_tensors(
         "bias_of_another_size",

@@ -235,12 +235,12 @@ def test_costly_patterns_are_refused_by_field_before_any_weight_arrives(tmp_path
 
 
 def test_all_faults_are_listed_not_only_the_first(tmp_path: Path) -> None:
-    config = {"peft_type": "LORA", "r": 0, "lora_alpha": "x", "use_dora": True, "nonsense": 1, "target_modules": []}
+    config = {"peft_type": "LORA", "r": 0, "lora_alpha": "x", "use_qalora": True, "nonsense": 1, "target_modules": []}
     report = asyncio.run(refusal(UploadBench(tmp_path), files(json.dumps(config).encode())))
     assert sorted(check.key or "" for check in report.failures) == [
         "lora_alpha",
         "nonsense",
         "r",
         "target_modules",
-        "use_dora",
+        "use_qalora",
     ]

@@ -1837,13 +1837,13 @@ export interface components {
          * @example {
          *       "name": "config.options",
          *       "status": "fail",
-         *       "message": "adapter_config.json: use_dora: is true",
+         *       "message": "adapter_config.json: use_qalora: found true, expected false: QA-LoRA is not supported",
          *       "code": "unsupported_option",
          *       "file": "adapter_config.json",
-         *       "key": "use_dora",
+         *       "key": "use_qalora",
          *       "found": "true",
          *       "expected": "false",
-         *       "remedy": "Train without DoRA."
+         *       "remedy": "Train or convert the adapter without this option."
          *     }
          */
         CheckItem: {

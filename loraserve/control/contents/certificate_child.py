@@ -190,13 +190,17 @@ def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrain
 
     Called as PEFT's own where that is the whole model, which knows from which token on an activated LoRA counts.
     """
+    import torch
     from loraserve_adapters.config import FEATURE_EXTRACTION
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load_file
 
     # Written by us from checked fields; PEFT never reads a tenant's file.
     fields = _config_fields(job)
-    weights = {name: tensor.to(dtype) for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()}
+    weights = {
+        name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
+        for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
+    }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")
     model = _base_model(job, dtype)
@@ -206,6 +210,9 @@ def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrain
     trained, config = model.get_submodule(place), LoraConfig(**{**fields, "inference_mode": False})
     peft_model = get_peft_model(cast("PreTrainedModel", trained), config, autocast_adapter_dtype=False)
     signal.alarm(0)
+    for name, parameter in peft_model.named_parameters():
+        if ".lora_magnitude_vector" in name:  # as they are served; PEFT itself trains them so
+            parameter.data = parameter.data.float()
     result = set_peft_model_state_dict(peft_model, weights)
     if result.unexpected_keys:
         raise Skipped(f"PEFT does not know the tensor {result.unexpected_keys[0]}")

@@ -26,6 +26,7 @@ class Resident:
     """Relative to `start`, -1 = absent."""
     offset_b: np.ndarray
     offset_bias: np.ndarray
+    offset_magnitude: np.ndarray
     num_references: int = 0
     was_acquired: bool = False
 
@@ -62,7 +63,8 @@ class AdapterArena:
 
     def enter(self, digest: str, table: PackedTable, start: int, size: int) -> Resident:
         """Its row of the table; what is in the extent is for the caller."""
-        resident = Resident(self.free_slots.pop(), start, size, table.offset_a, table.offset_b, table.offset_bias)
+        offsets = table.offset_a, table.offset_b, table.offset_bias, table.offset_magnitude
+        resident = Resident(self.free_slots.pop(), start, size, *offsets)
         self._rows.write(resident.adapter_slot, table)
         self._place(resident)
         self.residents[digest] = resident
@@ -102,7 +104,12 @@ class AdapterArena:
 
     def _place(self, resident: Resident) -> None:
         self._rows.place(
-            resident.adapter_slot, resident.start, resident.offset_a, resident.offset_b, resident.offset_bias
+            resident.adapter_slot,
+            resident.start,
+            resident.offset_a,
+            resident.offset_b,
+            resident.offset_bias,
+            resident.offset_magnitude,
         )
 
     def _copy_down(self, source: int, destination: int, size: int) -> None:

@@ -7,7 +7,7 @@ On a GPU they arrive beside the steps, see `AdapterTransit`. NOTE: one that is o
 """
 
 import warnings
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,6 +27,9 @@ from loraserve.engine.adapters.transit import AdapterTransit, FoundAdapter
 from loraserve.engine.adapters.upload import Read
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.device.accelerator import Accelerator
+
+FinishMagnitudes = Callable[[PackedTable, Tensor], None]
+"""See `MagnitudeLinears.finish`."""
 
 UPLOAD_WAIT_S = 0.005
 """Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
@@ -52,11 +55,13 @@ class AdapterMemory:
         max_resident: int = MAX_RESIDENT_ADAPTERS,
         accelerator: Accelerator | None = None,
         host_tier_bytes: int = 0,
+        finish_magnitudes: FinishMagnitudes | None = None,
     ) -> None:
         """size_bytes: of the arena; its memory is touched only as adapters come.
 
         accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
         host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
+        finish_magnitudes: what a DoRA adapter is given to once it is in the arena; None = there are no such adapters.
         """
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
@@ -65,6 +70,9 @@ class AdapterMemory:
             None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
         )
         """Has none but residents, which are not evictable then, nor referenced while they are loading."""
+        self._finish_magnitudes = finish_magnitudes
+        self._unfinished: dict[str, PackedTable] = {}
+        """Residents whose magnitudes are as they were packed: DoRA adapters on their way to a GPU."""
         self._num_postponed = 0
         self.num_in_use = 0
         """Adapters that are referenced."""
@@ -215,7 +223,8 @@ class AdapterMemory:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
         None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
-        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
+        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway, and while one of
+        DoRA is copied, whose magnitudes are found once it is there.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
@@ -227,8 +236,10 @@ class AdapterMemory:
         if resident is None or self._is_loading(digest):
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
-        if is_large and resident.num_references == 0 and self._is_being_copied(digest):
+        needs_all = digest in self._unfinished or (is_large and resident.num_references == 0)
+        if needs_all and self._is_being_copied(digest):
             return None
+        self._finish(digest, resident)
         self.num_in_use += resident.num_references == 0
         resident.num_references += 1
         resident.was_acquired = True
@@ -276,6 +287,7 @@ class AdapterMemory:
             return None
         resident = self._enter(digest, packed, packed.size_bytes, start)
         self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
+        self._finish(digest, resident)
         self._arena.evictable[digest] = None
         return resident
 
@@ -299,7 +311,16 @@ class AdapterMemory:
         if digest in self._evicted:
             del self._evicted[digest]
             self.num_reloads += 1
+        if (table.offset_magnitude >= 0).any():
+            self._unfinished[digest] = table
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
+
+    def _finish(self, digest: str, resident: Resident) -> None:
+        """A no-op for what is finished. What steps that are queued from now on read is there."""
+        table = self._unfinished.pop(digest, None)
+        if table is not None:
+            assert self._finish_magnitudes is not None, "a DoRA adapter, and nobody to find its factors"
+            self._finish_magnitudes(table, self._arena.extent(resident))
 
     def _is_on_its_way(self, digest: str) -> bool:
         return self._transit is not None and digest in self._transit
@@ -338,6 +359,7 @@ class AdapterMemory:
 
     def _evict(self, digest: str) -> None:
         self._arena.evict(digest)
+        self._unfinished.pop(digest, None)
         if self._transit is not None:
             self._transit.note_evicted(digest)
 

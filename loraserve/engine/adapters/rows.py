@@ -32,6 +32,7 @@ class AdapterRows:
             lora_rank=torch.zeros((num_rows, num_members), dtype=torch.int32, device=device),
             scaling=torch.zeros((num_rows, num_members), dtype=torch.float32, device=device),
             offset_bias=torch.full((num_rows, num_members), -1, dtype=torch.int64, device=device),
+            offset_magnitude=torch.full((num_rows, num_members), -1, dtype=torch.int64, device=device),
             offset_alignment=ALIGNMENT_BYTES // dtype.itemsize,
         )
 
@@ -41,13 +42,23 @@ class AdapterRows:
         self._copy(self.table.scaling[adapter_slot], packed.scaling.astype(np.float32))
 
     def place(
-        self, adapter_slot: int, start: int, offset_a: np.ndarray, offset_b: np.ndarray, offset_bias: np.ndarray
+        self,
+        adapter_slot: int,
+        start: int,
+        offset_a: np.ndarray,
+        offset_b: np.ndarray,
+        offset_bias: np.ndarray,
+        offset_magnitude: np.ndarray,
     ) -> None:
         """start: of its extent, from which the offsets count; in elements, as they."""
         self._copy(self.table.offset_a[adapter_slot], offset_a + start)
         self._copy(self.table.offset_b[adapter_slot], offset_b + start)
-        # Unlike the others, an absent bias is told by its offset.
-        self._copy(self.table.offset_bias[adapter_slot], np.where(offset_bias >= 0, offset_bias + start, -1))
+        # Unlike the others, what is absent is told by its offset.
+        for row, offsets in (
+            (self.table.offset_bias[adapter_slot], offset_bias),
+            (self.table.offset_magnitude[adapter_slot], offset_magnitude),
+        ):
+            self._copy(row, np.where(offsets >= 0, offsets + start, -1))
 
     def _copy(self, row: Tensor, values: np.ndarray) -> None:
         source = torch.from_numpy(values)

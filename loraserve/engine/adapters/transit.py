@@ -244,6 +244,7 @@ def _table_of(packed: PackedAdapter) -> PackedTable:
         packed.offset_a,
         packed.offset_b,
         packed.offset_bias,
+        packed.offset_magnitude,
         packed.lora_rank,
         packed.scaling,
     )

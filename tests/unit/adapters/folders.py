@@ -171,6 +171,21 @@ def lora_tensors(
     return tensors
 
 
+def magnitude_key(module: str) -> str:
+    return f"base_model.model.{module}.lora_magnitude_vector"
+
+
+def with_magnitudes(tensors: Mapping[str, RawTensor], dtype: str = "float32", seed: int = 0) -> dict[str, RawTensor]:
+    """As of DoRA: before them a random magnitude for each output of every B."""
+    random = np.random.default_rng(seed)
+    magnitudes: dict[str, RawTensor] = {}
+    for name, (_, (out_features, *_), _) in tensors.items():
+        if name.endswith(".lora_B.weight"):
+            values = random.standard_normal(out_features, np.float32)
+            magnitudes[name.replace("lora_B.weight", "lora_magnitude_vector")] = raw_tensor(values, dtype)
+    return magnitudes | {**tensors}
+
+
 def lora_pair(
     owner: str, in_features: int, out_features: int, rank: int = 4, *, dtype: str = "float32", seed: int = 0
 ) -> dict[str, RawTensor]:

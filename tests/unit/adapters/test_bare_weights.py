@@ -30,6 +30,7 @@ from tests.unit.adapters.folders import (
     lora_tensors,
     raw_tensor,
     values_of,
+    with_magnitudes,
     write_folder,
 )
 
@@ -323,6 +324,30 @@ def test_linears_of_experts_have_no_biases(tmp_path: Path) -> None:
     assert len(read(tmp_path, config, q_proj).modules) == 1
     error = refusal(tmp_path, config, q_proj | of_experts("down_proj"))
     assert (error.code, error.key) == ("unsupported_option", "lora_bias")
+
+
+@pytest.mark.parametrize("has_magnitudes", [False, True])
+def test_linears_of_experts_and_routers_cannot_have_dora(has_magnitudes: bool, tmp_path: Path) -> None:
+    config = config_of(target_modules=["q_proj", "down_proj"], use_dora=True)
+    q_proj = with_magnitudes(lora_tensors(ONE_LAYER, ["q_proj"]))
+    assert len(read(tmp_path, config, q_proj).modules) == 1
+    experts, router = of_experts("down_proj"), lora_pair(f"{BLOCK}.gate", HIDDEN, NUM_EXPERTS)
+    for targets, tensors in ((["q_proj", "down_proj"], experts), (["q_proj", "gate"], router)):
+        tensors = with_magnitudes(tensors) if has_magnitudes else tensors
+        error = refusal(tmp_path, {**config, "target_modules": targets}, q_proj | tensors)
+        assert (error.code, error.key) == ("unsupported_option", "use_dora")
+
+
+def test_bare_weights_cannot_have_dora_by_todays_names_either(tmp_path: Path) -> None:
+    error = refusal(tmp_path, {**BOTH, "use_dora": True}, of_weights())
+    assert (error.code, error.key) == ("invalid_field", "use_dora")
+    assert "target_parameters" in error.message
+
+
+def test_linears_of_today_may_have_dora_by_the_names_that_experts_had(tmp_path: Path) -> None:
+    config = config_of(target_modules=["gate_proj"], use_dora=True)
+    tensors = with_magnitudes(lora_tensors(WITH_SHARED_EXPERT, ["shared_expert.gate_proj"]))
+    assert len(read(tmp_path, config, tensors, WITH_SHARED_EXPERT).modules) == 2
 
 
 def test_linears_of_experts_cannot_be_activated(tmp_path: Path) -> None:

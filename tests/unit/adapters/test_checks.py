@@ -1,5 +1,6 @@
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from loraserve_adapters.digest import adapter_digest
 from loraserve_adapters.errors import AdapterError
 
 from loraserve.control.ingest.report import Report, validate_adapter
-from tests.unit.adapters.folders import config_of, lora_key, lora_tensors, tiny_layout, write_folder
+from tests.unit.adapters.folders import config_of, lora_key, lora_tensors, tiny_layout, with_magnitudes, write_folder
 
 LAYOUT = tiny_layout()
 TEMPLATE = "{{ messages }}"
@@ -95,6 +96,15 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
     assert report.summary == f"{len(report.checks) - 3} checks passed, 3 warnings"
 
 
+def test_dora_has_an_effect_even_where_every_b_is_zero(tmp_path: Path) -> None:
+    tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"]))
+    for name, (dtype, shape, raw) in tensors.items():
+        if ".lora_B." in name:
+            tensors[name] = (dtype, shape, bytes(len(raw)))
+    report = report_on(tmp_path, config_of(use_dora=True), tensors)
+    assert {check.status for check in report.checks} == {CheckStatus.PASS}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -105,13 +115,14 @@ def test_warns_of_another_base_an_unused_entry_and_no_effect(tmp_path: Path) -> 
         {"layers_to_transform": 1, "exclude_modules": ["k_proj"], "lora_alpha": 1 / 3},
         {"layers_to_transform": [], "layers_pattern": "layers"},
         {"alora_invocation_tokens": [7, 5, 7], "task_type": "CAUSAL_LM"},
+        {"use_dora": True, "use_rslora": True},
     ],
 )
 def test_the_clean_config_means_the_same(fields: dict) -> None:
     config = parse_config(json.dumps(config_of(**fields, base_model_name_or_path="mine", lora_dropout=0.1)).encode())
     clean = parse_config(clean_config(config))
     assert adapter_digest(clean, []) == adapter_digest(config, [])
-    assert clean.base_model_name is None
+    assert clean == replace(config, base_model_name=None)
 
 
 def test_the_invocation_is_part_of_the_digest_and_its_absence_is_not() -> None:
@@ -126,3 +137,10 @@ def test_a_bias_is_part_of_the_digest_and_its_absence_is_not() -> None:
     without = parse_config(json.dumps(config_of(lora_bias=False)).encode())
     biased = parse_config(json.dumps(config_of(lora_bias=True)).encode())
     assert adapter_digest(plain, []) == adapter_digest(without, []) != adapter_digest(biased, [])
+
+
+def test_dora_is_part_of_the_digest_and_its_absence_is_not() -> None:
+    plain = parse_config(json.dumps(config_of()).encode())
+    without = parse_config(json.dumps(config_of(use_dora=False)).encode())
+    dora = parse_config(json.dumps(config_of(use_dora=True)).encode())
+    assert adapter_digest(plain, []) == adapter_digest(without, []) != adapter_digest(dora, [])

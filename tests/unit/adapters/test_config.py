@@ -77,7 +77,6 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("use_dora", True),
         ("bias", "all"),
         ("bias", "lora_only"),
         ("bias", None),
@@ -98,7 +97,7 @@ def test_refuses_inits_that_change_the_base(value: str) -> None:
         ("task_type", "SEQ_CLS"),
         ("enable_lora", [True, False]),
         ("merge_weights", True),
-        ("use_dora", 0),
+        ("use_qalora", 0),
         ("init_lora_weights", "unheard_of"),
         ("init_lora_weights", 1),
     ],
@@ -151,7 +150,7 @@ def test_a_config_full_of_unknown_fields_has_one_warning_that_can_be_shown() -> 
 
 
 def test_an_unknown_field_beside_one_that_is_refused_changes_nothing() -> None:
-    assert refusal(lora_gamma=None, use_dora=True).key == "use_dora"
+    assert refusal(lora_gamma=None, use_qalora=True).key == "use_qalora"
 
 
 @pytest.mark.parametrize(
@@ -190,6 +189,9 @@ def test_a_class_that_may_compute_otherwise_is_told(auto_mapping: object, is_tol
         ("lora_alpha", 10**400, "invalid_field"),
         ("use_rslora", 1, "invalid_field"),
         ("lora_bias", 1, "invalid_field"),
+        ("use_dora", 0, "invalid_field"),
+        ("use_dora", "yes", "invalid_field"),
+        ("use_dora", [True], "invalid_field"),
         ("alora_invocation_tokens", [], "invalid_field"),
         ("alora_invocation_tokens", 7, "invalid_field"),
         ("alora_invocation_tokens", "<role>", "invalid_field"),
@@ -287,6 +289,32 @@ def test_refuses_biases_of_parameters_as_peft_does() -> None:
     error = refusal(target_parameters=["experts.down_proj"], lora_bias=True)
     assert (error.code, error.key) == ("invalid_field", "target_parameters")
     assert parse(target_parameters=[], lora_bias=True).lora_bias
+
+
+@pytest.mark.parametrize(("value", "expected"), [(True, True), (False, False), (None, False)])
+def test_dora_is_on_or_off(value: bool | None, expected: bool) -> None:
+    checks = Checks()
+    config = check_config(json.dumps(config_of(use_dora=value)).encode(), DEFAULT_LIMITS, checks)
+    assert config is not None
+    assert (config.use_dora, parse().use_dora) == (expected, False)
+    (values,) = [check.message for check in checks.listed() if check.name == "config.values"]
+    assert values == "rank 4, alpha 8" + (", DoRA" if expected else "")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "nothing"),
+    [
+        ("lora_bias", True, False),
+        ("alora_invocation_tokens", [5], None),
+        ("target_parameters", ["experts.down_proj"], []),
+    ],
+)
+def test_refuses_dora_beside_what_peft_refuses_beside_it(field: str, value: object, nothing: object) -> None:
+    error = refusal(use_dora=True, **{field: value})
+    assert (error.code, error.key, error.file) == ("invalid_field", "use_dora", "adapter_config.json")
+    assert f"cannot be combined with {field}" in error.message
+    assert parse(use_dora=True, **{field: nothing}).use_dora
+    assert not parse(use_dora=False, **{field: value}).use_dora
 
 
 @pytest.mark.parametrize(

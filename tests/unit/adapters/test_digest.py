@@ -11,7 +11,14 @@ from loraserve_adapters.digest import HashedTensor, adapter_digest, canonical_co
 from loraserve_adapters.safetensors_file import TensorEntry
 from loraserve_adapters.source import read_adapter
 
-from tests.unit.adapters.folders import config_of, lora_tensors, safetensors_bytes, tiny_layout, write_folder
+from tests.unit.adapters.folders import (
+    config_of,
+    lora_tensors,
+    safetensors_bytes,
+    tiny_layout,
+    with_magnitudes,
+    write_folder,
+)
 
 LAYOUT = tiny_layout()
 TENSORS = lora_tensors(LAYOUT, ["q_proj", "v_proj"])
@@ -58,12 +65,32 @@ def test_changes_with_every_bit_dtype_and_option(tmp_path: Path) -> None:
     assert len(digests) == 8
 
 
+def test_changes_with_magnitudes(tmp_path: Path) -> None:
+    digests = {
+        digest_of(tmp_path),
+        digest_of(tmp_path, with_magnitudes(TENSORS), use_dora=True),
+        digest_of(tmp_path, with_magnitudes(TENSORS, seed=1), use_dora=True),
+        digest_of(tmp_path, with_magnitudes(TENSORS, "bfloat16"), use_dora=True),
+    }
+    assert len(digests) == 4
+
+
 def test_the_canonical_config_is_documented_by_example() -> None:
     config = parse_config(json.dumps(config_of(rank_pattern={"q": 2}, exclude_modules=["b", "a"])).encode())
     assert canonical_config(config) == (
         b'{"alpha_pattern":[],"exclude_modules":["a","b"],"layers_pattern":[],"layers_to_transform":[],'
         b'"lora_alpha":8.0,"lora_rank":4,"rank_pattern":[["q",2]],"target_modules":["q_proj"],"use_rslora":false}'
     )
+
+
+def test_a_digest_is_what_it_was_in_releases_before() -> None:
+    """Contents are kept under their digests, on disks and in Redis."""
+    config = parse_config(json.dumps(config_of(rank_pattern={"q": 2})).encode())
+    tensors = [
+        HashedTensor(TensorEntry("a", "F32", (4, 32), 0, 0), bytes(32)),
+        HashedTensor(TensorEntry("b", "BF16", (32, 4), 0, 0), bytes(range(32))),
+    ]
+    assert adapter_digest(config, tensors) == "bfd9838ca711e1d95a2683d37d66099486fdd59e50cc2d69cca3afce989f2973"
 
 
 def test_target_parameters_are_in_the_canonical_config_only_where_there_are_some() -> None:

@@ -28,11 +28,13 @@ from tests.unit.adapters.folders import (
     lora_key,
     lora_pair,
     lora_tensors,
+    magnitude_key,
     multimodal_layout,
     raw_tensor,
     tiny_layout,
     tower_tensors,
     with_embedding,
+    with_magnitudes,
     write_folder,
 )
 
@@ -84,6 +86,17 @@ def test_is_packed_as_the_same_adapter_of_the_whole_model_is(fields: dict[str, A
     source = read_adapter(folder, LAYOUT)
     assert source.judged.is_headless
     assert source.summary.target_modules == ("q_proj",)
+
+
+def test_magnitudes_have_such_names_too(tmp_path: Path) -> None:
+    tensors, config = with_magnitudes(WHOLE), config_of(use_dora=True)
+    of_whole = load_and_pack(write_folder(tmp_path / "whole", config, tensors), LAYOUT, tmp_path)
+    packed = load_and_pack(write_folder(tmp_path / "headless", config, headless(tensors)), LAYOUT, tmp_path)
+    assert bytes(packed.payload) == bytes(of_whole.payload)
+    assert packed.offset_magnitude.tolist() == of_whole.offset_magnitude.tolist()
+    error = refusal(tmp_path, headless(tensors), use_dora=True, task_type="CAUSAL_LM")
+    assert (error.code, error.key) == ("unknown_module", magnitude_key("layers.0.self_attn.q_proj"))
+    assert "Set task_type to FEATURE_EXTRACTION" in (error.remedy or "")
 
 
 def test_task_types_are_no_part_of_the_digest(tmp_path: Path) -> None:

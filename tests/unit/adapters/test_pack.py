@@ -2,6 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loraserve_adapters.base_layout import BaseModule
 from loraserve_adapters.dtypes import STORAGE, convert
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.pack import load_and_pack, pack, plan_payload
@@ -9,12 +10,15 @@ from loraserve_adapters.packed import ALIGNMENT_BYTES
 from loraserve_adapters.source import read_adapter
 
 from tests.unit.adapters.folders import (
+    HIDDEN,
     config_of,
     lora_key,
     lora_tensors,
+    magnitude_key,
     raw_tensor,
     tiny_layout,
     values_of,
+    with_magnitudes,
     write_folder,
 )
 
@@ -59,9 +63,39 @@ def test_plans_exactly_the_bytes_that_the_ranks_take() -> None:
     assert (plan.offset_a[0], plan.offset_b[0], plan.size_bytes) == (0, 128, 512)
 
 
-def test_large_tensors_are_packed_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = tiny_layout()
-    folder = write_folder(tmp_path / "adapter", config_of(), lora_tensors(layout, ["q_proj"]))
+@pytest.mark.parametrize(
+    ("dtype", "starts_of_b", "starts_of_magnitudes", "size_bytes"),
+    [
+        ("float32", [512, 1792], [1024, 2304], 2816),
+        ("bfloat16", [256, 1280], [512, 1536], 2048),
+        ("float16", [256, 1280], [512, 1536], 2048),
+    ],
+)
+def test_plans_magnitudes_in_float32_whatever_the_dtype(
+    dtype: str, starts_of_b: list[int], starts_of_magnitudes: list[int], size_bytes: int
+) -> None:
+    """All in bytes: 768 of magnitudes and zeros of 96 outputs, 320 of 40."""
+    group = (BaseModule("q", 32, 96), BaseModule("k", 32, 16), BaseModule("v", 32, 40))
+    plan = plan_payload([group], [1, 0, 2], dtype, has_magnitude=[True, False, True])
+    item_bytes = STORAGE[dtype].itemsize
+    for found, starts in ((plan.offset_b, starts_of_b), (plan.offset_magnitude, starts_of_magnitudes)):
+        assert found[1] == -1
+        assert (found[[0, 2]] * item_bytes).tolist() == starts
+    assert plan.size_bytes == size_bytes
+    without = plan_payload([group], [1, 0, 2], dtype)
+    assert without.offset_magnitude.tolist() == [-1] * 3
+    assert without.size_bytes == size_bytes - 768 - 512
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_large_tensors_are_packed_block_by_block(
+    use_dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = tiny_layout("bfloat16")
+    tensors = lora_tensors(layout, ["q_proj"])
+    folder = write_folder(
+        tmp_path / "adapter", config_of(use_dora=use_dora), with_magnitudes(tensors) if use_dora else tensors
+    )
     pack(read_adapter(folder, layout), layout, tmp_path / "whole")
     monkeypatch.setattr("loraserve_adapters.safetensors_file._BLOCK_BYTES", 40)
     pack(read_adapter(folder, layout), layout, tmp_path / "in_blocks")
@@ -127,6 +161,39 @@ def test_a_bias_lies_behind_its_b(tmp_path: Path) -> None:
     values = np.array(packed.payload).view(np.uint16)
     for start in packed.offset_bias[packed.offset_bias >= 0].tolist():
         assert np.array_equal(values[start : start + 16], convert(bias, "float32", "bfloat16"))
+
+
+@pytest.mark.parametrize("dtype", STORAGE)
+def test_magnitudes_lie_behind_their_b_in_float32_before_as_many_zeros(dtype: str, tmp_path: Path) -> None:
+    layout = tiny_layout(dtype)
+    plain = lora_tensors(layout, ["k_proj", "v_proj"])
+    tensors = with_magnitudes(plain, "bfloat16" if dtype == "float16" else "float32")
+    config = config_of(target_modules=["k_proj", "v_proj"], use_dora=True)
+    packed = load_and_pack(write_folder(tmp_path / "adapter", config, tensors), layout, tmp_path)
+    assert (packed.offset_magnitude >= 0).nonzero()[0].tolist() == [1, 2, 8, 9]
+    assert not (packed.offset_bias >= 0).any()
+    payload, item_bytes = np.array(packed.payload), STORAGE[dtype].itemsize
+    members = [member for group in layout.groups for member in group]
+    for index in (1, 2, 8, 9):
+        start = int(packed.offset_magnitude[index]) * item_bytes
+        assert start % ALIGNMENT_BYTES == 0
+        assert start - int(packed.offset_b[index]) * item_bytes == 256  # of a B of 4 * 16
+        found, zeros = payload[start : start + 128].view(np.float32).reshape(2, 16)
+        assert np.array_equal(found, values_of(tensors[magnitude_key(members[index].name)]))
+        assert not zeros.any()
+    without = load_and_pack(write_folder(tmp_path / "plain", {**config, "use_dora": False}, plain), layout, tmp_path)
+    assert not (without.offset_magnitude >= 0).any()
+    assert packed.size_bytes == without.size_bytes + 4 * 256
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float16", 1e5), ("bfloat16", 3.4e38), ("float16", 1e-30)])
+def test_magnitudes_need_not_fit_the_base_dtype(dtype: str, value: float, tmp_path: Path) -> None:
+    layout = tiny_layout(dtype)
+    tensors = with_magnitudes(lora_tensors(layout, ["q_proj"]))
+    tensors[magnitude_key("model.layers.1.self_attn.q_proj")] = raw_tensor(np.full(HIDDEN, value, np.float32))
+    packed = load_and_pack(write_folder(tmp_path / "adapter", config_of(use_dora=True), tensors), layout, tmp_path)
+    start = int(packed.offset_magnitude[7]) * 2
+    assert np.array_equal(np.array(packed.payload)[start : start + 128].view(np.float32), np.full(HIDDEN, value, "f4"))
 
 
 def test_what_activates_an_adapter_is_in_its_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import dataclasses
 import errno
 import fcntl
+import json
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -15,21 +16,33 @@ from loraserve_adapters.packed import PackedAdapter
 from loraserve_adapters.packed_file import PAGE_BYTES, layout_fingerprint, read_packed, write_packed
 from loraserve_adapters.source import read_adapter
 
-from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, write_folder
+from tests.unit.adapters.folders import config_of, lora_tensors, tiny_layout, with_magnitudes, write_folder
 
 
 @pytest.fixture
 def packed(tmp_path: Path) -> PackedAdapter:
+    return make_packed(tmp_path / "lora")
+
+
+@pytest.fixture
+def packed_dora(tmp_path: Path) -> PackedAdapter:
+    return make_packed(tmp_path / "dora", use_dora=True)
+
+
+def make_packed(folder: Path, *, use_dora: bool = False) -> PackedAdapter:
     layout = tiny_layout()
-    folder = write_folder(tmp_path / "adapter", config_of(lora_alpha=3), lora_tensors(layout, ["q_proj", "lm_head"]))
-    config = config_of(lora_alpha=3, target_modules=["q_proj", "lm_head"])
-    source = read_adapter(write_folder(folder, config, lora_tensors(layout, ["q_proj", "lm_head"])), layout)
-    pack(source, layout, tmp_path / "source.packed")
-    return read_packed(tmp_path / "source.packed")
+    config = config_of(lora_alpha=3, target_modules=["q_proj", "lm_head"], use_dora=use_dora)
+    tensors = lora_tensors(layout, ["q_proj", "lm_head"])
+    source = read_adapter(write_folder(folder, config, with_magnitudes(tensors) if use_dora else tensors), layout)
+    pack(source, layout, folder / "source.packed")
+    return read_packed(folder / "source.packed")
 
 
-def test_reads_back_what_was_written_as_a_read_only_mapping(packed: PackedAdapter, tmp_path: Path) -> None:
-    path = tmp_path / "a.packed"
+@pytest.mark.parametrize("kind", ["packed", "packed_dora"])
+def test_reads_back_what_was_written_as_a_read_only_mapping(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    packed, path = request.getfixturevalue(kind), tmp_path / "a.packed"
     write_packed(packed, path)
     read = read_packed(path, layout_fingerprint=packed.layout_fingerprint)
     for field in dataclasses.fields(PackedAdapter):
@@ -42,6 +55,21 @@ def test_reads_back_what_was_written_as_a_read_only_mapping(packed: PackedAdapte
     assert isinstance(read.payload, np.memmap)
     assert not read.payload.flags.writeable
     assert (path.stat().st_size - read.size_bytes) % PAGE_BYTES == 0
+
+
+def test_only_files_with_magnitudes_differ_from_those_of_releases_before(
+    packed: PackedAdapter, packed_dora: PackedAdapter, tmp_path: Path
+) -> None:
+    """Which read the one, and refuse the other: they would compute it as plain LoRA."""
+    found = []
+    for adapter in (packed, packed_dora):
+        write_packed(adapter, tmp_path / "a.packed")
+        data = (tmp_path / "a.packed").read_bytes()
+        _, version, length, _ = packed_file._PREFIX.unpack_from(data)
+        header = json.loads(data[packed_file._PREFIX.size :][:length])
+        found.append((version, header.get("offset_magnitude"), (adapter.offset_magnitude >= 0).sum()))
+    assert found == [(2, None, 0), (3, packed_dora.offset_magnitude.tolist(), 3)]
+    assert packed.offset_magnitude.tolist() == [-1] * len(packed.offset_b)
 
 
 def test_notices_damage_of_any_byte_that_matters(packed: PackedAdapter, tmp_path: Path) -> None:

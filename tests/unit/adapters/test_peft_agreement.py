@@ -12,16 +12,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loraserve_adapters.base_layout import BaseLayout
+from loraserve_adapters.clean_files import has_clean_weights
 from loraserve_adapters.config import parse_config
+from loraserve_adapters.dtypes import STORAGE
 from loraserve_adapters.errors import AdapterError
 from loraserve_adapters.headless import without_head
 from loraserve_adapters.pack import load_and_pack
 from loraserve_adapters.packed import PackedAdapter
+from loraserve_adapters.safetensors_file import WEIGHTS_NAME, parse_header
 from loraserve_adapters.source import read_adapter
 from loraserve_adapters.targets import resolve_targets
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import LlamaModel, PreTrainedModel
 
@@ -52,6 +55,18 @@ def unpacked(packed: PackedAdapter, layout: BaseLayout) -> dict[str, tuple[torch
     return result
 
 
+def unpacked_magnitudes(packed: PackedAdapter, layout: BaseLayout) -> dict[str, torch.Tensor]:
+    """name → float32 [2, out] of those that have some, likewise."""
+    payload = torch.from_numpy(np.array(packed.payload))
+    item_bytes = STORAGE[packed.dtype].itemsize
+    members = [module for group in layout.groups for module in group]
+    return {
+        module.name: payload[offset * item_bytes :][: 2 * module.out_features * 4].view(torch.float32).view(2, -1)
+        for module, offset in zip(members, packed.offset_magnitude.tolist(), strict=True)
+        if offset >= 0
+    }
+
+
 def built_by_peft(model: nn.Module) -> dict[str, tuple[int, float]]:
     """name → (rank, scaling) of every LoRA layer."""
     return {
@@ -64,10 +79,13 @@ def built_by_peft(model: nn.Module) -> dict[str, tuple[int, float]]:
 def assert_holds_what_peft_saved(folder: Path, layout: BaseLayout, cache_dir: Path, scaling: float) -> None:
     packed = load_and_pack(folder, layout, cache_dir)
     saved = load_file(str(folder / "adapter_model.safetensors"))
-    modules = unpacked(packed, layout)
-    assert {f"{PREFIX}{name}.lora_{side}.weight" for name in modules for side in "AB"} == {
-        key for key in saved if ".lora_" in key
-    }
+    modules, magnitudes = unpacked(packed, layout), unpacked_magnitudes(packed, layout)
+    names = {f"{PREFIX}{name}.lora_{side}.weight" for name in modules for side in "AB"}
+    names |= {f"{PREFIX}{name}.lora_magnitude_vector" for name in magnitudes}
+    assert names == {key for key in saved if ".lora_" in key}
+    for name, (magnitude, behind) in magnitudes.items():
+        assert torch.equal(magnitude, saved[f"{PREFIX}{name}.lora_magnitude_vector"].float())
+        assert not behind.any()
     dtype = getattr(torch, layout.dtype)
     for name, (a, b, found_scaling) in modules.items():
         assert torch.equal(a, saved[f"{PREFIX}{name}.lora_A.weight"].to(dtype))
@@ -75,14 +93,16 @@ def assert_holds_what_peft_saved(folder: Path, layout: BaseLayout, cache_dir: Pa
         assert found_scaling == pytest.approx(scaling)
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize("source_dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16", "float16"])
 def test_packs_what_peft_saved_in_any_dtype(
-    source_dtype: str, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+    source_dtype: str, layout_dtype: str, use_dora: bool, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_llama()
     layout = layout_of(model, layout_dtype)
-    folder = save_adapter(model, dtype=getattr(torch, source_dtype), r=5, lora_alpha=10, target_modules="all-linear")
+    fields = {"r": 5, "lora_alpha": 10, "target_modules": "all-linear", "use_dora": use_dora}
+    folder = save_adapter(model, dtype=getattr(torch, source_dtype), **fields)
     assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=2.0)
     source = read_adapter(folder, layout)
     summary = source.summary
@@ -110,22 +130,62 @@ def test_packs_what_peft_saved_of_the_model_without_its_head(
     assert {name for name in saved if ".lora_" not in name} == {f"{PREFIX}embed_tokens.base_layer.weight"}
 
 
-def test_packs_adapters_of_models_with_fused_projections(save_adapter: SaveAdapter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task_type", ["FEATURE_EXTRACTION", None])
+def test_packs_dora_of_the_model_without_its_head(
+    task_type: str | None, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_llama()
+    layout = layout_of(model, "bfloat16")
+    targets = ["q_proj", "down_proj"]
+    folder = save_adapter(model.model, task_type=task_type, r=5, target_modules=targets, use_dora=True)
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    magnitudes = unpacked_magnitudes(load_and_pack(folder, layout, tmp_path / "cache"), layout)
+    assert magnitudes.keys() == {f"model.{name}" for name in built_by_peft(model.model)}
+    for name, (magnitude, behind) in magnitudes.items():
+        assert torch.equal(magnitude, saved[f"{PREFIX}{name.removeprefix('model.')}.lora_magnitude_vector"])
+        assert not behind.any()
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_packs_adapters_of_models_with_fused_projections(
+    use_dora: bool, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
     model = make_phi3()
     layout = layout_of(model)
-    folder = save_adapter(model, r=3, lora_alpha=6, target_modules=["qkv_proj", "gate_up_proj"], use_rslora=True)
+    fields = {"target_modules": ["qkv_proj", "gate_up_proj"], "use_rslora": True, "use_dora": use_dora}
+    folder = save_adapter(model, r=3, lora_alpha=6, **fields)
     assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=6 / 3**0.5)
     assert read_adapter(folder, layout).config.use_rslora
 
 
+@pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
+def test_packs_dora_of_ranks_and_alphas_that_patterns_give(
+    layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+) -> None:
+    model = make_phi3()
+    layout = layout_of(model, layout_dtype)
+    folder = save_adapter(
+        model,
+        r=3,
+        lora_alpha=6,
+        target_modules=["qkv_proj", "o_proj", "gate_up_proj"],
+        rank_pattern={"gate_up_proj": 1, r"layers\.1\..*qkv_proj": 9},
+        alpha_pattern={"gate_up_proj": 2, r"layers\.1\..*qkv_proj": 18},
+        use_dora=True,
+    )
+    assert {rank for rank, _ in built_by_peft(model).values()} == {1, 3, 9}
+    assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=2.0)
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("layout_dtype", ["float32", "bfloat16"])
 def test_accepts_an_lm_head_adapter_with_the_base_weight_that_peft_saves_beside_it(
-    tied: bool, layout_dtype: str, save_adapter: SaveAdapter, tmp_path: Path
+    tied: bool, layout_dtype: str, use_dora: bool, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
     model = make_llama(tied)
     layout = layout_of(model, layout_dtype)
-    folder = save_adapter(model, r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"])
+    folder = save_adapter(model, r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"], use_dora=use_dora)
     assert f"{PREFIX}lm_head.base_layer.weight" in load_file(str(folder / "adapter_model.safetensors"))
     assert_holds_what_peft_saved(folder, layout, tmp_path / "cache", scaling=1.0)
 
@@ -140,10 +200,11 @@ def test_refuses_an_lm_head_adapter_of_another_base(save_adapter: SaveAdapter) -
     assert refused.value.code == "base_weight_differs"
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 def test_a_bias_of_the_lm_head_is_accepted_beside_its_adapter_where_it_is_the_served_one(
-    save_adapter: SaveAdapter, tmp_path: Path
+    use_dora: bool, save_adapter: SaveAdapter, tmp_path: Path
 ) -> None:
-    folder = save_adapter(make_phi(), r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"])
+    folder = save_adapter(make_phi(), r=4, lora_alpha=4, target_modules=["lm_head", "q_proj"], use_dora=use_dora)
     assert f"{PREFIX}lm_head.base_layer.bias" in load_file(str(folder / "adapter_model.safetensors"))
     model = make_phi()
     assert_holds_what_peft_saved(folder, layout_of(model), tmp_path / "cache", scaling=1.0)
@@ -200,7 +261,6 @@ def test_accepts_lora_on_the_embedding_with_the_table_that_peft_saves_beside_it(
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
-        ({"use_dora": True}, "unsupported_option"),
         ({"init_lora_weights": "pissa"}, "unsupported_option"),
         ({"init_lora_weights": "olora"}, "unsupported_option"),
         ({"modules_to_save": ["lm_head"]}, "unsupported_option"),
@@ -214,6 +274,50 @@ def test_refuses_variants_that_peft_really_saves(fields: dict[str, Any], code: s
     with pytest.raises(AdapterError) as refused:
         read_adapter(save_adapter(model, r=4, target_modules=["q_proj"], **fields), layout)
     assert (refused.value.code, refused.value.key) == (code, next(iter(fields)))
+
+
+def test_refuses_dora_of_the_embedding_which_peft_really_saves(save_adapter: SaveAdapter) -> None:
+    model = make_llama()
+    layout = layout_of(model)
+    folder = save_adapter(model, r=4, target_modules=["embed_tokens", "q_proj"], use_dora=True)
+    saved = load_file(str(folder / "adapter_model.safetensors"))
+    assert f"{PREFIX}model.embed_tokens.lora_magnitude_vector" in saved
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(folder, layout)
+    assert (refused.value.code, refused.value.key) == ("unsupported_option", "use_dora")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lora_bias": True},
+        {"alora_invocation_tokens": [5], "task_type": "CAUSAL_LM"},
+        {"target_parameters": ["v_proj.weight"]},
+    ],
+)
+def test_what_is_refused_beside_dora_peft_refuses_too(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="use_dora"):
+        get_peft_model(make_llama(), LoraConfig(target_modules=["q_proj"], use_dora=True, **fields))
+    with pytest.raises(AdapterError) as refused:
+        parse_config(json.dumps(config_of(use_dora=True, **fields)).encode())
+    assert (refused.value.code, refused.value.key) == ("invalid_field", "use_dora")
+
+
+def test_what_peft_saves_of_dora_in_two_dtypes_is_clean_as_it_is(save_adapter: SaveAdapter, tmp_path: Path) -> None:
+    """All magnitudes come before A and B then."""
+    model = make_llama()
+    layout = layout_of(model, "bfloat16")
+    path = save_adapter(model, r=4, lora_alpha=4, target_modules=["q_proj"], use_dora=True) / WEIGHTS_NAME
+    tensors = {
+        name: tensor if name.endswith("magnitude_vector") else tensor.bfloat16()
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, {"format": "pt"})
+    assert_holds_what_peft_saved(path.parent, layout, tmp_path / "cache", scaling=1.0)
+    data = path.read_bytes()
+    entries = parse_header(data, len(data))
+    assert [entry.dtype for entry in entries] == ["F32"] * 2 + ["BF16"] * 4
+    assert has_clean_weights(data[: entries[0].start], entries)
 
 
 @pytest.mark.parametrize(("field", "in_key"), [("use_dora", "magnitude"), ("lora_bias", "bias")])

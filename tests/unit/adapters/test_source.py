@@ -20,12 +20,14 @@ from tests.unit.adapters.folders import (
     head_weight,
     lora_key,
     lora_tensors,
+    magnitude_key,
     multimodal_layout,
     raw_tensor,
     tiny_layout,
     tower_tensors,
     values_of,
     with_embedding,
+    with_magnitudes,
     write_folder,
 )
 
@@ -104,10 +106,10 @@ ZEROS = np.zeros((4, HIDDEN), np.float32)
         (renamed(A0, f"base_model.model.{Q0}.weight"), "unexpected_tensor", None, "no LoRA tensor"),
         (renamed(A0, ""), "unexpected_tensor", None, "base_model.model."),
         (
-            replaced(f"base_model.model.{Q0}.lora_magnitude_vector", ("F32", [32], bytes(128))),
+            replaced(magnitude_key(Q0), ("F32", [32], bytes(128))),
             "unexpected_tensor",
-            None,
-            "DoRA",
+            magnitude_key(Q0),
+            "belongs to DoRA, though adapter_config.json does not set use_dora",
         ),
         (
             replaced(f"base_model.model.{Q0}.lora_B.bias", ("F32", [32], bytes(128))),
@@ -134,6 +136,88 @@ def test_refuses_tensors_by_name(
     assert (error.code, error.file) == (code, "adapter_model.safetensors")
     assert text in error.message
     assert key is None or (error.key == key and key in error.message)
+
+
+MAGNITUDE0 = magnitude_key(Q0)
+ONES = np.ones(HIDDEN, np.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_takes_magnitudes_of_dora_and_counts_them(dtype: str, tmp_path: Path) -> None:
+    tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj", "down_proj"], dtype="bfloat16"), dtype)
+    config = config_of(target_modules=["q_proj", "down_proj"], use_dora=True)
+    source = read_adapter(write_folder(tmp_path, config, tensors), LAYOUT)
+    assert {entry.name for module in source.modules for entry in module.entries} == tensors.keys()
+    assert all(part.magnitude is not None and part.bias is None for module in source.modules for part in module.parts)
+    assert source.summary.num_parameters == sum(values_of(tensor).size for tensor in tensors.values())
+    assert source.summary.dtypes == tuple(sorted({"bfloat16", dtype}))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "key", "text"),
+    [
+        (lambda tensors: tensors.pop(MAGNITUDE0), "missing_tensor", MAGNITUDE0, "missing, though"),
+        (lambda tensors: tensors.pop(B0), "missing_tensor", B0, "missing, though"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES[:-1])), "shape_mismatch", MAGNITUDE0, "found [31], expected [32]"),
+        (replaced(MAGNITUDE0, raw_tensor(np.append(ONES, ONES[:1]))), "shape_mismatch", MAGNITUDE0, "found [33]"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES[:, None])), "shape_mismatch", MAGNITUDE0, "found [32, 1], expected [32]"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES[None])), "shape_mismatch", MAGNITUDE0, "found [1, 32], expected [32]"),
+        (replaced(MAGNITUDE0, ("F32", [], bytes(4))), "shape_mismatch", MAGNITUDE0, "found []"),
+        (replaced(MAGNITUDE0, ("F64", [HIDDEN], bytes(256))), "bad_dtype", MAGNITUDE0, "found F64, expected F32"),
+        (replaced(MAGNITUDE0, ("U8", [HIDDEN], bytes(32))), "bad_dtype", MAGNITUDE0, "U8"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES * np.nan)), "not_finite", MAGNITUDE0, "NaN"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES * -np.inf, "float16")), "not_finite", MAGNITUDE0, "infinity"),
+        (replaced(MAGNITUDE0, raw_tensor(ONES * np.inf, "bfloat16")), "not_finite", MAGNITUDE0, "infinity"),
+        (
+            renamed(MAGNITUDE0, f"{MAGNITUDE0}.default"),
+            "unexpected_tensor",
+            f"{MAGNITUDE0}.default",
+            "writes lora_A.weight and lora_B.weight and lora_magnitude_vector without an adapter name",
+        ),
+        (
+            renamed(MAGNITUDE0, MAGNITUDE0.replace("q_proj", "k_proj")),
+            "unexpected_tensor",
+            MAGNITUDE0.replace("q_proj", "k_proj"),
+            "its module is not targeted",
+        ),
+        (
+            renamed(MAGNITUDE0, MAGNITUDE0.replace("layers.0", "layers.9")),
+            "unknown_module",
+            MAGNITUDE0.replace("layers.0", "layers.9"),
+            "no such linear; did you mean model.layers.",
+        ),
+        (
+            replaced(magnitude_key("model.norm"), raw_tensor(ONES)),
+            "unknown_module",
+            magnitude_key("model.norm"),
+            "no such linear",
+        ),
+        (
+            replaced(f"base_model.model.{Q0}.lora_B.bias", raw_tensor(ONES)),
+            "unexpected_tensor",
+            f"base_model.model.{Q0}.lora_B.bias",
+            "does not set lora_bias",
+        ),
+    ],
+)
+def test_refuses_magnitudes_by_name(
+    change: Callable[[dict[str, RawTensor]], None], code: str, key: str, text: str, tmp_path: Path
+) -> None:
+    tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"]))
+    change(tensors)
+    with pytest.raises(AdapterError) as refused:
+        read_adapter(write_folder(tmp_path, config_of(use_dora=True), tensors), LAYOUT)
+    error = refused.value
+    assert (error.code, error.key, error.file) == (code, key, "adapter_model.safetensors")
+    assert text in error.message
+
+
+def test_a_magnitude_of_the_embedding_is_refused_beside_those_of_linears(tmp_path: Path) -> None:
+    name = magnitude_key("model.embed_tokens")
+    tensors = with_magnitudes(lora_tensors(LAYOUT, ["q_proj"])) | {name: raw_tensor(ONES)}
+    with pytest.raises(AdapterError, match="expected lora_embedding_A or lora_embedding_B") as refused:
+        read_adapter(write_folder(tmp_path, config_of(use_dora=True), tensors), with_embedding(LAYOUT))
+    assert (refused.value.code, refused.value.key) == ("unexpected_tensor", name)
 
 
 MULTIMODAL = multimodal_layout()
@@ -163,6 +247,20 @@ def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(
     assert [check.name for check in warnings_of(without)] == ["config.targets"]
 
 
+def test_their_magnitudes_are_left_out_too(tmp_path: Path) -> None:
+    text = with_magnitudes(lora_tensors(MULTIMODAL, ["q_proj"]))
+    tower = with_magnitudes(tower_tensors(QUERIES_OF_TOWER))
+    folder = write_folder(tmp_path / "all", config_of(use_dora=True), text | tower)
+    source = read_adapter(folder, MULTIMODAL)
+    assert {entry.name for module in source.modules for entry in module.entries} == text.keys()
+    assert "9 tensors are left out" in warnings_of(folder)[1].message
+    without = write_folder(tmp_path / "text", config_of(use_dora=True), text)
+    assert read_adapter(without, MULTIMODAL).digest == source.digest
+    hidden = write_folder(tmp_path / "hidden", config_of(), lora_tensors(MULTIMODAL, ["q_proj"]) | tower)
+    with pytest.raises(AdapterError, match="does not set use_dora"):
+        read_adapter(hidden, MULTIMODAL)
+
+
 @pytest.mark.parametrize(
     ("name", "code", "text"),
     [
@@ -171,7 +269,7 @@ def test_tensors_of_linears_that_text_never_reaches_are_left_out_with_a_warning(
         (lora_key("model.projection", "A"), "unknown_module", "no such linear"),
         (f"base_model.model.{TOWER_LINEARS[0]}.weight", "unexpected_tensor", "no LoRA tensor"),
         (f"base_model.model.{TOWER_LINEARS[0]}.lora_B.bias", "unexpected_tensor", "lora_bias"),
-        (f"base_model.model.{TOWER_LINEARS[0]}.lora_magnitude_vector", "unexpected_tensor", "DoRA"),
+        (magnitude_key(TOWER_LINEARS[0]), "unexpected_tensor", "DoRA"),
         (lora_key("model.language_model.layers.0.self_attn.v_proj", "A"), "unexpected_tensor", "not targeted"),
     ],
 )
@@ -192,13 +290,16 @@ def test_a_tensor_of_text_that_is_missing_is_refused_beside_them(tmp_path: Path)
     assert (refused.value.code, refused.value.key) == ("missing_tensor", missing)
 
 
+@pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize(("trained_on", "served"), [(LAYOUT, MULTIMODAL), (MULTIMODAL, LAYOUT)])
 def test_an_adapter_of_another_class_of_the_model_is_told_what_its_linears_are_called(
-    trained_on: BaseLayout, served: BaseLayout, tmp_path: Path
+    trained_on: BaseLayout, served: BaseLayout, use_dora: bool, tmp_path: Path
 ) -> None:
     """As of the text-only class, where the other one is served."""
+    tensors = lora_tensors(trained_on, ["q_proj"])
+    tensors = with_magnitudes(tensors) if use_dora else tensors
     with pytest.raises(AdapterError) as refused:
-        read_adapter(write_folder(tmp_path, config_of(), lora_tensors(trained_on, ["q_proj"])), served)
+        read_adapter(write_folder(tmp_path, config_of(use_dora=use_dora), tensors), served)
     error, name = refused.value, served.groups[0][0].name
     assert error.code == "unknown_module"
     assert f"the base model has no such linear; its own is called {name}" in error.message

@@ -61,6 +61,15 @@ def test_an_activated_lora_cannot_target_the_embedding() -> None:
     assert len(select(layout, target_modules=["q_proj", "lm_head"], alora_invocation_tokens=[5]).targets) == 3
 
 
+def test_dora_cannot_target_the_embedding() -> None:
+    layout = with_embedding(tiny_layout())
+    with pytest.raises(AdapterError, match=r"use_dora: is supported for linear .* model.embed_tokens") as refused:
+        select(layout, target_modules=["embed_tokens", "q_proj"], use_dora=True)
+    assert (refused.value.code, refused.value.key) == ("unsupported_option", "use_dora")
+    assert len(select(layout, target_modules=["q_proj", "lm_head"], use_dora=True).targets) == 3
+    assert len(select(layout, target_modules="all-linear", use_dora=True).targets) == 14
+
+
 def test_the_first_pattern_that_matches_wins() -> None:
     targets = resolve(rank_pattern={r"layers\.0\..*": 2, "q_proj": 6}, alpha_pattern={"q_proj": 12})
     assert [(target.lora_rank, target.scaling) for target in targets] == [(2, 6.0), (6, 2.0)]

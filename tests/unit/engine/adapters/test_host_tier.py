@@ -16,7 +16,7 @@ GIB = 1 << 30
 UNIT = 256
 FILE = FileState(1, 2, 3, 4, 5)
 NONE = np.empty(0, np.int64)
-TABLE = PackedTable("layout", "float32", 1, NONE, NONE, NONE, NONE, NONE)
+TABLE = PackedTable("layout", "float32", 1, NONE, NONE, NONE, NONE, NONE, NONE)
 
 
 @pytest.fixture

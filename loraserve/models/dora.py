@@ -1,0 +1,163 @@
+"""DoRA: an adapter's magnitudes as factors of what the base's linears compute, found once, when it is loaded.
+
+PEFT scales the weights of each output, W + scaling * B A, to the output's magnitude. So y = W x + bias becomes
+factor * (W x + scaling * B A x) + bias, with factor = magnitude / |W + scaling * B A|. That norm needs no weight again:
+
+    |W + s B A|² = |W|² + 2 s (W Aᵀ) · B + s² (B A Aᵀ) · B
+
+where |W|² is known from the start, and W Aᵀ is the linear of the rows of A: for an adapter of rank 16 as much as the
+linears of a prompt of 16 tokens.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from loraserve_adapters.packed import PackedTable
+from loraserve_kernels.adapter_table import LoraGroup
+from loraserve_kernels.linear import Linear
+from torch import Tensor
+
+from loraserve.models.int8_weights import RoundWeight
+
+_PIECE = 1 << 16
+"""Weights squared at a time: they stay in a cache meanwhile. 16 M in bfloat16 take 5 ms so on two cores, and 23 with
+`torch.linalg.vector_norm`."""
+_MAX_ROWS = 64
+"""Of A at a time, which bounds the memory that is taken for `lm_head`."""
+_MAX_ENLARGED = 24
+"""Powers of two, after which nothing is left of a bias in float32."""
+
+
+def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
+    """|W|² of each output: [out_features, in_features] → float32 [out_features]. rounded: what is computed with."""
+    norms = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
+    num_rows = max(1, _PIECE // weight.shape[1])
+    for squared, piece in zip(norms.split(num_rows), weight.split(num_rows), strict=True):
+        values = piece if rounded is None else rounded(piece)
+        torch.sum(values.float().square(), 1, out=squared)
+    return norms
+
+
+@dataclass(frozen=True, slots=True)
+class MagnitudeLinears:
+    """Linears of the base that share an input, as one."""
+
+    linear: Linear
+    bias: Tensor | None
+    """[sum(out_features)]; the linear adds it."""
+    squared_norms: Tensor
+    """float32 [sum(out_features)], of the weights that the linear multiplies with."""
+    lora_group: LoraGroup
+
+    def finish(self, table: PackedTable, values: Tensor) -> None:
+        """In place of magnitudes and zeros, factors and what is to be added: see `AdapterTable.offset_magnitude`.
+
+        values: [num_elements], an adapter as it is packed.
+        """
+        members = [member for member in self._members(table, values) if member.offset_magnitude >= 0]
+        if not members:
+            return
+        squared = self.squared_norms.clone()
+        num_rows = max(member.rows.stop for member in members)
+        a = _matrix(values, int(table.offset_a[self.lora_group.group_index]), num_rows, self.lora_group.in_features)
+        for first in range(0, num_rows, _MAX_ROWS):
+            rows = slice(first, min(first + _MAX_ROWS, num_rows))
+            products = self._times_weight(a[rows])
+            with _one_thread():
+                for member in members:
+                    _add_products(squared[member.outputs], products[:, member.outputs], rows, a, member)
+        with _one_thread():
+            norms = squared.clamp_(min=0).sqrt_()
+            for member in members:
+                num_outputs = member.b.shape[1]
+                num_elements = 2 * num_outputs * torch.float32.itemsize // values.itemsize
+                place = slice(member.offset_magnitude, member.offset_magnitude + num_elements)
+                factors, added = values[place].view(torch.float32).view(2, num_outputs)
+                of_member = norms[member.outputs]
+                factors.copy_(torch.where(of_member > 0, factors / of_member, 0))
+                if self.bias is not None:
+                    added.copy_(self.bias[member.outputs].float() * (1 - factors))
+
+    def _members(self, table: PackedTable, values: Tensor) -> Iterator["_Member"]:
+        first_row = first_output = 0
+        for member, num_outputs in enumerate(self.lora_group.out_features, start=self.lora_group.member_start):
+            rank = int(table.lora_rank[member])
+            if rank > 0:
+                yield _Member(
+                    rows=slice(first_row, first_row + rank),
+                    outputs=slice(first_output, first_output + num_outputs),
+                    b=_matrix(values, int(table.offset_b[member]), rank, num_outputs),
+                    scaling=float(table.scaling[member]),
+                    offset_magnitude=int(table.offset_magnitude[member]),
+                )
+            first_row += rank
+            first_output += num_outputs
+
+    def _times_weight(self, a: Tensor) -> Tensor:
+        """A Wᵀ without the bias: float32 [rank, sum(out_features)]."""
+        if self.bias is None:
+            return self.linear(a).float()
+        # Enlarged until what the bias's digits take of the result's is nothing; to a power of two, which is exact.
+        largest = max(float(a.float().norm(dim=1).max() * self.squared_norms.max().sqrt()), float(a.abs().max()), 1e-30)
+        room = math.log2(torch.finfo(a.dtype).max / 8 / largest)
+        enlarged = 2.0 ** math.floor(min(room, _MAX_ENLARGED))
+        return (self.linear(a * enlarged).float() - self.bias.float()) / enlarged
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Of the adapter, in the group."""
+
+    rows: slice
+    """Its rows of A among the group's."""
+    outputs: slice
+    b: Tensor
+    """[rank, its outputs]."""
+    scaling: float
+    offset_magnitude: int
+
+    def b_of(self, rows: slice) -> Tensor:
+        """Of rows of the group's A: float32."""
+        return self.b[rows.start - self.rows.start : rows.stop - self.rows.start].float()
+
+
+def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, member: _Member) -> None:
+    """What some rows of A add to |W|² of the member's outputs: (2 s W Aᵀ + s² B A Aᵀ) · B.
+
+    squared: float32 [outputs], added to. products: float32 [rows, outputs], A Wᵀ of these rows of the group's A.
+    """
+    first, end = max(rows.start, member.rows.start), min(rows.stop, member.rows.stop)
+    if first >= end:
+        return
+    total = 2 * member.scaling * products[first - rows.start : end - rows.start]
+    for other in range(member.rows.start, member.rows.stop, _MAX_ROWS):
+        others = slice(other, min(other + _MAX_ROWS, member.rows.stop))
+        gram = a[first:end].float() @ a[others].float().T
+        total.addmm_(gram, member.b_of(others), alpha=member.scaling**2)
+    squared += total.mul_(member.b_of(slice(first, end))).sum(0)
+
+
+def finish_magnitudes(linears: Sequence[MagnitudeLinears], table: PackedTable, values: Tensor) -> None:
+    """Of all of an adapter's linears, see `MagnitudeLinears.finish`."""
+    with torch.inference_mode():
+        for group in linears:
+            group.finish(table, values)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """For operations of torch's that take some 0.1 ms: where another process has one of two cores, a step of this or of
+    the API's, threads that have to meet take a hundred times as long (ADR 11)."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _matrix(values: Tensor, offset: int, num_rows: int, num_columns: int) -> Tensor:
+    return values[offset : offset + num_rows * num_columns].view(num_rows, num_columns)

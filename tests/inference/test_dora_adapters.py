@@ -1,0 +1,122 @@
+"""DoRA against PEFT, in one batch with plain adapters and the base model: PEFT itself computes them one at a time."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from loraserve.models.int8_weights import round_weights
+from tests.support.engines import make_engine, run
+from tests.support.peft_oracle import (
+    NUM_TOKENS,
+    VOCAB_SIZE,
+    Oracle,
+    OracleOf,
+    make_oracle,
+    run_all,
+    run_one_by_one,
+    wrong_answers,
+)
+from tests.support.tiny_adapters import dora_configs, reference_answers
+from tests.support.tiny_models import CONFIGS, EXPERTS
+
+DORA = {"dora1", "dora_layer5", "dora_head9", "dora_patterns70"}
+
+
+@pytest.fixture(scope="module")
+def dora_of(tmp_path_factory: pytest.TempPathFactory) -> OracleOf:
+    return cache(lambda architecture: make_oracle(architecture, tmp_path_factory.mktemp(architecture), dora_configs))
+
+
+@pytest.mark.parametrize("architecture", sorted(CONFIGS.keys() | EXPERTS.keys()))
+def test_in_one_batch_with_others_they_equal_peft(dora_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(dora_of(architecture))
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_in_plain_torch_they_equal_peft(dora_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(dora_of(architecture), backend="reference")
+    assert not wrong
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2"])
+def test_in_bfloat16_they_are_as_near_to_peft_as_peft_in_bfloat16(dora_of: OracleOf, architecture: str) -> None:
+    _, wrong = run_all(dora_of(architecture).on("cpu", "bfloat16"))
+    assert not wrong
+
+
+def test_with_weights_in_eight_bits_they_equal_peft_on_the_rounded_weights(dora_of: OracleOf) -> None:
+    oracle = dora_of("qwen2")
+    model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
+    round_weights(model)
+    references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
+    _, wrong = run_all(replace(oracle, references=references), quantization="int8")
+    assert not wrong
+
+
+@pytest.mark.parametrize("num_rows", [7, 33])
+def test_in_chunks_they_equal_peft(dora_of: OracleOf, num_rows: int) -> None:
+    oracle = dora_of("qwen2")
+    engine, digests = oracle.engine(max_num_batched_tokens=num_rows)
+    assert not wrong_answers(oracle, run_one_by_one(engine, oracle.requests(digests)))
+
+
+def test_after_preemption_they_equal_peft(dora_of: OracleOf) -> None:
+    oracle = dora_of("llama")
+    engine, wrong = run_all(oracle, **oracle.preempting(make_engine(oracle.model)))
+    assert not wrong
+    assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_magnitudes_survive_eviction_and_compaction(dora_of: OracleOf, dtype: str) -> None:
+    oracle = dora_of("qwen2").on("cpu", dtype)
+    engine, digests = oracle.engine(adapter_memory_bytes=oracle.largest_packed_bytes())
+    answers = run(engine, oracle.requests(digests, "first-"))
+    answers |= run(engine, oracle.requests(digests, "second-"))
+    assert not wrong_answers(oracle, answers, "first-")
+    assert not wrong_answers(oracle, answers, "second-")
+    assert engine.stats().num_adapter_evictions > 0
+
+
+def test_oracle_notices_magnitudes_that_are_left_out(dora_of: OracleOf) -> None:
+    oracle = dora_of("llama")
+    engine, digests = oracle.engine()
+    run(engine, oracle.requests(digests, "first-"))
+    table = engine._adapters.table if engine._adapters is not None else None
+    assert table is not None
+    table.offset_magnitude.fill_(-1)
+    assert set(wrong_answers(oracle, run(engine, oracle.requests(digests, "plain-")), "plain-")) == DORA
+
+
+def test_an_untrained_one_answers_as_the_base_model(dora_of: OracleOf, tmp_path: Path) -> None:
+    """PEFT begins with the norms of the base's weights as magnitudes: all factors are 1."""
+    oracle = dora_of("qwen2")
+    folder = tmp_path / "untrained"
+    folder.mkdir()
+    source = oracle.adapters["dora1"]
+    (folder / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
+    base = load_file(oracle.model / "model.safetensors")
+    tensors = {
+        name: base[f"{name.removeprefix('base_model.model.').removesuffix('.lora_magnitude_vector')}.weight"].norm(
+            dim=1
+        )
+        if name.endswith("magnitude_vector")
+        else (torch.zeros_like(tensor) if "lora_B" in name else tensor)
+        for name, tensor in load_file(source / "adapter_model.safetensors").items()
+    }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    untrained = Oracle(
+        tmp_path,
+        oracle.model,
+        {"untrained": folder},
+        {"untrained": oracle.prompts[None]},
+        {"untrained": oracle.references[None]},
+    )
+    _, wrong = run_all(untrained)
+    assert not wrong

@@ -1,0 +1,120 @@
+"""`AdapterMemory` has a DoRA adapter's factors found once a load, when all of it is there and before it is used."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from loraserve_adapters.packed import PackedTable
+from torch import Tensor
+
+from loraserve.engine.adapters.memory import AdapterMemory
+from tests.support.host_accelerator import HostAccelerator
+from tests.support.packed_adapters import UNIT, TinyAdapter, acquire, make_adapter_memory
+
+DORA, OTHER, PLAIN = ADAPTERS = [TinyAdapter(2, 2, is_dora=True), TinyAdapter(3, 3, is_dora=True), TinyAdapter(4, 2)]
+FACTOR = 100
+
+
+@dataclass(slots=True)
+class Finisher:
+    """Multiplies a magnitude, so that one that is found twice shows, and one of an adapter that is not there yet."""
+
+    values: list[float] = field(default_factory=list)
+    """The magnitudes, in the order of the calls."""
+
+    def __call__(self, table: PackedTable, values: Tensor) -> None:
+        offset = int(table.offset_magnitude[0])
+        self.values.append(float(values[offset]))
+        values[offset] *= FACTOR
+
+
+@pytest.fixture
+def finisher() -> Finisher:
+    return Finisher()
+
+
+@pytest.fixture(params=["cpu", "file", "host_tier"])
+def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -> AdapterMemory:
+    """Of six units, with all three adapters, which take seven."""
+    accelerator = None if request.param == "cpu" else HostAccelerator()
+    host_tier_units = 10 if request.param == "host_tier" else 0
+    memory = make_adapter_memory(
+        6, accelerator=accelerator, host_tier_units=host_tier_units, finish_magnitudes=finisher
+    )
+    for adapter in ADAPTERS:
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+    return memory
+
+
+def factor_in_arena(memory: AdapterMemory, adapter_slot: int) -> float:
+    """As the kernels find it."""
+    return float(memory.table.arena[int(memory.table.offset_magnitude[adapter_slot, 0])])
+
+
+def use(memory: AdapterMemory, adapter: TinyAdapter) -> float:
+    adapter_slot = acquire(memory, adapter)
+    found = factor_in_arena(memory, adapter_slot)
+    memory.release(adapter.digest)
+    return found
+
+
+def test_they_are_found_once_for_each_load(memory: AdapterMemory, finisher: Finisher) -> None:
+    assert [use(memory, DORA) for _ in range(3)] == [200] * 3
+    assert finisher.values == [2]
+    assert use(memory, OTHER) == 300
+    acquire(memory, PLAIN)  # evicts the first
+    assert not memory.is_resident(DORA.digest)
+    memory.release(PLAIN.digest)
+    assert use(memory, DORA) == 200
+    assert finisher.values == [2, 3, 2]
+
+
+def test_a_plain_adapter_in_the_same_row_has_none(memory: AdapterMemory, finisher: Finisher) -> None:
+    slot = acquire(memory, DORA)
+    memory.release(DORA.digest)
+    memory.remove(DORA.digest)
+    assert acquire(memory, PLAIN) == slot
+    assert int(memory.table.offset_magnitude[slot, 0]) == -1
+    assert finisher.values == [2]
+
+
+def test_factors_move_with_their_adapter(memory: AdapterMemory, finisher: Finisher) -> None:
+    acquire(memory, PLAIN)
+    slot = acquire(memory, DORA)
+    memory.release(PLAIN.digest)
+    start = int(memory.table.offset_a[slot, 0])
+    assert use(memory, OTHER) == 300
+    assert int(memory.table.offset_a[slot, 0]) == start - 2 * UNIT
+    assert factor_in_arena(memory, slot) == 200
+    assert finisher.values == [2, 3]
+
+
+def test_what_was_prefetched_and_left_before_its_use_is_not_asked_for(
+    memory: AdapterMemory, finisher: Finisher, tmp_path: Path
+) -> None:
+    memory.prefetch(DORA.digest)
+    memory.remove(DORA.digest)
+    memory.add(DORA.digest, str(DORA.write(tmp_path)))
+    assert finisher.values == []
+    assert use(memory, DORA) == 200
+
+
+def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: Path) -> None:
+    memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, finish_magnitudes=finisher)
+    for adapter in (DORA, PLAIN):
+        memory.add(adapter.digest, str(adapter.write(tmp_path)))
+        load_into_tier(memory, adapter)
+    assert memory.try_acquire(PLAIN.digest) is not None
+    assert memory.try_acquire(DORA.digest) is None
+    assert finisher.values == []
+    memory.settle_uploads()
+    acquire(memory, DORA)
+    assert finisher.values == [2]
+
+
+def load_into_tier(memory: AdapterMemory, adapter: TinyAdapter) -> None:
+    assert memory._transit is not None
+    assert memory._transit._tier is not None
+    filling = memory._transit._tier._staged[adapter.digest].filling
+    assert filling is not None
+    filling.result()

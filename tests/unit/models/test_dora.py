@@ -1,0 +1,150 @@
+"""Factors of DoRA against what its definition says in float64."""
+
+import numpy as np
+import pytest
+import torch
+from loraserve_adapters.packed import PackedTable
+from loraserve_kernels.adapter_table import LoraGroup
+from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.int8_weight import rounded_to_int8
+from torch import Tensor
+
+from loraserve.models.dora import MagnitudeLinears, finish_magnitudes, squared_norms
+
+IN_FEATURES = 40
+OUT_FEATURES = (24, 8, 16)
+ALIGNED = 128
+"""Elements."""
+TOLERANCE = {torch.float32: 5e-7, torch.bfloat16: 1e-3, torch.float16: 2e-4}
+"""Of a factor: what a product W Aᵀ that is rounded to the dtype may do to it."""
+
+
+class Case:
+    """One group with an adapter; the group is neither the layout's first nor are its members."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        ranks: tuple[int, ...],
+        *,
+        is_dora: tuple[bool, ...] = (True, True, True),
+        bias: float = 0.0,
+        int8: bool = False,
+    ) -> None:
+        """bias: how large it is, 0 = none."""
+        generator = torch.Generator().manual_seed(0)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        backend, _ = choose_backend("cpu")
+        weight = (random(sum(OUT_FEATURES), IN_FEATURES) / IN_FEATURES**0.5).to(dtype)
+        self.weight = rounded_to_int8(weight) if int8 else weight
+        self.bias = (bias * random(sum(OUT_FEATURES))).to(dtype) if bias else None
+        linear = backend.linear(weight, self.bias, keep_weight=False, int8=int8)
+        norms = squared_norms(weight, backend.rounded_to_int8 if int8 else None)
+        group = LoraGroup(1, 2, IN_FEATURES, OUT_FEATURES)
+        self.linears = MagnitudeLinears(linear, self.bias, norms, group)
+        self.a = [(random(rank, IN_FEATURES) / IN_FEATURES**0.5).to(dtype) for rank in ranks]
+        self.b = [
+            (random(rank, n) / max(rank, 1) ** 0.5).to(dtype) for rank, n in zip(ranks, OUT_FEATURES, strict=True)
+        ]
+        self.magnitude = [1 + random(n).abs() for n in OUT_FEATURES]
+        self.scaling = [0.5, 2.0, 1.25]
+        absent = np.full(2, -1, np.int64)
+        pieces: list[Tensor] = []
+
+        def put(values: Tensor) -> int:
+            start = sum(map(len, pieces))
+            pieces.append(values.flatten())
+            pieces.append(torch.full((-values.numel() % ALIGNED + ALIGNED,), torch.nan, dtype=dtype))
+            return start
+
+        offset_a = put(torch.cat(self.a))
+        self.offset_magnitude = []
+        offset_b = []
+        for b, magnitude, has in zip(self.b, self.magnitude, is_dora, strict=True):
+            offset_b.append(put(b))
+            both = torch.stack([magnitude, torch.zeros_like(magnitude)])
+            self.offset_magnitude.append(put(both.view(dtype)) if has else -1)
+        self.values = torch.cat(pieces)
+        self.table = PackedTable(
+            "layout",
+            str(dtype).removeprefix("torch."),
+            max(ranks),
+            offset_a=np.array([-1, offset_a]),
+            offset_b=np.concatenate([absent, offset_b]),
+            offset_bias=np.full(5, -1, np.int64),
+            offset_magnitude=np.concatenate([absent, self.offset_magnitude]),
+            lora_rank=np.array([0, 0, *ranks], np.int32),
+            scaling=np.array([0, 0, *self.scaling], np.float32),
+        )
+
+    def found(self, member: int) -> tuple[Tensor, Tensor]:
+        """Factors and what is added, of a member that is DoRA."""
+        start, num_outputs = self.offset_magnitude[member], OUT_FEATURES[member]
+        both = self.values[start : start + 2 * num_outputs * 4 // self.values.itemsize].view(torch.float32)
+        return both[:num_outputs], both[num_outputs:]
+
+    def expected(self, member: int) -> tuple[Tensor, Tensor]:
+        start = sum(OUT_FEATURES[:member])
+        outputs = slice(start, start + OUT_FEATURES[member])
+        product = self.b[member].double().T @ self.a[member].double()
+        norms = (self.weight[outputs].double() + self.scaling[member] * product).norm(dim=1)
+        factors = self.magnitude[member].double() / norms
+        bias = torch.zeros(1) if self.bias is None else self.bias[outputs]
+        return factors, bias.double() * (1 - factors)
+
+
+def difference(case: Case, member: int) -> float:
+    """Of the factors, and of what is added where that is more, relative to its bias."""
+    (factors, added), (expected, expected_added) = case.found(member), case.expected(member)
+    largest = 1.0 if case.bias is None else max(1.0, float(case.bias.abs().max()))
+    return max(float((factors / expected - 1).abs().max()), float((added - expected_added).abs().max()) / largest)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("bias", [0.0, 0.1, 300.0])
+@pytest.mark.parametrize("ranks", [(1, 1, 1), (4, 9, 2), (70, 130, 64)])
+def test_factors_are_magnitudes_over_norms(dtype: torch.dtype, bias: float, ranks: tuple[int, ...]) -> None:
+    case = Case(dtype, ranks, bias=bias)
+    finish_magnitudes([case.linears], case.table, case.values)
+    for member in range(3):
+        assert difference(case, member) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_with_weights_in_eight_bits_norms_are_of_what_is_multiplied(dtype: torch.dtype) -> None:
+    case = Case(dtype, (4, 9, 2), bias=1.0, int8=True)
+    finish_magnitudes([case.linears], case.table, case.values)
+    for member in range(3):
+        assert difference(case, member) <= TOLERANCE[dtype]
+
+
+def test_nothing_else_is_changed() -> None:
+    case = Case(torch.bfloat16, (4, 0, 3), is_dora=(False, False, True))
+    before = case.values.clone()
+    finish_magnitudes([case.linears], case.table, case.values)
+    start = case.offset_magnitude[2]
+    is_changed = case.values.view(torch.int16) != before.view(torch.int16)
+    assert not is_changed[:start].any()
+    assert not is_changed[start + 4 * OUT_FEATURES[2] :].any()
+    assert difference(case, 2) <= TOLERANCE[torch.bfloat16]
+
+
+def test_plain_adapters_are_left_alone() -> None:
+    case = Case(torch.float32, (4, 2, 3), is_dora=(False, False, False))
+    before = case.values.clone()
+    finish_magnitudes([case.linears], case.table, case.values)
+    assert torch.equal(case.values.view(torch.int32), before.view(torch.int32))
+
+
+def test_outputs_whose_weights_are_all_zero_stay_zero() -> None:
+    """PEFT would divide by zero."""
+    case = Case(torch.float32, (4, 2, 3))
+    case.linears.squared_norms[0] = 0
+    case.values[case.table.offset_b[2] : case.table.offset_b[2] + 4 * OUT_FEATURES[0]].view(4, -1)[:, 0] = 0
+    finish_magnitudes([case.linears], case.table, case.values)
+    factors, _ = case.found(0)
+    assert factors[0] == 0
+    assert factors[1:].isfinite().all()
