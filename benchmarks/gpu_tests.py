@@ -29,6 +29,7 @@ FILES = {
     "tests/kernels/test_kv_float8.py": 2,
     "tests/kernels/test_sampling.py": 2,
     "tests/inference/test_gpu_engine.py": 1,
+    "tests/inference/test_dora_adapters.py": 1,
     "tests/kernels/test_step_graphs.py": 1,
     "tests/kernels/test_float8_engine.py": 1,
     "tests/kernels/test_triton_engine.py": 1,

@@ -59,6 +59,15 @@ def test_with_weights_in_eight_bits_they_equal_peft_on_the_rounded_weights(dora_
     assert not wrong
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_they_equal_peft(dora_of: OracleOf, dtype: str) -> None:
+    """Of a base with biases. The adapters arrive beside the steps."""
+    _, wrong = run_all(dora_of("qwen2").on("cuda", dtype), max_num_seqs=8)
+    assert not wrong
+
+
 @pytest.mark.parametrize("num_rows", [7, 33])
 def test_in_chunks_they_equal_peft(dora_of: OracleOf, num_rows: int) -> None:
     oracle = dora_of("qwen2")
