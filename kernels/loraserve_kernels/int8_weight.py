@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from loraserve_kernels.checks import mismatch
+from loraserve_kernels.checks import mismatch, require_like
 from loraserve_kernels.prepacked_linear import check_linear
 
 MAX_MULTIPLE = 127
@@ -32,18 +32,29 @@ class Int8Linear:
         return torch.nn.functional.linear(x, (self._multiples * self._scale).to(self.dtype), self.bias)
 
 
-def rounded_to_int8(weight: Tensor) -> Tensor:
+def rounded_to_int8(weight: Tensor, out: Tensor | None = None) -> Tensor:
     """Each output's weights as multiples of a 127th of the largest: [..., N, K], in the weight's dtype.
 
-    The multiples are rounded to the dtype again. Rounding twice changes nothing.
+    The multiples are rounded to the dtype again. Rounding twice changes nothing. out: dense, of the weight's shape and
+    dtype, what is returned; None = a tensor of its own.
     """
-    rounded = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    rounded = rounded_like(weight, out)
     num_rows = max(1, _PIECE // weight.shape[-1])
     targets, pieces = (whole.flatten(0, -2).split(num_rows) for whole in (rounded, weight.detach()))
     for target, piece in zip(targets, pieces, strict=True):
         multiples, scale = _multiples_of(piece)
         target.copy_(multiples.mul_(scale))
     return rounded
+
+
+def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
+    """Where `rounded_to_int8` writes. Raises `ValueError` for an `out` that is not like the weight, or not dense."""
+    if out is None:
+        return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    require_like("out", out, "weight", weight)
+    if out.shape != weight.shape or not out.is_contiguous():
+        raise mismatch("out", f"{list(out.shape)}", f"dense {list(weight.shape)}, as weight")
+    return out
 
 
 def _multiples_of(weight: Tensor) -> tuple[Tensor, Tensor]:

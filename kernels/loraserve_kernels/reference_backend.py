@@ -40,9 +40,9 @@ class ReferenceBackend(ReferenceSampling):
             return RowMajorLinear(weight, bias)
         return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)
 
-    def rounded_to_int8(self, weight: Tensor) -> Tensor:
+    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Backend.rounded_to_int8`."""
-        return rounded_to_int8(weight)
+        return rounded_to_int8(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

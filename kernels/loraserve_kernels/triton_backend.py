@@ -56,9 +56,9 @@ class TritonBackend(ReferenceSampling):
         """See `Backend.linear`. `F.linear` on the weight as it is, but for int8; no copy in either case."""
         return Int8Linear(weight, bias) if int8 else RowMajorLinear(weight, bias)
 
-    def rounded_to_int8(self, weight: Tensor) -> Tensor:
+    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """See `Backend.rounded_to_int8`."""
-        return rounded_to_int8(weight)
+        return rounded_to_int8(weight, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""

@@ -36,7 +36,7 @@ def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
     norms = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max(1, _PIECE // weight.shape[1])
     for squared, piece in zip(norms.split(num_rows), weight.split(num_rows), strict=True):
-        values = piece if rounded is None else rounded(piece)
+        values = piece if rounded is None else rounded(piece, None)
         torch.sum(values.float().square(), 1, out=squared)
     return norms
 

@@ -14,7 +14,8 @@ from transformers import AfmoeConfig, AutoModelForCausalLM, GPT2Config, PreTrain
 from loraserve.engine.errors import EngineStartError
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
-from loraserve.models.int8_weights import round_weights
+from loraserve.models.int8_weights import int8_parameters, int8_specs, round_weights, rounded_while_computing
+from loraserve.models.structure import record_structure
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, OracleOf, run_all, wrong_answers
 from tests.support.tiny_adapters import reference_answers
@@ -66,6 +67,26 @@ def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle) ->
     rounded_by_name(expected)
     for (name, weight), (_, wanted) in zip(ours.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
+
+
+def test_the_proof_rounds_into_memory_of_one_tensor_of_each_shape() -> None:
+    """And leaves the weights where they are."""
+    model = tiny_model("llama")
+    places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    rounded_to: list[tuple[torch.Size, int]] = []
+
+    def round_weight(weight: Tensor, out: Tensor | None) -> Tensor:
+        rounded = rounded_to_int8(weight, out)
+        rounded_to.append((rounded.shape, rounded.data_ptr()))
+        return rounded
+
+    parameters = [*int8_parameters(int8_specs(record_structure(model)))]
+    with rounded_while_computing(parameters, round_weight):
+        for _ in range(2):
+            model(torch.tensor([[1, 2, 3]]))
+    assert len(rounded_to) == 2 * len(parameters) > 2 * len(set(rounded_to))
+    assert len(set(rounded_to)) == len({shape for shape, _ in rounded_to})
+    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == places
 
 
 def afmoe() -> PreTrainedModel:

@@ -87,6 +87,26 @@ def test_a_backend_rounds_as_torch_does(
         assert torch.equal(CpuBackend(any_library).rounded_to_int8(some), rounded_to_int8(some))
 
 
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+def test_a_backend_rounds_into_what_it_is_given(any_library: CpuLibrary, packed_dtype: torch.dtype) -> None:
+    weight = make_weight((33, 100), torch.float32)[0].mul(2**-8).to(packed_dtype)
+    out = torch.full_like(weight, torch.nan)
+    assert CpuBackend(any_library).rounded_to_int8(weight, out) is out
+    assert torch.equal(out, rounded_to_int8(weight))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [torch.empty(33, 99), torch.empty(100, 33).T, torch.empty(33, 100).bfloat16()],
+    ids=["shape", "dense", "dtype"],
+)
+def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Tensor) -> None:
+    weight, _ = make_weight((33, 100), torch.float32)
+    for round_weight in (CpuBackend(cpu_library).rounded_to_int8, rounded_to_int8):
+        with pytest.raises(ValueError, match=r"^out"):
+            round_weight(weight, out)
+
+
 @pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
 @pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
 def test_what_lies_around_the_rows_is_not_seen(any_library: CpuLibrary, shape: tuple[int, int], num_rows: int) -> None:
