@@ -33,6 +33,8 @@ _MAX_ENLARGED = 24
 
 def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
     """|W|² of each output: [out_features, in_features] → float32 [out_features]. rounded: what is computed with."""
+    if rounded is None and weight.device.type != "cpu":
+        return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32).square_()
     norms = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max(1, _PIECE // weight.shape[1])
     for squared, piece in zip(norms.split(num_rows), weight.split(num_rows), strict=True):
