@@ -6,7 +6,7 @@ factor * (W x + scaling * B A x) + bias, with factor = magnitude / |W + scaling 
     |W + s B A|² = |W|² + 2 s (W Aᵀ) · B + s² (B A Aᵀ) · B
 
 where |W|² is known from the start, and W Aᵀ is the linear of the rows of A: for an adapter of rank 16 as much as the
-linears of a prompt of 16 tokens.
+linears of a prompt of 16 tokens, of 48 where q, k and v are one linear.
 """
 
 import math
@@ -27,8 +27,8 @@ _PIECE = 1 << 16
 `torch.linalg.vector_norm`."""
 _MAX_ROWS = 64
 """Of A at a time, which bounds the memory that is taken for `lm_head`."""
-_MAX_ENLARGED = 24
-"""Powers of two, after which nothing is left of a bias in float32."""
+_ENLARGED = 40
+"""As a power of two, products beside which nothing is left of a bias below 2**16 in float32."""
 
 
 def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
@@ -62,7 +62,7 @@ class MagnitudeLinears:
         members = [member for member in self._members(table, values) if member.offset_magnitude >= 0]
         if not members:
             return
-        squared = self.squared_norms.clone()
+        squared = self.squared_norms.double()
         num_rows = max(member.rows.stop for member in members)
         a = _matrix(values, int(table.offset_a[self.lora_group.group_index]), num_rows, self.lora_group.in_features)
         for first in range(0, num_rows, _MAX_ROWS):
@@ -99,14 +99,18 @@ class MagnitudeLinears:
             first_output += num_outputs
 
     def _times_weight(self, a: Tensor) -> Tensor:
-        """A Wᵀ without the bias: float32 [rank, sum(out_features)]."""
-        if self.bias is None:
-            return self.linear(a).float()
-        # Enlarged until what the bias's digits take of the result's is nothing; to a power of two, which is exact.
-        largest = max(float(a.float().norm(dim=1).max() * self.squared_norms.max().sqrt()), float(a.abs().max()), 1e-30)
-        room = math.log2(torch.finfo(a.dtype).max / 8 / largest)
-        enlarged = 2.0 ** math.floor(min(room, _MAX_ENLARGED))
-        return (self.linear(a * enlarged).float() - self.bias.float()) / enlarged
+        """A Wᵀ without the bias: [rank, sum(out_features)], as precise as the linear's."""
+        if self.bias is None and a.dtype is not torch.float16:
+            return self.linear(a)
+        # Each row is enlarged until what the bias's digits take of the result's is nothing, and made smaller where the
+        # result would leave its dtype; to a power of two, which is exact. In float64, as squares of a row's values may
+        # leave float32.
+        rows = a.double()
+        largest = torch.maximum(rows.norm(dim=1) * self.squared_norms.max().double().sqrt(), rows.abs().amax(dim=1))
+        room = min(math.log2(torch.finfo(a.dtype).max / 8), _ENLARGED) - largest.clamp_(min=1e-30).log2_()
+        enlarged = room.floor_().clamp_(max=0 if self.bias is None else math.inf).exp2_()[:, None]
+        products = self.linear((rows * enlarged).to(a.dtype)).double()
+        return (products if self.bias is None else products - self.bias) / enlarged
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +126,23 @@ class _Member:
     offset_magnitude: int
 
     def b_of(self, rows: slice) -> Tensor:
-        """Of rows of the group's A: float32."""
-        return self.b[rows.start - self.rows.start : rows.stop - self.rows.start].float()
+        """Of rows of the group's A: float64."""
+        return self.b[rows.start - self.rows.start : rows.stop - self.rows.start].double()
 
 
 def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, member: _Member) -> None:
     """What some rows of A add to |W|² of the member's outputs: (2 s W Aᵀ + s² B A Aᵀ) · B.
 
-    squared: float32 [outputs], added to. products: float32 [rows, outputs], A Wᵀ of these rows of the group's A.
+    In float64, of which no adapter's values can leave the range: in float32 an alpha of 1e20 would, in its square.
+    squared: float64 [outputs], added to. products: [rows, outputs], A Wᵀ of these rows of the group's A.
     """
     first, end = max(rows.start, member.rows.start), min(rows.stop, member.rows.stop)
     if first >= end:
         return
-    total = 2 * member.scaling * products[first - rows.start : end - rows.start]
+    total = 2 * member.scaling * products[first - rows.start : end - rows.start].double()
     for other in range(member.rows.start, member.rows.stop, _MAX_ROWS):
         others = slice(other, min(other + _MAX_ROWS, member.rows.stop))
-        gram = a[first:end].float() @ a[others].float().T
+        gram = a[first:end].double() @ a[others].double().T
         total.addmm_(gram, member.b_of(others), alpha=member.scaling**2)
     squared += total.mul_(member.b_of(slice(first, end))).sum(0)
 

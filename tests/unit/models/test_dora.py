@@ -30,8 +30,11 @@ class Case:
         is_dora: tuple[bool, ...] = (True, True, True),
         bias: float = 0.0,
         int8: bool = False,
+        of_a: float = 1.0,
+        of_b: float = 1.0,
+        of_scaling: float = 1.0,
     ) -> None:
-        """bias: how large it is, 0 = none."""
+        """bias: how large it is, 0 = none. of_a, of_b, of_scaling: times what they are otherwise."""
         generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> Tensor:
@@ -45,12 +48,13 @@ class Case:
         norms = squared_norms(weight, backend.rounded_to_int8 if int8 else None)
         group = LoraGroup(1, 2, IN_FEATURES, OUT_FEATURES)
         self.linears = MagnitudeLinears(linear, self.bias, norms, group)
-        self.a = [(random(rank, IN_FEATURES) / IN_FEATURES**0.5).to(dtype) for rank in ranks]
+        self.a = [(of_a * random(rank, IN_FEATURES) / IN_FEATURES**0.5).to(dtype) for rank in ranks]
         self.b = [
-            (random(rank, n) / max(rank, 1) ** 0.5).to(dtype) for rank, n in zip(ranks, OUT_FEATURES, strict=True)
+            (of_b * random(rank, n) / max(rank, 1) ** 0.5).to(dtype)
+            for rank, n in zip(ranks, OUT_FEATURES, strict=True)
         ]
         self.magnitude = [1 + random(n).abs() for n in OUT_FEATURES]
-        self.scaling = [0.5, 2.0, 1.25]
+        self.scaling = [of_scaling * scaling for scaling in (0.5, 2.0, 1.25)]
         absent = np.full(2, -1, np.int64)
         pieces: list[Tensor] = []
 
@@ -111,6 +115,28 @@ def test_factors_are_magnitudes_over_norms(dtype: torch.dtype, bias: float, rank
     finish_magnitudes([case.linears], case.table, case.values)
     for member in range(3):
         assert difference(case, member) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("dtype", "of_a", "of_b", "of_scaling"),
+    [
+        (torch.float32, 1e20, 1e-20, 1.0),
+        (torch.bfloat16, 1e-20, 1e20, 1.0),
+        (torch.bfloat16, 2.0**120, 2.0**-120, 1.0),
+        (torch.float32, 1.0, 1e-30, 1e30),
+        (torch.bfloat16, 1e-30, 1.0, 1e30),
+        (torch.float16, 2.0**14, 2.0**-10, 2.0**-4),
+    ],
+)
+def test_values_whose_squares_leave_the_dtype_have_their_factors(
+    dtype: torch.dtype, of_a: float, of_b: float, of_scaling: float, bias: float
+) -> None:
+    """An engine ended with the server when an upload of such was tried on it."""
+    case = Case(dtype, (4, 9, 2), bias=bias, of_a=of_a, of_b=of_b, of_scaling=of_scaling)
+    finish_magnitudes([case.linears], case.table, case.values)
+    for member in range(3):
+        assert difference(case, member) <= 2 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
