@@ -102,15 +102,22 @@ class MagnitudeLinears:
         """A Wᵀ without the bias: [rank, sum(out_features)], as precise as the linear's."""
         if self.bias is None and a.dtype is not torch.float16:
             return self.linear(a)
-        # Each row is enlarged until what the bias's digits take of the result's is nothing, and made smaller where the
-        # result would leave its dtype; to a power of two, which is exact. In float64, as squares of a row's values may
-        # leave float32.
-        rows = a.double()
+        with _one_thread():
+            enlarged = self._enlargements(a)
+            rows = (a * enlarged).to(a.dtype)
+        products = self.linear(rows)
+        with _one_thread():
+            return (products if self.bias is None else products.double() - self.bias) / enlarged
+
+    def _enlargements(self, a: Tensor) -> Tensor:
+        """Of each row: float64 [rank, 1], powers of two, so that multiplying is exact.
+
+        Until what the bias's digits take of the result's is nothing; less than 1 where that would leave its dtype.
+        """
+        rows = a.double()  # squares of values may leave float32
         largest = torch.maximum(rows.norm(dim=1) * self.squared_norms.max().double().sqrt(), rows.abs().amax(dim=1))
         room = min(math.log2(torch.finfo(a.dtype).max / 8), _ENLARGED) - largest.clamp_(min=1e-30).log2_()
-        enlarged = room.floor_().clamp_(max=0 if self.bias is None else math.inf).exp2_()[:, None]
-        products = self.linear((rows * enlarged).to(a.dtype)).double()
-        return (products if self.bias is None else products - self.bias) / enlarged
+        return room.floor_().clamp_(max=0 if self.bias is None else math.inf).exp2_()[:, None]
 
 
 @dataclass(frozen=True, slots=True)
