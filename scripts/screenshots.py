@@ -185,7 +185,7 @@ def playground(browser: Browser, url: str, path: Path) -> None:
 
 
 def refused_upload(browser: Browser, url: str, scratch: Path, path: Path) -> None:
-    folder = changed(scratch / "refused", "rot13", use_dora=True, r=512)
+    folder = changed(scratch / "refused", "rot13", use_qalora=True, r=512)
     with view(browser, url, Shot("", "#/upload?name=translate-de", theme="dark")) as page:
         page.get_by_test_id("folder-input").set_input_files(folder)
         page.get_by_role("button", name="Upload", exact=True).click()
