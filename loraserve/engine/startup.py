@@ -321,7 +321,7 @@ def _adapter_memory(
         device=model.device,
         accelerator=accelerator,
         host_tier_bytes=host_tier_bytes,
-        finish_magnitudes=model.finish_magnitudes,
+        find_factors=model.find_dora_factors,
     )
 
 

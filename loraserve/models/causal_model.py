@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from loraserve.models import self_check
 from loraserve.models.bare_weights import BareWeightSpec, attach_bare_weight
 from loraserve.models.context import Arrivals, ForwardContext
-from loraserve.models.dora import MagnitudeLinears, finish_magnitudes
+from loraserve.models.dora import DoraGroup, find_factors
 from loraserve.models.embedding import EmbeddingAdapters, PackedEmbedding, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec, attach_experts
@@ -67,7 +67,7 @@ class CausalModel:
         if structure.embedding is not None:
             embed_scale = structure.embedding.embed_scale
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
-        self._magnitude_linears: list[MagnitudeLinears] = []
+        self._dora_groups: list[DoraGroup] = []
         """All linears, from `prepare` on."""
         self._int8_parameters = list(int8_parameters(rounded))
         saved_bytes = sum(parameter.saved_bytes for parameter in self._int8_parameters)
@@ -122,7 +122,7 @@ class CausalModel:
                 attach_bare_weight(spec, next(groups), context)
             else:
                 linears = replace_linears(model, spec, next(groups), context, mapped, int8=int8)
-                self._magnitude_linears.append(linears)
+                self._dora_groups.append(linears)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)
@@ -168,9 +168,9 @@ class CausalModel:
         self._context.v_caches = list(v_caches)
         self._context.adapter_table = table
 
-    def finish_magnitudes(self, table: PackedTable, values: Tensor) -> None:
-        """Of a DoRA adapter, before a step reads it: see `MagnitudeLinears.finish`."""
-        finish_magnitudes(self._magnitude_linears, table, values)
+    def find_dora_factors(self, table: PackedTable, values: Tensor) -> None:
+        """Of a DoRA adapter, before a step reads it: see `DoraGroup.find_factors`."""
+        find_factors(self._dora_groups, table, values)
 
     def forward(self, batch: StepBatch, arrivals: Arrivals | None = None) -> ModelOutput:
         """Valid until the next forward; logits in the model's dtype."""

@@ -44,7 +44,7 @@ def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class MagnitudeLinears:
+class DoraGroup:
     """Linears of the base that share an input, as one."""
 
     linear: Linear
@@ -54,7 +54,7 @@ class MagnitudeLinears:
     """float32 [sum(out_features)], of the weights that the linear multiplies with."""
     lora_group: LoraGroup
 
-    def finish(self, table: PackedTable, values: Tensor) -> None:
+    def find_factors(self, table: PackedTable, values: Tensor) -> None:
         """In place of magnitudes and zeros, factors and what is to be added: see `AdapterTable.offset_magnitude`.
 
         values: [num_elements], an adapter as it is packed.
@@ -154,11 +154,11 @@ def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, mem
     squared += total.mul_(member.b_of(slice(first, end))).sum(0)
 
 
-def finish_magnitudes(linears: Sequence[MagnitudeLinears], table: PackedTable, values: Tensor) -> None:
-    """Of all of an adapter's linears, see `MagnitudeLinears.finish`."""
+def find_factors(linears: Sequence[DoraGroup], table: PackedTable, values: Tensor) -> None:
+    """Of all of an adapter's linears, see `DoraGroup.find_factors`."""
     with torch.inference_mode():
         for group in linears:
-            group.finish(table, values)
+            group.find_factors(table, values)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
-from loraserve.models.dora import MagnitudeLinears, squared_norms
+from loraserve.models.dora import DoraGroup, squared_norms
 from loraserve.models.embedding import PackedEmbedding, can_pack, is_tied
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.structure import LinearsSpec
@@ -74,7 +74,7 @@ def replace_linears(
     mapped: MappedWeights,
     *,
     int8: bool,
-) -> MagnitudeLinears:
+) -> DoraGroup:
     """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be.
 
     int8: see `Backend.linear`; not of what shares its weight.
@@ -104,7 +104,7 @@ def replace_linears(
         end = start + linear.out_features
         model.set_submodule(name, GroupMember(group, start, end))
         start = end
-    return MagnitudeLinears(packed, bias, norms, lora_group)
+    return DoraGroup(packed, bias, norms, lora_group)
 
 
 def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:

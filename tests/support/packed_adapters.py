@@ -9,7 +9,7 @@ import torch
 from loraserve_adapters.packed import ALIGNMENT_BYTES, PackedAdapter
 from loraserve_adapters.packed_file import write_packed
 
-from loraserve.engine.adapters.memory import AdapterMemory, FinishMagnitudes
+from loraserve.engine.adapters.memory import AdapterMemory, FindFactors
 from loraserve.engine.device.accelerator import Accelerator
 
 LAYOUT = "layout-of-the-tests"
@@ -70,7 +70,7 @@ def make_adapter_memory(
     max_resident: int = 8,
     accelerator: Accelerator | None = None,
     host_tier_units: int = 0,
-    finish_magnitudes: FinishMagnitudes | None = None,
+    find_factors: FindFactors | None = None,
 ) -> AdapterMemory:
     """An arena of `num_units` * 256 bytes, and a host tier likewise."""
     return AdapterMemory(
@@ -83,7 +83,7 @@ def make_adapter_memory(
         max_resident=max_resident,
         accelerator=accelerator,
         host_tier_bytes=host_tier_units * ALIGNMENT_BYTES,
-        finish_magnitudes=finish_magnitudes,
+        find_factors=find_factors,
     )
 
 

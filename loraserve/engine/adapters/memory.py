@@ -28,8 +28,8 @@ from loraserve.engine.adapters.upload import Read
 from loraserve.engine.config import MAX_RESIDENT_ADAPTERS
 from loraserve.engine.device.accelerator import Accelerator
 
-FinishMagnitudes = Callable[[PackedTable, Tensor], None]
-"""See `MagnitudeLinears.finish`."""
+FindFactors = Callable[[PackedTable, Tensor], None]
+"""See `DoraGroup.find_factors`."""
 
 UPLOAD_WAIT_S = 0.005
 """Who comes meanwhile, perhaps for the base model, waits no longer than this for a file that others need."""
@@ -55,13 +55,13 @@ class AdapterMemory:
         max_resident: int = MAX_RESIDENT_ADAPTERS,
         accelerator: Accelerator | None = None,
         host_tier_bytes: int = 0,
-        finish_magnitudes: FinishMagnitudes | None = None,
+        find_factors: FindFactors | None = None,
     ) -> None:
         """size_bytes: of the arena; its memory is touched only as adapters come.
 
         accelerator: of the device; adapters then arrive while steps go on: see `try_acquire` and `arrivals`.
         host_tier_bytes: of page-locked memory for adapters beside it; with an accelerator only.
-        finish_magnitudes: what a DoRA adapter is given to once it is in the arena; None = there are no such adapters.
+        find_factors: what a DoRA adapter is given to once it is in the arena; None = there are no such adapters.
         """
         self._element_bytes = dtype.itemsize
         num_elements = size_bytes // ALIGNMENT_BYTES * (ALIGNMENT_BYTES // self._element_bytes)
@@ -70,8 +70,8 @@ class AdapterMemory:
             None if accelerator is None else AdapterTransit(accelerator, host_tier_bytes, self._element_bytes)
         )
         """Has none but residents, which are not evictable then, nor referenced while they are loading."""
-        self._finish_magnitudes = finish_magnitudes
-        self._unfinished: dict[str, PackedTable] = {}
+        self._find_factors = find_factors
+        self._without_factors: dict[str, PackedTable] = {}
         """Residents whose magnitudes are as they were packed: DoRA adapters on their way to a GPU."""
         self._num_postponed = 0
         self.num_in_use = 0
@@ -236,10 +236,10 @@ class AdapterMemory:
         if resident is None or self._is_loading(digest):
             return None
         is_large = max_arriving_bytes is not None and resident.size * self._element_bytes > max_arriving_bytes
-        needs_all = digest in self._unfinished or (is_large and resident.num_references == 0)
+        needs_all = digest in self._without_factors or (is_large and resident.num_references == 0)
         if needs_all and self._is_being_copied(digest):
             return None
-        self._finish(digest, resident)
+        self._ensure_factors(digest, resident)
         self.num_in_use += resident.num_references == 0
         resident.num_references += 1
         resident.was_acquired = True
@@ -287,7 +287,7 @@ class AdapterMemory:
             return None
         resident = self._enter(digest, packed, packed.size_bytes, start)
         self._arena.extent(resident).copy_(_as_tensor(packed.payload).view(self.table.arena.dtype))
-        self._finish(digest, resident)
+        self._ensure_factors(digest, resident)
         self._arena.evictable[digest] = None
         return resident
 
@@ -312,15 +312,16 @@ class AdapterMemory:
             del self._evicted[digest]
             self.num_reloads += 1
         if (table.offset_magnitude >= 0).any():
-            self._unfinished[digest] = table
+            self._without_factors[digest] = table
         return self._arena.enter(digest, table, start, size_bytes // self._element_bytes)
 
-    def _finish(self, digest: str, resident: Resident) -> None:
-        """A no-op for what is finished. What steps that are queued from now on read is there."""
-        table = self._unfinished.pop(digest, None)
+    def _ensure_factors(self, digest: str, resident: Resident) -> None:
+        """Of DoRA, for steps queued from now on. The adapter is there, or the main stream waits for all of it."""
+        table = self._without_factors.get(digest)
         if table is not None:
-            assert self._finish_magnitudes is not None, "a DoRA adapter, and nobody to find its factors"
-            self._finish_magnitudes(table, self._arena.extent(resident))
+            assert self._find_factors is not None, "a DoRA adapter, and nobody to find its factors"
+            self._find_factors(table, self._arena.extent(resident))
+            del self._without_factors[digest]
 
     def _is_on_its_way(self, digest: str) -> bool:
         return self._transit is not None and digest in self._transit
@@ -359,7 +360,7 @@ class AdapterMemory:
 
     def _evict(self, digest: str) -> None:
         self._arena.evict(digest)
-        self._unfinished.pop(digest, None)
+        self._without_factors.pop(digest, None)
         if self._transit is not None:
             self._transit.note_evicted(digest)
 

@@ -9,7 +9,7 @@ from loraserve_kernels.choose_backend import choose_backend
 from loraserve_kernels.int8_weight import rounded_to_int8
 from torch import Tensor
 
-from loraserve.models.dora import MagnitudeLinears, finish_magnitudes, squared_norms
+from loraserve.models.dora import DoraGroup, find_factors, squared_norms
 
 IN_FEATURES = 40
 OUT_FEATURES = (24, 8, 16)
@@ -47,7 +47,7 @@ class Case:
         linear = backend.linear(weight, self.bias, keep_weight=False, int8=int8)
         norms = squared_norms(weight, backend.rounded_to_int8 if int8 else None)
         group = LoraGroup(1, 2, IN_FEATURES, OUT_FEATURES)
-        self.linears = MagnitudeLinears(linear, self.bias, norms, group)
+        self.linears = DoraGroup(linear, self.bias, norms, group)
         self.a = [(of_a * random(rank, IN_FEATURES) / IN_FEATURES**0.5).to(dtype) for rank in ranks]
         self.b = [
             (of_b * random(rank, n) / max(rank, 1) ** 0.5).to(dtype)
@@ -112,7 +112,7 @@ def difference(case: Case, member: int) -> float:
 @pytest.mark.parametrize("ranks", [(1, 1, 1), (4, 9, 2), (70, 130, 64)])
 def test_factors_are_magnitudes_over_norms(dtype: torch.dtype, bias: float, ranks: tuple[int, ...]) -> None:
     case = Case(dtype, ranks, bias=bias)
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     for member in range(3):
         assert difference(case, member) <= TOLERANCE[dtype]
 
@@ -134,7 +134,7 @@ def test_values_whose_squares_leave_the_dtype_have_their_factors(
 ) -> None:
     """An engine ended with the server when an upload of such was tried on it."""
     case = Case(dtype, (4, 9, 2), bias=bias, of_a=of_a, of_b=of_b, of_scaling=of_scaling)
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     for member in range(3):
         assert difference(case, member) <= 2 * TOLERANCE[dtype]
 
@@ -142,7 +142,7 @@ def test_values_whose_squares_leave_the_dtype_have_their_factors(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_with_weights_in_eight_bits_norms_are_of_what_is_multiplied(dtype: torch.dtype) -> None:
     case = Case(dtype, (4, 9, 2), bias=1.0, int8=True)
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     for member in range(3):
         assert difference(case, member) <= TOLERANCE[dtype]
 
@@ -150,7 +150,7 @@ def test_with_weights_in_eight_bits_norms_are_of_what_is_multiplied(dtype: torch
 def test_nothing_else_is_changed() -> None:
     case = Case(torch.bfloat16, (4, 0, 3), is_dora=(False, False, True))
     before = case.values.clone()
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     start = case.offset_magnitude[2]
     is_changed = case.values.view(torch.int16) != before.view(torch.int16)
     assert not is_changed[:start].any()
@@ -161,7 +161,7 @@ def test_nothing_else_is_changed() -> None:
 def test_plain_adapters_are_left_alone() -> None:
     case = Case(torch.float32, (4, 2, 3), is_dora=(False, False, False))
     before = case.values.clone()
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     assert torch.equal(case.values.view(torch.int32), before.view(torch.int32))
 
 
@@ -170,7 +170,7 @@ def test_outputs_whose_weights_are_all_zero_stay_zero() -> None:
     case = Case(torch.float32, (4, 2, 3))
     case.linears.squared_norms[0] = 0
     case.values[case.table.offset_b[2] : case.table.offset_b[2] + 4 * OUT_FEATURES[0]].view(4, -1)[:, 0] = 0
-    finish_magnitudes([case.linears], case.table, case.values)
+    find_factors([case.linears], case.table, case.values)
     factors, _ = case.found(0)
     assert factors[0] == 0
     assert factors[1:].isfinite().all()

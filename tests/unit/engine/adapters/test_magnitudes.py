@@ -38,9 +38,7 @@ def memory(request: pytest.FixtureRequest, finisher: Finisher, tmp_path: Path) -
     """Of six units, with all three adapters, which take seven."""
     accelerator = None if request.param == "cpu" else HostAccelerator()
     host_tier_units = 10 if request.param == "host_tier" else 0
-    memory = make_adapter_memory(
-        6, accelerator=accelerator, host_tier_units=host_tier_units, finish_magnitudes=finisher
-    )
+    memory = make_adapter_memory(6, accelerator=accelerator, host_tier_units=host_tier_units, find_factors=finisher)
     for adapter in ADAPTERS:
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
     return memory
@@ -100,7 +98,7 @@ def test_what_was_prefetched_and_left_before_its_use_is_not_asked_for(
 
 
 def test_one_that_is_being_copied_is_not_acquired(finisher: Finisher, tmp_path: Path) -> None:
-    memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, finish_magnitudes=finisher)
+    memory = make_adapter_memory(8, accelerator=HostAccelerator(), host_tier_units=8, find_factors=finisher)
     for adapter in (DORA, PLAIN):
         memory.add(adapter.digest, str(adapter.write(tmp_path)))
         load_into_tier(memory, adapter)
