@@ -1053,6 +1053,21 @@ class TestAuth:
             other_tenant = client.get("/v1/models", headers={"x-tenant": "shared"})
             assert (other_tenant.status_code, error_of(other_tenant)["code"]) == (403, "forbidden")
 
+    def test_of_two_keys_none_is_chosen(self, locked: LiveServer) -> None:
+        asked = {"model": "sql", "prompt": "x", "max_tokens": 1}
+        for bearer, own, status in (
+            (f"Bearer {self.KEY}", "other", 401),
+            (f"Bearer {self.KEY}", "wrong", 401),
+            ("Bearer wrong", self.KEY, 401),
+            (f"Bearer {self.KEY}", self.KEY, 200),
+            ("Bearer", self.KEY, 200),
+            ("Basic eDp5", self.KEY, 200),
+        ):
+            headers = {"authorization": bearer, "x-api-key": own}
+            response = httpx.post(f"{locked.url}/v1/completions", json=asked, headers=headers)
+            assert response.status_code == status, headers
+            assert self.KEY not in response.text
+
     def test_the_key_opens_it(self, locked: LiveServer) -> None:
         with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=self.KEY, max_retries=0) as client:
             assert client.completions.create(model="sql", prompt="x").choices

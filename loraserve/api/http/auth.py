@@ -37,6 +37,8 @@ class KeyCredentials:
         self._authenticator = authenticator
 
     async def principal(self, connection: ASGIConnection) -> Principal | None:
+        if not self._authenticator.is_open:
+            _check_one_key(connection)
         return await self._authenticator.authenticate(given_key(connection), connection.headers.get(TENANT_HEADER))
 
 
@@ -118,7 +120,19 @@ def address_of(connection: ASGIConnection) -> str:
 
 
 def given_key(connection: ASGIConnection) -> str | None:
+    """The key as sent; "" and None are none. Of two that differ, the one behind "Bearer"."""
+    bearer, own = _given_keys(connection)
+    return own if not bearer and own is not None else bearer
+
+
+def _check_one_key(connection: ASGIConnection) -> None:
+    bearer, own = _given_keys(connection)
+    if bearer and own and bearer != own:
+        message = "Two API keys were sent, as 'Authorization: Bearer' and as 'x-api-key', and they differ. Send one."
+        raise ServingError(ErrorCode.INVALID_API_KEY, message)
+
+
+def _given_keys(connection: ASGIConnection) -> tuple[str | None, str | None]:
+    """What stands behind "Bearer", and `x-api-key`."""
     scheme, _, token = connection.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return token.strip()
-    return connection.headers.get("x-api-key")
+    return token.strip() if scheme.lower() == "bearer" else None, connection.headers.get("x-api-key")
