@@ -16,6 +16,7 @@ from loraserve.api.routes import (
     keys,
     live,
     lorax,
+    messages,
     metrics,
     models,
     requests,
@@ -42,6 +43,7 @@ from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
+from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
@@ -60,6 +62,10 @@ ROUTES: list[HTTPRouteHandler] = [
     responses.create_response,
     responses.create_adapter_response,
     responses.find_response,
+    messages.create_message,
+    messages.create_adapter_message,
+    messages.count_tokens,
+    messages.count_adapter_tokens,
     embeddings.create_embeddings,
     embeddings.create_adapter_embeddings,
     tokenize.tokenize,
@@ -132,6 +138,8 @@ BODIES: list[type[msgspec.Struct]] = [
     CompletionRequest,
     ChatCompletionRequest,
     ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
     EmbeddingRequest,
     TokenizeRequest,
     DetokenizeRequest,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import anthropic
 import lorax
 import openai
 import pytest
@@ -85,6 +86,15 @@ def test_what_one_way_brings_in_every_client_is_answered_by(
         chat = api.chat.completions.create(model=name, messages=user(PROMPT), temperature=0, max_tokens=40)  # pyright: ignore
         assert chat.choices[0].message.content == ANSWER
         assert name in [model.id for model in api.models.list()]
+
+    with anthropic.Anthropic(base_url=url, api_key=bench.key, max_retries=0, timeout=WAIT_S) as claude:
+        message = claude.messages.create(
+            model=name,
+            messages=user(PROMPT),
+            max_tokens=40,
+            extra_body={"temperature": 0},  # pyright: ignore
+        )
+        assert [block.text for block in message.content if block.type == "text"] == [ANSWER]
 
     tgi = lorax.Client(url, headers={"Authorization": f"Bearer {bench.key}"}, timeout=int(WAIT_S))
     assert tgi.generate(templated(PROMPT), adapter_id=name, max_new_tokens=40).generated_text == ANSWER

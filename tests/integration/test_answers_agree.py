@@ -1,4 +1,4 @@
-"""Whatever a model writes, a chat and a response say the same of it, whole and streamed."""
+"""Whatever a model writes, a chat, a response and a message say the same of it, whole and streamed."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration import test_messages_api
 from tests.integration.test_reasoning import ADD, CALL, TEMPLATE, TOKENIZER
 from tests.integration.test_responses_api import events_of, without_call_ids
 from tests.support.fake_engine_client import FakeEngine, make_model
@@ -39,7 +40,7 @@ FIELDS = st.fixed_dictionaries(
 class Said(NamedTuple):
     reasoning: str
     content: str
-    calls: list[tuple[str, str]]
+    calls: list[tuple[str, Any]]
     num_tokens: int
     num_reasoning_tokens: int
 
@@ -134,6 +135,83 @@ def test_what_is_said_does_not_depend_on_how_it_is_asked(
     assert reason == "length" or {item["type"] for item in cut_off} <= {"function_call"}
     assert whole["status"] == ("incomplete" if reason == "length" or cut_off else "completed")
     assert reason != "tool_calls" or not cut_off
+    message = http.post("/v1/messages", json=(in_message := asked | of_message(choice, num_tokens)))
+    told = message.raise_for_status().json()
+    events = test_messages_api.events_of(
+        http.post("/v1/messages", json=in_message | {"stream": True}).raise_for_status().text
+    )
+    assert put_together(events) == without_ids(told)
+    assert said_by(told) == said_as_message(said)
+    has_called = bool(said.calls) and not cut_off
+    if reason == "length":
+        assert told["stop_reason"] == "max_tokens"
+    elif has_called:
+        assert told["stop_reason"] == "tool_use"
+    else:
+        is_stopped = told["stop_sequence"] is not None
+        assert told["stop_reason"] == ("stop_sequence" if is_stopped else "end_turn")
+        assert not is_stopped or told["stop_sequence"] == fields["stop"]
+
+
+def said_as_message(said: Said) -> Said:
+    """Arguments as input has them."""
+    calls: list[tuple[str, Any]] = []
+    for name, arguments in said.calls:
+        try:
+            given = json.loads(arguments or "{}")
+        except json.JSONDecodeError:
+            given = None
+        calls.append((name, given if isinstance(given, dict) else {"INVALID_JSON": arguments}))
+    return said._replace(calls=calls)
+
+
+def said_by(message: Any) -> Said:
+    def texts_of(kind: str) -> str:
+        return "".join(block[kind] for block in message["content"] if block["type"] == kind)
+
+    calls = [(block["name"], block["input"]) for block in message["content"] if block["type"] == "tool_use"]
+    usage = message["usage"]
+    numbers = usage["output_tokens"], usage["output_tokens_details"]["thinking_tokens"]
+    return Said(texts_of("thinking"), texts_of("text"), calls, *numbers)
+
+
+def put_together(events: list[Any]) -> Any:
+    """Of the events of a stream, the message without the ids of its calls."""
+    start, *events, told, stop = events
+    message, blocks = start["message"], []
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(blocks)
+                blocks.append(event["content_block"] | {"written": ""})
+            case "content_block_delta":
+                assert event["index"] == len(blocks) - 1
+                delta = event["delta"]
+                for kind in ("text", "thinking", "signature"):
+                    if kind in delta:
+                        blocks[-1][kind] += delta[kind]
+                blocks[-1]["written"] += delta.get("partial_json", "")
+            case _:
+                assert event == {"type": "content_block_stop", "index": len(blocks) - 1}
+    for block in blocks:
+        written = block.pop("written")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(written)
+    assert stop == {"type": "message_stop"}
+    return without_ids(message | {"content": blocks} | told["delta"] | {"usage": told["usage"]})
+
+
+def without_ids(message: Any) -> Any:
+    blocks = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
+    return message | {"content": blocks}
+
+
+def of_message(choice: Any, num_tokens: int) -> dict[str, Any]:
+    kinds: Any = {"auto": "auto", "required": "any", "none": "none"}
+    tool_choice = {"type": "tool", "name": "add"} if isinstance(choice, dict) else {"type": kinds[choice]}
+    tools = [{"name": "add", "input_schema": ADD["function"]["parameters"]}]
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    return {"messages": messages, "tools": tools, "tool_choice": tool_choice, "max_tokens": num_tokens}
 
 
 def of_chat(choice: Any, num_tokens: int) -> dict[str, Any]:

@@ -1038,6 +1038,9 @@ class TestAuth:
                     assert response.headers["www-authenticate"] == "Bearer"
                     if path in self.OF_LORAX:
                         assert response.json()["error_type"] == "authentication_error"
+                    elif "/v1/messages" in path:
+                        error = response.json()
+                        assert (error["type"], error["error"]["type"]) == ("error", "authentication_error"), path
                     else:
                         error = error_of(response)
                         assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error"), path

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -16,6 +17,7 @@ from tokenizers import AddedToken
 from loraserve.engine.request import GrammarReasoning
 from loraserve.serving.text.reasoning import ReasoningFormat
 from loraserve.serving.tool_calls.formats import ToolCallFormat
+from tests.integration import test_messages_api
 from tests.integration.test_responses_api import events_of, without_call_ids
 from tests.support.fake_engine_client import FakeEngine, make_model, make_tokenizer
 from tests.support.live_server import LiveServer, live_server, make_settings
@@ -202,6 +204,80 @@ class TestChats:
         said: Any = {"role": "assistant", "content": "It is "}
         choice = client.chat.completions.create(model="tiny", messages=[USER, said], extra_body=fields).choices[0]
         assert (choice.message.content, choice.message.to_dict()["reasoning_content"]) == ("4", None)
+
+
+class TestMessages:
+    """Anthropic's API."""
+
+    @pytest.fixture
+    def messages(self, server: LiveServer) -> Iterator[Callable[..., anthropic.types.Message]]:
+        """An answer that is the same streamed."""
+        with anthropic.Anthropic(base_url=server.url, api_key="anything", max_retries=0) as client:
+
+            def ask(**fields: Any) -> anthropic.types.Message:
+                extra = {"request_id": "r1", **fields.pop("extra", {})}
+                asked: Any = {**ASKED, "max_tokens": 90, **fields, "extra_body": extra}
+                whole = client.messages.create(**asked)
+                streamed = test_messages_api.put_together(client, **asked)
+                assert test_messages_api.without_call_ids(streamed) == test_messages_api.without_call_ids(whole)
+                return whole
+
+            yield ask
+
+    @pytest.mark.parametrize(
+        ("text", "fields", "said"),
+        [
+            ("<think>\nTwo and two.\n</think>\n\n4", {}, [("thinking", "Two and two."), ("text", "4")]),
+            ("Two and two.\n</think>\n\n4", BEGUN, [("thinking", "Two and two."), ("text", "4")]),
+            ("4 </think>", {}, [("text", "4 </think>")]),
+            ("Two and", BEGUN, [("thinking", "Two and")]),
+            ("<think></think>", {}, []),
+        ],
+    )
+    def test_thinking_is_a_block_of_its_own(
+        self, messages: Callable[..., Any], answer: Callable[..., None], text: str, fields: Any, said: Any
+    ) -> None:
+        answer(text)
+        message = messages(extra=fields)
+        assert [(block.type, getattr(block, block.type)) for block in message.content] == said
+        thoughts = [block for block in message.content if block.type == "thinking"]
+        assert {block.signature for block in thoughts} <= {"unsigned"}
+        assert (message.usage.output_tokens_details.thinking_tokens > 0) == bool(thoughts or "<think>" in text)
+
+    def test_it_comes_before_calls_and_can_be_sent_back(
+        self, server: LiveServer, messages: Callable[..., Any], answer: Callable[..., None]
+    ) -> None:
+        answer(f"<think>I add.</think>\n{CALL}")
+        tool: Any = {"name": "add", "input_schema": {"type": "object"}}
+        thinking: Any = {"type": "enabled", "budget_tokens": 89}
+        message = messages(tools=[tool], thinking=thinking)
+        assert [block.type for block in message.content] == ["thinking", "tool_use"]
+        assert message.stop_reason == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": message.content[1].id, "content": "3"}
+        said = [USER, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+        messages(tools=[tool], thinking=thinking, messages=said)
+        prompt = TOKENIZER.decode(server.engine.requests[-1].prompt_token_ids, skip_special_tokens=False)
+        assert "<think>I add.</think>" in prompt
+
+    def test_what_cannot_be_kept_is_refused(
+        self, http: httpx.Client, messages: Callable[..., Any], answer: Callable[..., None]
+    ) -> None:
+        answer("4")
+        messages(thinking={"type": "disabled"})
+        for fields, message in (
+            (
+                {"thinking": {"type": "disabled"}, **BEGUN},
+                "'thinking.type' is 'disabled', but this model's answers begin",
+            ),
+            ({"thinking": {"type": "enabled", "budget_tokens": 50}}, "Send 89, or the type 'adaptive'"),
+            (
+                {"output_config": {"effort": "low"}},
+                "'output_config.effort' is 'low'; the model's chat template knows no",
+            ),
+        ):
+            refused = http.post("/v1/messages", json={**ASKED, "max_tokens": 90, **fields})
+            assert refused.status_code == 400
+            assert message in refused.json()["error"]["message"]
 
 
 def test_efforts(http: httpx.Client) -> None:

@@ -86,6 +86,46 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/adapters/{adapter}/v1/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateAdapterMessage
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1MessagesCreateAdapterMessage"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/adapters/{adapter}/v1/messages/count_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CountAdapterTokens
+         * @description Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["AdaptersV1MessagesCountTokensCountAdapterTokens"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/adapters/{adapter}/v1/models": {
         parameters: {
             query?: never;
@@ -994,6 +1034,50 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CreateMessage
+         * @description Anthropic's API: a conversation goes on with the messages so far.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1MessagesCreateMessage"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/messages/count_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * CountTokens
+         * @description How many tokens the prompt of such a message has.
+         *
+         *     Needs a key with the role `infer` or `operator` or `admin`.
+         */
+        post: operations["V1MessagesCountTokensCountTokens"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/models": {
         parameters: {
             query?: never;
@@ -1641,6 +1725,35 @@ export interface components {
             id: number;
             text: string;
             logprob: number;
+        };
+        /** AnswerText */
+        AnswerText: {
+            text: string;
+            /** @constant */
+            type: "text";
+        };
+        /**
+         * AnswerThinking
+         * @description What the model thought first, of a server that tells it apart (--reasoning-parser).
+         */
+        AnswerThinking: {
+            thinking: string;
+            /** @description Always "unsigned": nothing is signed. */
+            signature: string;
+            /** @constant */
+            type: "thinking";
+        };
+        /** AnswerToolUse */
+        AnswerToolUse: {
+            /** @description What the result of the call has to name. */
+            id: string;
+            name: string;
+            /** @description What the model wrote if that is a JSON object, else {"INVALID_JSON": what it wrote}. */
+            input: {
+                [key: string]: unknown;
+            };
+            /** @constant */
+            type: "tool_use";
         };
         /**
          * ArenaExtent
@@ -2346,6 +2459,88 @@ export interface components {
             alternative_tokens?: components["schemas"]["AlternativeToken"][];
         };
         /**
+         * Message
+         * @example {
+         *       "type": "message",
+         *       "id": "msg_5f3a9f1e6b0c4b0d",
+         *       "role": "assistant",
+         *       "model": "sql",
+         *       "content": [
+         *         {
+         *           "type": "text",
+         *           "text": "SELECT count(*) FROM orders;"
+         *         }
+         *       ],
+         *       "stop_reason": "end_turn",
+         *       "stop_sequence": null,
+         *       "usage": {
+         *         "input_tokens": 5,
+         *         "output_tokens": 9,
+         *         "cache_read_input_tokens": 16,
+         *         "cache_creation_input_tokens": 0
+         *       }
+         *     }
+         */
+        Message: {
+            id: string;
+            /** @default assistant */
+            role: string;
+            model: string;
+            content?: (components["schemas"]["AnswerText"] | components["schemas"]["AnswerThinking"] | components["schemas"]["AnswerToolUse"])[];
+            /**
+             * @description "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence" or "tool_use"; null where a stream
+             *     begins.
+             */
+            stop_reason?: string | null;
+            /** @description Which one, of "stop_sequence". */
+            stop_sequence?: string | null;
+            usage: components["schemas"]["MessageUsage"];
+            /** @constant */
+            type: "message";
+        };
+        /**
+         * MessageError
+         * @example {
+         *       "type": "error",
+         *       "error": {
+         *         "type": "not_found_error",
+         *         "message": "The model 'sql' does not exist."
+         *       },
+         *       "request_id": "5f3a9f1e6b0c4b0d"
+         *     }
+         */
+        MessageError: {
+            error: components["schemas"]["MessageErrorDetail"];
+            request_id: string;
+            /** @constant */
+            type: "error";
+        };
+        /** MessageErrorDetail */
+        MessageErrorDetail: {
+            type: string;
+            message: string;
+            /** @description Where `thread` is refused. */
+            details?: components["schemas"]["ThreadRefusal"];
+        };
+        /**
+         * MessageUsage
+         * @description The prompt's tokens are `input_tokens` and `cache_read_input_tokens` together.
+         */
+        MessageUsage: {
+            /** @description Of the prompt, those that were computed. */
+            input_tokens: number;
+            output_tokens: number;
+            /** @description Of the prompt, those that were cached. */
+            cache_read_input_tokens: number;
+            /**
+             * @description Of a cache that is paid for, which there is not.
+             * @default 0
+             */
+            cache_creation_input_tokens: number;
+            /** @description Where reasoning is told apart. */
+            output_tokens_details?: components["schemas"]["OutputTokens"];
+        };
+        /**
          * ModelCard
          * @example {
          *       "id": "sql",
@@ -2468,6 +2663,10 @@ export interface components {
             /** @default output_text */
             type: string;
         };
+        /** OutputTokens */
+        OutputTokens: {
+            thinking_tokens: number;
+        };
         /** OutputTokensDetails */
         OutputTokensDetails: {
             /**
@@ -2557,7 +2756,7 @@ export interface components {
             /** @description Null: the base model. */
             adapter: string | null;
             version: number | null;
-            /** @description "chat.completions", "completions", "embeddings", "generate" or "responses". */
+            /** @description "chat.completions", "completions", "embeddings", "generate", "messages" or "responses". */
             route: string;
             /** @description "running", or how it ended: "stop", "length", "abort", "error" or "lost" (its server was killed). */
             state: string;
@@ -2881,11 +3080,35 @@ export interface components {
          */
         TenantState: "active" | "suspended" | "draining" | "deleted" | "erased";
         /**
+         * ThreadRefusal
+         * @description After it, Anthropic's clients send the messages so far.
+         */
+        ThreadRefusal: {
+            /** @default thread_unsupported_request */
+            error_code: string;
+            /**
+             * @default [
+             *       "thread"
+             *     ]
+             */
+            unsupported: string[];
+        };
+        /**
          * Tier
          * @description Where an adapter's bytes are, from far to near.
          * @enum {unknown}
          */
         Tier: "device" | "disk" | "host";
+        /**
+         * TokenCount
+         * @example {
+         *       "input_tokens": 21
+         *     }
+         */
+        TokenCount: {
+            /** @description Of the prompt, cached or not. */
+            input_tokens: number;
+        };
         /**
          * TokenizeResponse
          * @example {
@@ -4078,6 +4301,393 @@ export interface components {
             summary?: unknown;
         };
         /**
+         * MessagesRequest
+         * @example {
+         *       "model": "sql",
+         *       "system": "Answer in SQL.",
+         *       "messages": [
+         *         {
+         *           "role": "user",
+         *           "content": "How many orders were there yesterday?"
+         *         }
+         *       ],
+         *       "max_tokens": 64
+         *     }
+         */
+        MessagesRequest: {
+            guided_decoding_backend?: unknown;
+            bad_words?: unknown;
+            early_stopping?: unknown;
+            kv_transfer_params?: unknown;
+            length_penalty?: unknown;
+            logits_processors?: unknown;
+            spaces_between_special_tokens?: unknown;
+            use_beam_search?: unknown;
+            vllm_xargs?: unknown;
+            /**
+             * @description The base model's name or an adapter's: `name`, `name@v3`, `name@alias`, each also as `base:name`.
+             * @default null
+             */
+            model: string | null;
+            /** @default null */
+            stream: boolean | null;
+            /** @default null */
+            temperature: number | null;
+            /** @default null */
+            top_p: number | null;
+            /** @default null */
+            top_k: number | null;
+            /** @default null */
+            min_p: number | null;
+            /** @default null */
+            presence_penalty: number | null;
+            /** @default null */
+            frequency_penalty: number | null;
+            /** @default null */
+            repetition_penalty: number | null;
+            /** @default null */
+            logit_bias: {
+                [key: string]: number;
+            } | null;
+            /** @default null */
+            allowed_token_ids: number[] | null;
+            /** @default null */
+            seed: number | null;
+            /** @default null */
+            stop: string | string[] | null;
+            /** @default null */
+            stop_token_ids: number[] | null;
+            /** @default false */
+            include_stop_str_in_output: boolean;
+            /** @default false */
+            ignore_eos: boolean;
+            /** @default null */
+            min_tokens: number | null;
+            /** @default true */
+            skip_special_tokens: boolean;
+            /**
+             * @description Holds the answer to a JSON schema, a regular expression, a choice of texts or a grammar.
+             * @default null
+             */
+            structured_outputs: components["schemas"]["StructuredOutputs"] | null;
+            /**
+             * @description Keep this many of the prompt's last tokens; -1 = as many as fit beside the longest answer, or
+             *     beside one token where it has no limit.
+             * @default null
+             */
+            truncate_prompt_tokens: number | null;
+            /** @default null */
+            add_special_tokens: boolean | null;
+            /**
+             * @description Prefixes are shared only with requests of the same salt.
+             * @default null
+             */
+            cache_salt: string | null;
+            /**
+             * @description Only 0.
+             * @default null
+             */
+            priority: number | null;
+            /** @default null */
+            request_id: string | null;
+            /**
+             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` is given.
+             * @default null
+             */
+            user: string | null;
+            /** @default null */
+            safety_identifier: string | null;
+            /** @default null */
+            prompt_cache_key: string | null;
+            /**
+             * @description Only false.
+             * @default null
+             */
+            store: boolean | null;
+            /**
+             * @description Only "auto" or "standard_only"; without effect.
+             * @default null
+             */
+            service_tier: string | null;
+            /** @description At most: an answer for which the model's context has less room ends with "model_context_window_exceeded". */
+            max_tokens: number;
+            /** @description If the last one is the assistant's, the answer goes on with it. */
+            messages: components["schemas"]["InputMessage"][];
+            /** @default null */
+            system: string | components["schemas"]["TextBlock"][] | null;
+            /**
+             * @description Also taken as `stop`.
+             * @default null
+             */
+            stop_sequences: string[] | null;
+            /** @default null */
+            tools: components["schemas"]["MessageTool"][] | null;
+            /**
+             * @description By default "auto". With "none" the model is not shown the tools.
+             * @default null
+             */
+            tool_choice: components["schemas"]["MessageToolChoice"] | null;
+            /** @default null */
+            thinking: components["schemas"]["Thinking"] | null;
+            /** @default null */
+            output_config: components["schemas"]["OutputConfig"] | null;
+            /** @default null */
+            metadata: components["schemas"]["MessageMetadata"] | null;
+            /**
+             * @description More variables of the model's chat template, such as {"enable_thinking": false}.
+             * @default null
+             */
+            chat_template_kwargs: {
+                [key: string]: unknown;
+            } | null;
+            /**
+             * @description Without effect: prefixes are always cached.
+             * @default null
+             */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            container?: unknown;
+            context_management?: unknown;
+            diagnostics?: unknown;
+            inference_geo?: unknown;
+            mcp_servers?: unknown;
+            speed?: unknown;
+            thread?: unknown;
+        };
+        /** InputMessage */
+        InputMessage: {
+            /** @description "user", "assistant" or "system". */
+            role: string;
+            content: string | (components["schemas"]["TextBlock"] | components["schemas"]["ThinkingBlock"] | components["schemas"]["RedactedThinkingBlock"] | components["schemas"]["ToolUseBlock"] | components["schemas"]["ToolResultBlock"])[];
+        };
+        /** TextBlock */
+        TextBlock: {
+            /** @enum {unknown} */
+            type: "text";
+            text: string;
+            /**
+             * @description Without effect: prefixes are always cached.
+             * @default null
+             */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            citations?: unknown;
+        };
+        /**
+         * ThinkingBlock
+         * @description Of the assistant, as answers have it. The model's template says whether the model is shown it.
+         */
+        ThinkingBlock: {
+            /** @enum {unknown} */
+            type: "thinking";
+            thinking: string;
+            /**
+             * @description Without effect: nothing is signed.
+             * @default null
+             */
+            signature: string | null;
+        };
+        /**
+         * RedactedThinkingBlock
+         * @description Of another server's answer. Left out: only that server can read it.
+         */
+        RedactedThinkingBlock: {
+            /** @enum {unknown} */
+            type: "redacted_thinking";
+            data: string;
+        };
+        /**
+         * ToolUseBlock
+         * @description Of the assistant: a call.
+         */
+        ToolUseBlock: {
+            /** @enum {unknown} */
+            type: "tool_use";
+            id: string;
+            name: string;
+            input: {
+                [key: string]: unknown;
+            };
+            /**
+             * @description Without effect: prefixes are always cached.
+             * @default null
+             */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            caller?: unknown;
+            toolset_name?: unknown;
+        };
+        /**
+         * ToolResultBlock
+         * @description Of the user: what a call gave.
+         */
+        ToolResultBlock: {
+            /** @enum {unknown} */
+            type: "tool_result";
+            tool_use_id: string;
+            /** @default null */
+            content: string | components["schemas"]["TextBlock"][] | null;
+            /**
+             * @description True: the model is shown "Error: " before the content.
+             * @default null
+             */
+            is_error: boolean | null;
+            /**
+             * @description Without effect: prefixes are always cached.
+             * @default null
+             */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            toolset_name?: unknown;
+        };
+        /** MessageTool */
+        MessageTool: {
+            name: string;
+            /** @description A JSON Schema. */
+            input_schema: {
+                [key: string]: unknown;
+            };
+            /** @default null */
+            description: string | null;
+            /**
+             * @description Only "custom".
+             * @default null
+             */
+            type: string | null;
+            /**
+             * @description Without effect: input always follows the schema where `tool_choice` is "any" or "tool", and is what the model
+             *     writes where it is "auto".
+             * @default null
+             */
+            strict: boolean | null;
+            /**
+             * @description True: input is streamed as it is written, whether or not it becomes a JSON object. Else it comes in one piece.
+             * @default null
+             */
+            eager_input_streaming: boolean | null;
+            /**
+             * @description Without effect: prefixes are always cached.
+             * @default null
+             */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            allowed_callers?: unknown;
+            defer_loading?: unknown;
+            input_examples?: unknown;
+        };
+        /** MessageToolChoice */
+        MessageToolChoice: {
+            /** @description "auto", which needs a server with --tool-call-parser, "any", "tool", which do not, or "none". */
+            type: string;
+            /**
+             * @description Of "tool".
+             * @default null
+             */
+            name: string | null;
+            /**
+             * @description True: one call at most; of several that the model writes, the first.
+             * @default null
+             */
+            disable_parallel_tool_use: boolean | null;
+        };
+        /** Thinking */
+        Thinking: {
+            /**
+             * @description "enabled" and "disabled" set `enable_thinking` where the model's chat template knows it; "adaptive" leaves it to
+             *     the template.
+             */
+            type: string;
+            /**
+             * @description Of "enabled". Where reasoning is told apart (--reasoning-parser), at least `max_tokens` - 1: it is not ended
+             *     earlier.
+             * @default null
+             */
+            budget_tokens: number | null;
+            /**
+             * @description Only "summarized": thinking is told, and as it is.
+             * @default null
+             */
+            display: string | null;
+        };
+        /** OutputConfig */
+        OutputConfig: {
+            /**
+             * @description Holds the answer to a JSON schema. It does not say so to the model: the system prompt should.
+             * @default null
+             */
+            format: components["schemas"]["MessageFormat"] | null;
+            /**
+             * @description Where the model's chat template knows it; "high" everywhere, as it is what holds without it.
+             * @default null
+             */
+            effort: string | null;
+            task_budget?: unknown;
+        };
+        /** MessageFormat */
+        MessageFormat: {
+            /** @enum {unknown} */
+            type: "json_schema";
+            schema: Record<string, never>;
+        };
+        /** MessageMetadata */
+        MessageMetadata: {
+            /**
+             * @description Whom a canary of an adapter sticks to, unless `safety_identifier` or `user` is given.
+             * @default null
+             */
+            user_id: string | null;
+        };
+        /**
+         * CountTokensRequest
+         * @description What a message's prompt is made of.
+         * @example {
+         *       "model": "sql",
+         *       "system": "Answer in SQL.",
+         *       "messages": [
+         *         {
+         *           "role": "user",
+         *           "content": "How many orders were there yesterday?"
+         *         }
+         *       ]
+         *     }
+         */
+        CountTokensRequest: {
+            messages: components["schemas"]["InputMessage"][];
+            /** @default null */
+            model: string | null;
+            /** @default null */
+            system: string | components["schemas"]["TextBlock"][] | null;
+            /** @default null */
+            tools: components["schemas"]["MessageTool"][] | null;
+            /** @default null */
+            tool_choice: components["schemas"]["MessageToolChoice"] | null;
+            /** @default null */
+            thinking: components["schemas"]["Thinking"] | null;
+            /**
+             * @description Its format is no part of the prompt.
+             * @default null
+             */
+            output_config: components["schemas"]["OutputConfig"] | null;
+            /** @default null */
+            chat_template_kwargs: {
+                [key: string]: unknown;
+            } | null;
+            /** @default null */
+            add_special_tokens: boolean | null;
+            /** @default null */
+            cache_control: {
+                [key: string]: unknown;
+            } | null;
+            context_management?: unknown;
+            mcp_servers?: unknown;
+            speed?: unknown;
+        };
+        /**
          * EmbeddingRequest
          * @description Names and meaning as in OpenAI's API and vLLM's extensions of it.
          * @example {
@@ -5133,6 +5743,292 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    AdaptersV1MessagesCreateAdapterMessage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["MessagesRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Message"];
+                };
+            };
+            /** @description The request is refused; the message names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+        };
+    };
+    AdaptersV1MessagesCountTokensCountAdapterTokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                adapter: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CountTokensRequest"];
+            };
+        };
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenCount"];
+                };
+            };
+            /** @description The request is refused; the message names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
                 };
             };
         };
@@ -11224,6 +12120,288 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ErrorResponse"];
+                };
+            };
+        };
+    };
+    V1MessagesCreateMessage: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["MessagesRequest"];
+            };
+        };
+        responses: {
+            /** @description The answer; with `stream`, server-sent events of its chunks. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Message"];
+                };
+            };
+            /** @description The request is refused; the message names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+        };
+    };
+    V1MessagesCountTokensCountTokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["CountTokensRequest"];
+            };
+        };
+        responses: {
+            /** @description Request fulfilled, document follows */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenCount"];
+                };
+            };
+            /** @description The request is refused; the message names the field. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The API key is missing or wrong. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The key's role, the tenant's state, the origin or the host does not allow it. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It does not exist, or it is another tenant's. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The method is not allowed here. */
+            405: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is in another state than this needs, or others changed it at the same time. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description It is not at the revision that If-Match names. */
+            412: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The body is not application/json. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description A limit is reached. `retry-after` says when to try again. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The URL and headers are too large. */
+            431: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The server failed. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
+                };
+            };
+            /** @description The engine or Redis is not running, or the server is shutting down. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MessageError"];
                 };
             };
         };

@@ -26,10 +26,10 @@ def with_reasoning(
         return prompt, text
     marks, token_text = MARKS[runtime.settings.reasoning_parser], runtime.tokenizer.token_text
     start = ReasoningStart(marks, _has_begun(marks, conversation, prompt.token_ids, token_text))
-    if start.has_begun and conversation.effort is not None and conversation.effort.is_none:
-        raise unsupported(
-            conversation.effort.param, "is 'none', but this model's answers begin with reasoning all the same."
-        )
+    effort = conversation.effort
+    if start.has_begun and effort is not None and effort.is_none:
+        message = f"is {effort.word or effort.value!r}, but this model's answers begin with reasoning all the same."
+        raise unsupported(effort.param, message)
     opening_id, closing_id = _try_token_id(runtime, marks.opening), _try_token_id(runtime, marks.closing)
     grammar = prompt.sampling.grammar
     if grammar is not None:

@@ -32,6 +32,7 @@ OPERATIONS = {
     Route.COMPLETIONS: "text_completion",
     Route.EMBEDDINGS: "embeddings",
     Route.GENERATE: "text_completion",
+    Route.MESSAGES: "chat",
     Route.RESPONSES: "chat",
 }
 PARENT_HEADERS = (b"traceparent", b"tracestate")

@@ -138,7 +138,7 @@ class SamplingChecker:
         )
         text = TextOptions(
             eos_token_ids=self._eos_token_ids,
-            stop=self._stop(request),
+            stop=self.checked_stop("stop", request.stop),
             include_stop_str_in_output=request.include_stop_str_in_output,
             skip_special_tokens=request.skip_special_tokens,
             stop_token_ids=frozenset(stop_token_ids),
@@ -206,13 +206,14 @@ class SamplingChecker:
         check_token_ids("stop_token_ids", token_ids, self._vocab_size)
         return tuple(dict.fromkeys(token_ids))
 
-    def _stop(self, request: SamplingFields) -> tuple[str, ...]:
-        stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-        check_at_most("stop", len(stop), self._limits.max_stop_strings, "strings")
+    def checked_stop(self, param: str, given: str | list[str] | None) -> tuple[str, ...]:
+        """Each stop string once. Raises `ServingError`."""
+        stop = [given] if isinstance(given, str) else given or []
+        check_at_most(param, len(stop), self._limits.max_stop_strings, "strings")
         for text in stop:
             if not text:
-                raise invalid_value("stop", "contains an empty string.")
-            check_at_most("stop", len(text), self._limits.max_stop_chars, "characters in one string")
+                raise invalid_value(param, "contains an empty string.")
+            check_at_most(param, len(text), self._limits.max_stop_chars, "characters in one string")
         return tuple(dict.fromkeys(stop))
 
 

@@ -25,6 +25,7 @@ from loraserve.api.inference.identity import server_version
 from loraserve.api.openapi.operation_docs import document_operations
 from loraserve.api.openapi.schema_docs import document_schemas
 from loraserve.api.schemas.lorax import LoraxError
+from loraserve.api.schemas.message_answer import MessageError
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 
@@ -73,6 +74,14 @@ def lorax_error_responses() -> dict[int, ResponseSpec]:
     }
     return {
         status: ResponseSpec(LoraxError, description=text, generate_examples=False) for status, text in texts.items()
+    }
+
+
+def message_error_responses() -> dict[int, ResponseSpec]:
+    """As Anthropic's routes answer them."""
+    return {
+        status: ResponseSpec(MessageError, description=text, generate_examples=False)
+        for status, text in (_ERRORS | {400: "The request is refused; the message names the field."}).items()
     }
 
 

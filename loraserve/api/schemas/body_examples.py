@@ -16,6 +16,7 @@ from loraserve.api.schemas.completions import CompletionRequest
 from loraserve.api.schemas.embeddings import EmbeddingRequest
 from loraserve.api.schemas.keys import CreateKeyRequest, PatchKeyRequest, RotateKeyRequest
 from loraserve.api.schemas.lorax import LoraxRequest
+from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
 from loraserve.api.schemas.responses import ResponsesRequest
 from loraserve.api.schemas.session import CreateLinkRequest, CreateSessionRequest
 from loraserve.api.schemas.tenants import CreateTenantRequest, PatchTenantRequest
@@ -28,6 +29,8 @@ BODY_EXAMPLES: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionRequest: {"model": "sql", "prompt": "-- orders of yesterday\nSELECT", "max_tokens": 64, "temperature": 0},
     ChatCompletionRequest: {"model": "sql@v3", "messages": QUESTION, "stream": True, "include_metrics": True},
     ResponsesRequest: {"model": "sql", "instructions": "Answer in SQL.", "input": QUESTION, "max_output_tokens": 64},
+    MessagesRequest: {"model": "sql", "system": "Answer in SQL.", "messages": QUESTION, "max_tokens": 64},
+    CountTokensRequest: {"model": "sql", "system": "Answer in SQL.", "messages": QUESTION},
     EmbeddingRequest: {"model": "search", "input": ["orders of yesterday", "refunds"], "dimensions": 256},
     TokenizeRequest: {"model": "sql", "messages": QUESTION},
     DetokenizeRequest: {"model": "sql", "tokens": [128000, 9906]},

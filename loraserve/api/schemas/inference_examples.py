@@ -7,6 +7,14 @@ from loraserve.api.schemas.chat import ChatChoice, ChatCompletionResponse, Respo
 from loraserve.api.schemas.completions import CompletionChoice, CompletionResponse
 from loraserve.api.schemas.embeddings import Embedding, EmbeddingResponse, EmbeddingUsage
 from loraserve.api.schemas.lorax import LoraxError, LoraxResponse
+from loraserve.api.schemas.message_answer import (
+    AnswerText,
+    Message,
+    MessageError,
+    MessageErrorDetail,
+    TokenCount,
+    message_usage,
+)
 from loraserve.api.schemas.metrics import RequestMetrics
 from loraserve.api.schemas.models import AdapterCard, ModelCard, ModelPermission
 from loraserve.api.schemas.requests import RequestItem
@@ -75,6 +83,17 @@ INFERENCE_EXAMPLES: list[msgspec.Struct] = [
         tools=[],
         top_logprobs=0,
         top_p=1.0,
+    ),
+    Message(
+        id="msg_5f3a9f1e6b0c4b0d",
+        model="sql",
+        content=[AnswerText("SELECT count(*) FROM orders;")],
+        stop_reason="end_turn",
+        usage=message_usage(TokenUsage(21, 9, 16)),
+    ),
+    TokenCount(21),
+    MessageError(
+        MessageErrorDetail("not_found_error", "The model 'sql' does not exist."), request_id="5f3a9f1e6b0c4b0d"
     ),
     METRICS,
     LoraxResponse("SELECT * FROM orders;"),

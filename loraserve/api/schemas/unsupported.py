@@ -9,7 +9,7 @@ from loraserve.serving.errors import ErrorCode, ServingError
 
 ABSENT: Any = msgspec.field(default_factory=Raw)
 """No bytes at all: the field was not sent. A factory, because OpenAPI documents show defaults."""
-MAX_NEUTRAL_BYTES = 64
+MAX_NEUTRAL_BYTES = 128
 """No neutral value is longer: what is longer is not even looked into."""
 
 NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
@@ -41,7 +41,11 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     # Of responses.
     "background": (b"false",),
     "caller": (b'{"type":"direct"}',),
-    "context_management": (b"[]",),
+    "context_management": (
+        b"[]",
+        b'{"edits":[]}',
+        b'{"edits":[{"type":"clear_thinking_20251015","keep":"all"}]}',
+    ),
     "conversation": (),
     "defer_loading": (b"false",),
     "encrypted_content": (),
@@ -60,9 +64,21 @@ NEUTRAL_VALUES: dict[str, tuple[bytes, ...]] = {
     "watermark": (b"false",),
     # Of embeddings.
     "messages": (),
-    # Of messages.
+    # Of a chat's messages.
     "annotations": (b"[]",),
     "refusal": (),
+    # Of Anthropic's Messages API.
+    "allowed_callers": (b'["direct"]',),
+    "citations": (b"[]",),
+    "container": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "input_examples": (b"[]",),
+    "mcp_servers": (b"[]",),
+    "speed": (b'"standard"',),
+    "task_budget": (),
+    "thread": (),
+    "toolset_name": (),
 }
 """JSON values, without spaces, that ask for nothing; null is always one of them."""
 
@@ -73,10 +89,12 @@ NOTHING_IS_KEPT = "Nothing is kept of earlier requests: send their items with 'i
 REMEDIES = {
     "background": "Nothing is kept of an answer that nobody waits for. Leave it out.",
     "conversation": NOTHING_IS_KEPT,
+    "mcp_servers": "This server has no tools of its own. Leave it out.",
     "messages": "Send their text with 'input'.",
     "max_tool_calls": "It is for tools that a server has of its own, and this one has none. Leave it out.",
     "previous_response_id": NOTHING_IS_KEPT,
     "prompt": "No prompts are kept here: send 'instructions' and 'input'.",
+    "thread": "Nothing is kept of earlier requests: send the messages so far.",
     "truncation": "Send 'truncate_prompt_tokens': -1 to keep the last tokens that fit.",
 }
 """What to do instead, where that is more than to leave the field out."""

@@ -16,6 +16,7 @@ class Route(StrEnum):
     COMPLETIONS = "completions"
     EMBEDDINGS = "embeddings"
     GENERATE = "generate"
+    MESSAGES = "messages"
     RESPONSES = "responses"
 
 

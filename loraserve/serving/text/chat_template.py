@@ -89,6 +89,8 @@ class ChatTemplate:
             return {}
         if "reasoning_effort" in self._variables_used:
             return {"reasoning_effort": effort.value}
+        if effort.is_default:
+            return {}
         if not effort.is_none:
             message = f"'{effort.param}' is {effort.value!r}; the model's chat template knows no effort. Leave it out."
             raise ServingError(ErrorCode.UNSUPPORTED_PARAMETER, message, param=effort.param)

@@ -71,6 +71,10 @@ class ReasoningEffort:
     param: str
     """The field that asks for it."""
     value: str
+    word: str | None = None
+    """What the field says, where that is not `value`."""
+    is_default: bool = False
+    """Whether it is what holds without it: a template that knows no effort does not have to be told."""
 
     @property
     def is_none(self) -> bool:

@@ -195,6 +195,16 @@ def test_the_effort_is_said_as_the_template_knows_it() -> None:
         assert caught.value.param == "reasoning_effort"
 
 
+def test_the_effort_that_holds_anyway_is_only_said_to_a_template_that_knows_it() -> None:
+    asked = Conversation([ChatMessage("user", "x")], effort=ReasoningEffort("e", "high", is_default=True))
+    for template, shown in (
+        ("{{ reasoning_effort }}", "high"),
+        ("{{ enable_thinking | default('x') }}", "x"),
+        ("", ""),
+    ):
+        assert ChatTemplate(template, SPECIAL).render(asked) == shown
+
+
 def test_what_a_template_refuses_is_named_as_the_request_has_it() -> None:
     for template in ("{{ raise_exception('no') }}", "{{ 1 / 0 }}", "no calls"):
         with pytest.raises(ServingError) as caught:

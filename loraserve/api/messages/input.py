@@ -1,0 +1,159 @@
+"""From the blocks of /v1/messages to what a chat template is given."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+
+from loraserve.api.chat.conversations import SPLIT_TEXT, checked_template_kwargs
+from loraserve.api.chat.tools import check_function_name
+from loraserve.api.http.ranges import check_at_most
+from loraserve.api.http.raw_json import parsed
+from loraserve.api.messages.thinking import reasoning_effort, thinking_kwargs
+from loraserve.api.schemas.messages import (
+    ContentBlock,
+    CountTokensRequest,
+    MessagesRequest,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.errors import invalid_value
+from loraserve.serving.settings import Limits
+from loraserve.serving.text.conversation import ChatMessage, Conversation, JsonObject, ToolCall
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES = (USER, ASSISTANT, SYSTEM)
+OF_ROLES: dict[str, tuple[type, ...]] = {
+    SYSTEM: (TextBlock,),
+    USER: (TextBlock, ToolResultBlock),
+}
+"""Their blocks; the assistant has all others."""
+CALL_ID_PREFIX = "toolu_"
+"""Of the ids of calls as clients see them. Templates get them without it: Mistral's refuse ids of another length."""
+FAILED = "Error"
+"""Before the result of a call that failed: templates have no other word for it."""
+
+
+class _Block(NamedTuple):
+    param: str
+    block: ContentBlock
+
+
+def message_conversation(
+    asked: MessagesRequest | CountTokensRequest, tools: Sequence[JsonObject], limits: Limits
+) -> Conversation:
+    """What follows in the same role is one turn, as Anthropic has it. Raises `ServingError` naming what is at fault."""
+    if not asked.messages:
+        raise invalid_value("messages", "is empty.")
+    check_at_most("messages", len(asked.messages), limits.max_messages, "messages")
+    messages: list[ChatMessage] = []
+    for role, blocks in groupby(_numbered(asked), key=lambda numbered: numbered[0]):
+        messages += _turn(role, [block for _, block in blocks])
+    check_at_most("messages", len(messages), limits.max_messages, "messages and results of calls")
+    num_calls = sum(len(message.tool_calls) for message in messages)
+    check_at_most("messages", num_calls, limits.max_messages, "tool calls")
+    goes_on = _goes_on(messages, len(asked.messages) - 1)
+    return Conversation(
+        messages,
+        add_generation_prompt=not goes_on,
+        continue_final_message=goes_on,
+        tools=tools,
+        template_kwargs=thinking_kwargs(asked.thinking) | checked_template_kwargs(asked.chat_template_kwargs, limits),
+        effort=reasoning_effort(asked.thinking, asked.output_config),
+    )
+
+
+def _numbered(asked: MessagesRequest | CountTokensRequest) -> Iterator[tuple[str, _Block]]:
+    """Every block with its role; of an empty content, an empty text."""
+    if asked.system:
+        for block in _blocks("system", asked.system):
+            yield SYSTEM, block
+    for index, message in enumerate(asked.messages):
+        param = f"messages[{index}]"
+        if message.role not in ROLES:
+            raise invalid_value(f"{param}.role", f"must be one of {', '.join(ROLES)}.")
+        for block in _blocks(f"{param}.content", message.content or ""):
+            yield message.role, block
+
+
+def _blocks(param: str, content: str | Sequence[ContentBlock]) -> Iterator[_Block]:
+    if isinstance(content, str):
+        yield _Block(param, TextBlock(content))
+        return
+    for index, block in enumerate(content):
+        yield _Block(f"{param}[{index}]", block)
+
+
+def _turn(role: str, blocks: Sequence[_Block]) -> Iterator[ChatMessage]:
+    for param, block in blocks:
+        _check_block(param, role, block)
+    if role == ASSISTANT:
+        yield _assistants(blocks)
+        return
+    for is_result, of_kind in groupby(blocks, key=lambda numbered: isinstance(numbered.block, ToolResultBlock)):
+        if is_result:
+            yield from map(_result, of_kind)
+        else:
+            yield ChatMessage(role, _texts(of_kind))
+
+
+def _assistants(blocks: Sequence[_Block]) -> ChatMessage:
+    """Templates show what the assistant thought, said and called in one turn as one message."""
+    thoughts = [block.thinking for _, block in blocks if isinstance(block, ThinkingBlock) and block.thinking]
+    calls = tuple(_call(param, block) for param, block in blocks if isinstance(block, ToolUseBlock))
+    has_text = any(isinstance(block, TextBlock) for _, block in blocks)
+    return ChatMessage(
+        ASSISTANT,
+        _texts(blocks) if has_text or not calls else None,
+        tool_calls=calls,
+        reasoning=SPLIT_TEXT.join(thoughts) or None,
+    )
+
+
+def _texts(blocks: Iterable[_Block]) -> str:
+    return SPLIT_TEXT.join(block.text for _, block in blocks if isinstance(block, TextBlock))
+
+
+def _result(numbered: _Block) -> ChatMessage:
+    param, block = numbered
+    assert isinstance(block, ToolResultBlock)
+    text = _texts(_blocks(f"{param}.content", block.content or ""))
+    if block.is_error:
+        text = f"{FAILED}: {text}" if text else FAILED
+    return ChatMessage("tool", text, tool_call_id=block.tool_use_id.removeprefix(CALL_ID_PREFIX))
+
+
+def _call(param: str, block: ToolUseBlock) -> ToolCall:
+    check_function_name(f"{param}.name", block.name)
+    parsed(f"{param}.input", block.input)
+    arguments = msgspec.json.encode(block.input).decode()
+    return ToolCall(block.id.removeprefix(CALL_ID_PREFIX), block.name, arguments)
+
+
+def _check_block(param: str, role: str, block: ContentBlock) -> None:
+    is_of_role = isinstance(block, OF_ROLES[role]) if role in OF_ROLES else not isinstance(block, ToolResultBlock)
+    if not is_of_role:
+        raise invalid_value(
+            f"{param}.type", f"is {type(block).__struct_config__.tag!r}, which is not for role {role!r}."
+        )
+    refuse_unsupported(block, f"{param}.")
+    if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+        for index, part in enumerate(block.content):
+            refuse_unsupported(part, f"{param}.content[{index}].")
+
+
+def _goes_on(messages: Sequence[ChatMessage], last_index: int) -> bool:
+    """Whether the answer goes on with what the assistant has begun to say."""
+    last = messages[-1]
+    if last.role != ASSISTANT:
+        return False
+    param = f"messages[{last_index}].content"
+    if last.tool_calls:
+        raise invalid_value(param, "has calls whose results do not follow. Send them as 'tool_result' blocks.")
+    if not last.content:
+        raise invalid_value(param, "has no text that the answer could go on with. Leave the message out.")
+    return True

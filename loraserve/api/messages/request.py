@@ -1,0 +1,112 @@
+"""From the fields of /v1/messages to what the model is shown and held to, everything checked on the way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from loraserve.api.chat.prompts import with_calls_shown
+from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
+from loraserve.api.http.ranges import check_range, unsupported
+from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker
+from loraserve.api.inference.structured_outputs import AskedFormat, json_format
+from loraserve.api.messages.input import message_conversation
+from loraserve.api.messages.kinds import ANY, AUTO, CHOICES, NONE, TOOL, check_tool_type
+from loraserve.api.messages.thinking import check_thinking
+from loraserve.api.schemas.messages import (
+    CountTokensRequest,
+    MessagesRequest,
+    MessageTool,
+    MessageToolChoice,
+    OutputConfig,
+)
+from loraserve.api.schemas.tools import ToolFunction
+from loraserve.api.schemas.unsupported import refuse_unsupported
+from loraserve.serving.errors import invalid_value, missing
+from loraserve.serving.settings import Limits, ServingSettings
+from loraserve.serving.text.conversation import Conversation, JsonObject
+
+SERVICE_TIERS = ("auto", "standard_only")
+WORDS = {AUTO: "auto", ANY: "required", NONE: "none"}
+"""Of choices, in OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedMessage:
+    sampling: CheckedSampling
+    conversation: Conversation
+    use: ToolUse
+    eager_tools: frozenset[str]
+    """Whose input is streamed as it is written."""
+
+
+def checked_message(asked: MessagesRequest, checker: SamplingChecker, settings: ServingSettings) -> CheckedMessage:
+    """Raises `ServingError` naming what is at fault."""
+    check_range("max_tokens", asked.max_tokens, 1, INT64 - 1)
+    if asked.service_tier not in (None, *SERVICE_TIERS):
+        raise unsupported("service_tier", "must be 'auto' or 'standard_only'.")
+    if asked.stop is not None and asked.stop_sequences is not None:
+        raise invalid_value("stop", "cannot be combined with 'stop_sequences', which is its name in this API.")
+    is_told_apart = settings.reasoning_parser is not None
+    check_thinking(asked.thinking, asked.max_tokens, is_told_apart=is_told_apart)
+    use, conversation = _shown(asked, settings)
+    sampling = checker.check_shared(
+        msgspec.structs.replace(asked, service_tier=None),
+        max_tokens=asked.max_tokens,
+        logprobs=None,
+        formats=_formats(asked.output_config),
+        tool_schema=use.schema,
+    )
+    if asked.stop_sequences is not None:
+        stop = checker.checked_stop("stop_sequences", asked.stop_sequences)
+        sampling = replace(sampling, text=replace(sampling.text, stop=stop))
+    eager_tools = frozenset(tool.name for tool in asked.tools or [] if tool.eager_input_streaming)
+    return CheckedMessage(with_calls_shown(sampling, use), conversation, use, eager_tools)
+
+
+def counted_conversation(asked: CountTokensRequest, settings: ServingSettings) -> Conversation:
+    """That of a message with these fields. Raises `ServingError` naming what is at fault."""
+    check_thinking(asked.thinking, 0, is_told_apart=False)
+    return _shown(asked, settings)[1]
+
+
+def _shown(asked: MessagesRequest | CountTokensRequest, settings: ServingSettings) -> tuple[ToolUse, Conversation]:
+    if asked.output_config is not None:
+        refuse_unsupported(asked.output_config, "output_config.")
+    for index, block in enumerate(asked.system if isinstance(asked.system, list) else []):
+        refuse_unsupported(block, f"system[{index}].")
+    choice = asked.tool_choice
+    parallel = False if choice is not None and choice.disable_parallel_tool_use else None
+    use = chosen_use(_checked_tools(asked.tools or [], settings.limits), _choice(choice), parallel, settings)
+    return use, message_conversation(asked, use.tools, settings.limits)
+
+
+def _checked_tools(tools: Sequence[MessageTool], limits: Limits) -> list[JsonObject]:
+    functions: list[tuple[str, ToolFunction]] = []
+    for index, tool in enumerate(tools):
+        param = f"tools[{index}]"
+        check_tool_type(param, tool.type)
+        refuse_unsupported(tool, f"{param}.")
+        functions.append((param, ToolFunction(tool.name, tool.description, tool.input_schema, tool.strict)))
+    return checked_functions(functions, limits)
+
+
+def _choice(choice: MessageToolChoice | None) -> str | NamedTool | None:
+    if choice is None:
+        return None
+    if choice.type not in CHOICES:
+        message = f"is {choice.type[:32]!r}; only {', '.join(map(repr, CHOICES))} are supported."
+        raise unsupported("tool_choice.type", message)
+    if choice.type != TOOL:
+        if choice.name is not None:
+            raise invalid_value("tool_choice.name", f"is only for the type {TOOL!r}.")
+        return WORDS[choice.type]
+    if choice.name is None:
+        raise missing("tool_choice.name")
+    return NamedTool("tool_choice.name", choice.name)
+
+
+def _formats(output: OutputConfig | None) -> list[AskedFormat]:
+    if output is None or output.format is None:
+        return []
+    return [json_format("output_config.format.schema", output.format.schema)]

@@ -1,0 +1,54 @@
+"""What `thinking` and `output_config.effort` ask for, in the words that chat templates have for it."""
+
+from loraserve.api.http.ranges import check_range, unsupported
+from loraserve.api.messages.kinds import DISABLED, ENABLED, THINKINGS
+from loraserve.api.schemas.messages import OutputConfig, Thinking
+from loraserve.serving.errors import invalid_value, missing
+from loraserve.serving.text.conversation import ReasoningEffort
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+DEFAULT_EFFORT = "high"
+"""In Anthropic's API, the same as to send none."""
+SUMMARIZED = "summarized"
+
+
+def check_thinking(thinking: Thinking | None, max_tokens: int, *, is_told_apart: bool) -> None:
+    """Raises `ServingError`. is_told_apart: whether there may be thinking, of a server with --reasoning-parser."""
+    if thinking is None:
+        return
+    if thinking.type not in THINKINGS:
+        message = f"is {thinking.type[:32]!r}; only {', '.join(map(repr, THINKINGS))} are supported."
+        raise unsupported("thinking.type", message)
+    if thinking.display not in (None, SUMMARIZED):
+        message = f"is {thinking.display[:32]!r}; thinking is told, and as it is. Leave it out."
+        raise unsupported("thinking.display", message)
+    budget = thinking.budget_tokens
+    if thinking.type != ENABLED:
+        if budget is not None:
+            raise invalid_value("thinking.budget_tokens", f"is only for the type {ENABLED!r}.")
+        return
+    if budget is None:
+        raise missing("thinking.budget_tokens")
+    check_range("thinking.budget_tokens", budget, 1, 2**63 - 1)
+    if is_told_apart and budget < max_tokens - 1:
+        message = (
+            f"is {budget}; thinking is ended by 'max_tokens' alone. Send {max_tokens - 1}, or the type 'adaptive'."
+        )
+        raise unsupported("thinking.budget_tokens", message)
+
+
+def reasoning_effort(thinking: Thinking | None, output: OutputConfig | None) -> ReasoningEffort | None:
+    """Raises `ServingError`. Where the model is not to think, there is nothing that effort could be put into."""
+    effort = None if output is None else output.effort
+    if effort is not None and effort not in EFFORTS:
+        raise invalid_value("output_config.effort", f"is {effort[:32]!r}; it must be one of {', '.join(EFFORTS)}.")
+    if thinking is not None and thinking.type == DISABLED:
+        return ReasoningEffort("thinking.type", "none", word=DISABLED)
+    if effort is None:
+        return None
+    return ReasoningEffort("output_config.effort", effort, is_default=effort == DEFAULT_EFFORT)
+
+
+def thinking_kwargs(thinking: Thinking | None) -> dict[str, bool]:
+    """Variables of chat templates, which pass over those that they do not know."""
+    return {"enable_thinking": True} if thinking is not None and thinking.type == ENABLED else {}

@@ -1,0 +1,136 @@
+"""POST /v1/messages and /v1/messages/count_tokens, Anthropic's API. It is stateless."""
+
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from litestar import Request, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from loraserve.api.app_context import AppContext
+from loraserve.api.chat.prompts import conversation_demand
+from loraserve.api.chat.reasoning import with_reasoning
+from loraserve.api.http.auth import principal_of
+from loraserve.api.http.decoding import decode_body
+from loraserve.api.http.event_stream import EventStream
+from loraserve.api.http.needs import INFERENCE, needs
+from loraserve.api.http.request_id import request_id_of
+from loraserve.api.inference.respond import open_stream, respond_whole
+from loraserve.api.messages.errors import ANTHROPIC_ERRORS, REQUEST_ID
+from loraserve.api.messages.kinds import refuse_kinds
+from loraserve.api.messages.output import MessageOutput
+from loraserve.api.messages.prompt import message_prompt, prompt_tokens
+from loraserve.api.messages.request import checked_message, counted_conversation
+from loraserve.api.messages.writer import MessageWriter
+from loraserve.api.openapi.document import answered_with, json_body, message_error_responses
+from loraserve.api.schemas.message_answer import Message, TokenCount
+from loraserve.api.schemas.messages import CountTokensRequest, MessagesRequest
+from loraserve.control.requests.running import Route
+from loraserve.control.tenancy.principal import Action
+
+R = TypeVar("R", bound=Response)
+
+DECODER = msgspec.json.Decoder(MessagesRequest, strict=True)
+COUNT_DECODER = msgspec.json.Decoder(CountTokensRequest, strict=True)
+OPERATION = json_body(MessagesRequest)
+COUNT_OPERATION = json_body(CountTokensRequest)
+ERRORS = message_error_responses()
+RESPONSES = answered_with(Message, ERRORS)
+
+
+@post(
+    "/v1/messages",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    exception_handlers=ANTHROPIC_ERRORS,
+    tags=["inference"],
+)
+async def create_message(request: Request, context: NamedDependency[AppContext]) -> Response[Message] | EventStream:
+    """Anthropic's API: a conversation goes on with the messages so far."""
+    return _identified(request, await _answer(request, context, None))
+
+
+@post(
+    "/adapters/{adapter:str}/v1/messages",
+    opt=INFERENCE,
+    status_code=200,
+    operation_class=OPERATION,
+    responses=RESPONSES,
+    exception_handlers=ANTHROPIC_ERRORS,
+    tags=["inference"],
+)
+async def create_adapter_message(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[Message] | EventStream:
+    return _identified(request, await _answer(request, context, adapter))
+
+
+@post(
+    "/v1/messages/count_tokens",
+    opt=needs(Action.INFER),
+    status_code=200,
+    operation_class=COUNT_OPERATION,
+    responses=ERRORS,
+    exception_handlers=ANTHROPIC_ERRORS,
+    tags=["text"],
+)
+async def count_tokens(request: Request, context: NamedDependency[AppContext]) -> Response[TokenCount]:
+    """How many tokens the prompt of such a message has."""
+    return _identified(request, Response(await _count(request, context, None)))
+
+
+@post(
+    "/adapters/{adapter:str}/v1/messages/count_tokens",
+    opt=needs(Action.INFER),
+    status_code=200,
+    operation_class=COUNT_OPERATION,
+    responses=ERRORS,
+    exception_handlers=ANTHROPIC_ERRORS,
+    tags=["text"],
+)
+async def count_adapter_tokens(
+    request: Request, context: NamedDependency[AppContext], adapter: FromPath[str]
+) -> Response[TokenCount]:
+    return _identified(request, Response(await _count(request, context, adapter)))
+
+
+async def _answer(request: Request, context: AppContext, path_adapter: str | None) -> Response[Message] | EventStream:
+    asked = await decode_body(request, DECODER, refuse_kinds)
+    runtime, request_id = context.runtime, asked.request_id or request_id_of(request.scope)
+    runtime.lifecycle.check_open()
+    principal = principal_of(request)
+    user = asked.safety_identifier or asked.user or (asked.metadata and asked.metadata.user_id)
+    target = await context.control.resolver.resolve(principal, asked.model, path_adapter=path_adapter, user=user)
+    checked = checked_message(asked, context.sampling, runtime.settings)
+    sampling, conversation = checked.sampling, checked.conversation
+    demand = conversation_demand(context, sampling, conversation, Route.MESSAGES, asked.stream)
+    async with context.calls.admit(principal, target, request.scope, demand) as call:
+        found = await message_prompt(context, asked, sampling, conversation)
+        prompt, text = with_reasoning(runtime, conversation, found.prompt, sampling.text)
+        generation = await call.start([prompt], text, sampling.cache_salt)
+        max_depth = runtime.settings.limits.max_json_depth
+        output = MessageOutput(checked.use, checked.eager_tools, max_depth, fills_context=found.fills_context)
+        writer = MessageWriter(f"msg_{request_id}", target.name, output)
+        if asked.stream:
+            body = partial(
+                writer.events, generation=generation, call=call, tokenizer=runtime.tokenizer, scope=request.scope
+            )
+            return await open_stream(request, runtime, call, generation, body)
+        write = partial(writer.message, generation=generation)
+        return await respond_whole(request, runtime, call, generation, write)
+
+
+async def _count(request: Request, context: AppContext, path_adapter: str | None) -> TokenCount:
+    asked = await decode_body(request, COUNT_DECODER, refuse_kinds)
+    await context.control.resolver.resolve(principal_of(request), asked.model, path_adapter=path_adapter)
+    conversation = counted_conversation(asked, context.runtime.settings)
+    return TokenCount(len(await prompt_tokens(context, asked, conversation)))
+
+
+def _identified(request: Request, response: R) -> R:
+    """With the header that Anthropic's clients read; every response has it as x-request-id too."""
+    response.headers[REQUEST_ID] = request_id_of(request.scope)
+    return response
