@@ -304,6 +304,14 @@ class TestPrompts:
         long: Any = {**ASKED, "messages": [{"role": "user", "content": "x " * 600}]}
         with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d{3,4} tokens > 511 maximum"):
             client.messages.create(**long)
+        for num_tokens, fits in ((511, True), (512, False)):
+            spare = num_tokens - client.messages.count_tokens(model="calls", messages=[USER]).input_tokens
+            full: Any = {**ASKED, "messages": [{"role": "user", "content": USER["content"] + "~" * spare}]}
+            if fits:
+                assert client.messages.create(**full).usage.output_tokens == 1
+            else:
+                with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 512 tokens > 511 maximum"):
+                    client.messages.create(**full)
         cut = client.messages.create(**long | {"max_tokens": 5}, extra_body={"truncate_prompt_tokens": -1})
         assert cut.usage.output_tokens == 5
 
@@ -375,6 +383,35 @@ class TestTheRest:
         assert client.beta.messages.create(**asked).content[0].text == TEXT  # pyright: ignore[reportAttributeAccessIssue]
         with client.beta.messages.stream(**asked) as stream:
             assert stream.get_final_text() == TEXT
+
+    @pytest.mark.parametrize(
+        ("fields", "user"),
+        [
+            ({}, None),
+            ({"metadata": {}}, None),
+            ({"metadata": {"user_id": "a"}}, "a"),
+            ({"metadata": {"user_id": "a"}, "user": "b"}, "b"),
+            ({"metadata": {"user_id": "a"}, "user": "b", "safety_identifier": "c"}, "c"),
+        ],
+    )
+    def test_whom_a_canary_sticks_to(
+        self,
+        server: LiveServer,
+        http: httpx.Client,
+        monkeypatch: pytest.MonkeyPatch,
+        fields: dict[str, Any],
+        user: str | None,
+    ) -> None:
+        resolver, asked_for = type(server.control.resolver), []
+        usual = resolver.resolve
+
+        async def resolve(*args: Any, **named: Any) -> Any:
+            asked_for.append(named["user"])
+            return await usual(*args, **named)
+
+        monkeypatch.setattr(resolver, "resolve", resolve)
+        whole(http, **ASKED | {"max_tokens": 1}, **fields)
+        assert asked_for == [user]
 
     def test_a_client_that_leaves_stops_the_work(self, server: LiveServer, client: anthropic.Anthropic) -> None:
         server.engine.step_s = 0.01

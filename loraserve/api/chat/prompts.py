@@ -18,8 +18,7 @@ from loraserve.serving.text.conversation import Conversation
 def conversation_demand(
     context: AppContext, checked: CheckedSampling, conversation: Conversation, route: Route, stream: bool | None
 ) -> Demand:
-    max_model_len = context.runtime.engine.model.max_model_len
-    max_tokens = min(checked.max_tokens or context.sampling.default_max_tokens(max_model_len), max_model_len)
+    max_tokens = checked.max_tokens or context.sampling.default_max_tokens(context.runtime.engine.model.max_model_len)
     num_tokens = reserve_tokens(conversation.num_chars, max_tokens, checked.params.n)
     return Demand(num_tokens, checked.params.n, Asked(route, bool(stream)))
 

@@ -7,7 +7,7 @@ import msgspec
 
 from loraserve.api.chat.prompts import with_calls_shown
 from loraserve.api.chat.tools import NamedTool, ToolUse, checked_functions, chosen_use
-from loraserve.api.http.ranges import check_range, unsupported
+from loraserve.api.http.ranges import check_at_most, check_range, unsupported
 from loraserve.api.inference.sampling import INT64, CheckedSampling, SamplingChecker
 from loraserve.api.inference.structured_outputs import AskedFormat, json_format
 from loraserve.api.messages.input import message_conversation
@@ -73,8 +73,6 @@ def counted_conversation(asked: CountTokensRequest, settings: ServingSettings) -
 def _shown(asked: MessagesRequest | CountTokensRequest, settings: ServingSettings) -> tuple[ToolUse, Conversation]:
     if asked.output_config is not None:
         refuse_unsupported(asked.output_config, "output_config.")
-    for index, block in enumerate(asked.system if isinstance(asked.system, list) else []):
-        refuse_unsupported(block, f"system[{index}].")
     choice = asked.tool_choice
     parallel = False if choice is not None and choice.disable_parallel_tool_use else None
     use = chosen_use(_checked_tools(asked.tools or [], settings.limits), _choice(choice), parallel, settings)
@@ -82,6 +80,7 @@ def _shown(asked: MessagesRequest | CountTokensRequest, settings: ServingSetting
 
 
 def _checked_tools(tools: Sequence[MessageTool], limits: Limits) -> list[JsonObject]:
+    check_at_most("tools", len(tools), limits.max_tools, "tools")
     functions: list[tuple[str, ToolFunction]] = []
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"

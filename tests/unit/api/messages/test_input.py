@@ -149,6 +149,7 @@ def test_thinking_and_effort_are_what_chats_have() -> None:
         (sent(text("a", citations=[{"type": "page"}])), "messages[1].content[0].citations"),
         (sent({**RESULT, "content": [text("a", citations=[{}])]}), "messages[1].content[0].content[0].citations"),
         (said(CALL), "messages[1].content"),
+        (said(text("a"), CALL), "messages[1].content"),
         (said(), "messages[1].content"),
         (said({"type": "thinking", "thinking": "Hm."}), "messages[1].content"),
     ],
@@ -174,11 +175,13 @@ def test_a_number_that_nobody_can_read_is_refused() -> None:
     [
         ([], "is empty"),
         ([USER] * 7, "has 7 messages; the limit is 6"),
-        ([sent(*[RESULT] * 7)], "has 7 messages and results of calls; the limit is 6"),
-        ([said(*[CALL] * 7), USER], "has 7 tool calls; the limit is 6"),
+        ([sent(*[RESULT] * 4), said(*[CALL] * 3), USER], "has 7 blocks; the limit is 6"),
+        ([sent({**RESULT, "content": [text("")] * 7})], "has 7 blocks in results of calls; the limit is 6"),
     ],
 )
 def test_how_many_there_may_be(messages: list[object], message: str) -> None:
     with pytest.raises(ServingError, match=message) as caught:
         messages_of(*messages)
     assert caught.value.param == "messages"
+    with pytest.raises(ServingError, match="'system' has 7 blocks; the limit is 6"):
+        messages_of(USER, system=[text("")] * 7)
