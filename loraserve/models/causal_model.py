@@ -121,8 +121,8 @@ class CausalModel:
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                linears = replace_linears(model, spec, next(groups), context, mapped, int8=int8)
-                self._dora_groups.append(linears)
+                group = replace_linears(model, spec, next(groups), context, mapped, int8=int8)
+                self._dora_groups.append(group)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)
         swap_modules(model, context.backend)

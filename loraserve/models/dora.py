@@ -154,10 +154,10 @@ def _add_products(squared: Tensor, products: Tensor, rows: slice, a: Tensor, mem
     squared += total.mul_(member.b_of(slice(first, end))).sum(0)
 
 
-def find_factors(linears: Sequence[DoraGroup], table: PackedTable, values: Tensor) -> None:
+def find_factors(groups: Sequence[DoraGroup], table: PackedTable, values: Tensor) -> None:
     """Of all of an adapter's linears, see `DoraGroup.find_factors`."""
     with torch.inference_mode():
-        for group in linears:
+        for group in groups:
             group.find_factors(table, values)
 
 

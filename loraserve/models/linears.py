@@ -75,7 +75,9 @@ def replace_linears(
     *,
     int8: bool,
 ) -> DoraGroup:
-    """Swap a group's linears for one `LinearGroup`. Their weights' memory is given back as early as it can be.
+    """Swap a group's linears for one `LinearGroup`; returns the same for DoRA.
+
+    The weights' memory is given back as early as it can be.
 
     int8: see `Backend.linear`; not of what shares its weight.
     """

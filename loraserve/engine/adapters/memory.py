@@ -223,8 +223,8 @@ class AdapterMemory:
         """Take a reference, loading if needed; returns the adapter slot, or None when no room can be made now.
 
         None too while its file is read for a GPU; once its copies are queued, steps with it wait for its `arrivals`.
-        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway, and while one of
-        DoRA is copied, whose magnitudes are found once it is there.
+        None too until all of a DoRA adapter is there, of which its factors are found.
+        max_arriving_bytes: None too while a larger one is copied for which no step will wait anyway.
         Raises `AdapterError` when the packed file is missing or corrupt.
         """
         resident = self._arena.residents.get(digest)
