@@ -25,7 +25,9 @@ from tests.support.triton_launches import checked_replay
 
 HAS_GPU = torch.cuda.is_available()
 HAS_AMX = "amx_bf16" in cpu_flags()
-EMULATED_AMX = Path(__file__).parents[1] / "support" / "emulated_amx.h"
+SUPPORT = Path(__file__).parents[1] / "support"
+EMULATED_AMX = SUPPORT / "emulated_amx.h"
+EMULATED_AVX_VNNI = SUPPORT / "emulated_avx_vnni.h"
 
 # A machine that is there for its GPU need not have hypothesis, and neither of these needs a GPU.
 collect_ignore = [] if importlib.util.find_spec("hypothesis") else ["test_attention_work.py", "test_lora_tiles.py"]
@@ -113,8 +115,27 @@ def narrowest_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
 @pytest.fixture(scope="session")
 def avx512_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
     """Vectors of 16, and bfloat16 only by way of float32."""
-    variants = usable_variants(platform.machine(), cpu_flags())
-    return library_of(next((v for v in variants if v.name == "x86-64-v4"), None), tmp_path_factory)
+    return library_of(variant_called("x86-64-v4"), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def avx512_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """The same with sums of products of integers as one instruction."""
+    return library_of(variant_called("x86-64-v4-vnni"), tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def avx_vnni_library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """That instruction for vectors of 8, emulated on a CPU that lacks it."""
+    if (variant := variant_called("x86-64-v3-vnni")) is not None:
+        return library_of(variant, tmp_path_factory)
+    emulation = "-include", str(EMULATED_AVX_VNNI)
+    return library_of(variant_called("x86-64-v3"), tmp_path_factory, "emulated-vnni", *emulation)
+
+
+def variant_called(name: str) -> Variant | None:
+    """None where this CPU cannot run it."""
+    return next((v for v in usable_variants(platform.machine(), cpu_flags()) if v.name == name), None)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Weights in eight bits: products are bit for bit those of their multiples packed.
 
-The multiples are rounded to bfloat16 where that is multiplied, and in float32 where it is widened.
+The multiples are rounded to bfloat16 where the CPU multiplies that. Where it multiplies int16, rows in bfloat16 are
+rounded to that, and elsewhere multiplied in float32.
 """
 
 import pytest
@@ -33,10 +34,30 @@ def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Ten
     return weight.to(dtype), torch.randn(shape[0], generator=generator).to(dtype)
 
 
-def rounds(library: CpuLibrary) -> bool:
+def rounds_weights(library: CpuLibrary) -> bool:
     """Whether multiples are rounded to bfloat16: 126 / 127 times 127 is 126.008 then, and else 126."""
     weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
     return bool(PackedLinear(weight, None, library, int8=True)(x) > 0.005)
+
+
+def rounds_rows(library: CpuLibrary) -> bool:
+    """Whether rows of bfloat16 are rounded to int16: beside 1, 2^-16 is a quarter of a multiple."""
+    weight, x = torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 2**-16]]).bfloat16()
+    return not PackedLinear(weight, None, library, int8=True)(x).any()
+
+
+def products_in_int16(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x: bfloat16. Of each 128 of the depth integers are multiplied; their sum is added to those before."""
+    weight_scale = weight.float().abs().amax(-1) / MAX_MULTIPLE
+    multiples = torch.where(weight_scale[:, None] > 0, weight.float() / weight_scale[:, None], 0.0).round()
+    total = torch.zeros(x.shape[0], weight.shape[0])
+    for part, factors in zip(x.float().split(128, -1), multiples.split(128, -1), strict=True):
+        exponent = torch.frexp(part.abs().amax(-1, keepdim=True)).exponent
+        scale = torch.exp2((exponent - 15).clamp_min(-126).double())
+        integers = (part.double() / scale).round() @ factors.double().T
+        scales = (scale * weight_scale.double()).float()
+        total = (integers.float().double() * scales.double() + total.double()).float()
+    return (total if bias is None else total + bias.float()).bfloat16()
 
 
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
@@ -49,12 +70,65 @@ def test_products_are_those_of_the_rounded_weight(
     added = bias if with_bias else None
     int8 = PackedLinear(weight, added, any_library, int8=True)
     x = torch.randn(max(NUM_ROWS), shape[1], generator=torch.Generator().manual_seed(1)).to(packed_dtype)
-    rounded = PackedLinear(rounded_to_int8(weight), added, any_library)(x)
-    wide = PackedLinear(multiples_of(weight), None if added is None else added.float(), any_library)(x.float())
     whole = int8(x)
-    assert torch.equal(whole, rounded if rounds(any_library) else wide.to(packed_dtype))
+    if packed_dtype == torch.bfloat16 and rounds_rows(any_library):
+        expected = products_in_int16(x, weight, added)
+    elif rounds_weights(any_library):
+        expected = PackedLinear(rounded_to_int8(weight), added, any_library)(x)
+    else:
+        wide = PackedLinear(multiples_of(weight), None if added is None else added.float(), any_library)
+        expected = wide(x.float()).to(packed_dtype)
+    assert torch.equal(whole, expected)
     for num_rows in NUM_ROWS:
         assert torch.equal(int8(x[:num_rows]), whole[:num_rows]), num_rows
+
+
+@pytest.fixture(params=["avx512", "avx512_vnni", "avx_vnni", "narrowest"])
+def int16_library(request: pytest.FixtureRequest) -> CpuLibrary:
+    """One that rounds rows of bfloat16."""
+    library: CpuLibrary = request.getfixturevalue(f"{request.param}_library")
+    if not rounds_rows(library):
+        pytest.skip("for x86")
+    return library
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-100, 2.0**-126, 2.0**110, 2.0**127])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_are_rounded_to_int16(int16_library: CpuLibrary, shape: tuple[int, int], size: float) -> None:
+    """Elements of very different sizes, groups of nothing but zeros."""
+    generator = torch.Generator().manual_seed(2)
+    weight = (torch.randn(shape, generator=generator) * 2**-20).bfloat16()
+    bias = torch.randn(shape[0], generator=generator).bfloat16()
+    exponents = torch.randint(-24, 0, (21, shape[1]), generator=generator)
+    x = (torch.randn(21, shape[1], generator=generator).clamp(-1, 1) * torch.exp2(exponents) * size).bfloat16()
+    x[3, :200] = 0
+    x[4] = 0
+    linear = PackedLinear(weight, bias, int16_library, int8=True)
+    assert torch.equal(linear(x), products_in_int16(x, weight, bias))
+
+
+def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: CpuLibrary) -> None:
+    """Nor are sums of their products, where the weights are their multiples."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randint(-127, 128, (40, 300), generator=generator).bfloat16()
+    weight[:, ::100] = 127
+    x = (torch.randint(128, 256, (9, 300), generator=generator) * 2.0 ** torch.randint(0, 8, (9, 300))).bfloat16()
+    x *= torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+    x[:, ::128] = 2.0**14
+    expected = (x.double() @ weight.double().T).bfloat16()
+    assert torch.equal(PackedLinear(weight, None, int16_library, int8=True)(x), expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_seen_in_its_row_alone(any_library: CpuLibrary, value: float) -> None:
+    weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(5)).bfloat16()
+    linear, x = PackedLinear(weight, None, any_library, int8=True), torch.randn(9, 300).bfloat16()
+    others = [row for row in range(9) if row != 3]
+    expected = linear(x)[others]
+    x[3, 250] = value
+    result = linear(x)
+    assert not result[3].isfinite().any()
+    assert torch.equal(result[others], expected)
 
 
 @pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)

@@ -1,9 +1,9 @@
 /* Packed weights in a byte each: those of an output are multiples of its scale.
  *
  * Where the CPU multiplies pairs of bfloat16, the multiples of a bfloat16 linear are rounded to that, so that results are bit
- * for bit those of a weight that was rounded so and packed. Elsewhere they are multiplied as they are, in float32, to which
- * bfloat16 is widened there. A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest,
- * a stretch of the depth at a time.
+ * for bit those of a weight that was rounded so and packed. Elsewhere they are multiplied as they are: by bfloat16 as integers
+ * where the CPU multiplies int16 (see row_tiles.h), else in float32. A few rows widen weights in registers; with more, the
+ * first rows keep them in L1 for the rest, a stretch of the depth at a time.
  *
  * Scales come first, a float32 for each output of every panel; then the panels in order, [word][output][element], as
  * pack_weight has the words they are widened to. The number of panels is even, so that AMX has two at a time: what lies past
@@ -19,10 +19,13 @@
 #define INT8_MAX_MULTIPLE 127
 
 /* Of the words that multiples are widened to. */
-INLINE enum dtype int8_dtype_of(const enum dtype dtype) { return MULTIPLIES_BFLOAT16 ? dtype : FLOAT32; }
+INLINE enum dtype int8_dtype_of(const enum dtype dtype)
+{
+    return dtype == FLOAT32 || MULTIPLIES_BFLOAT16 ? dtype : MULTIPLIES_INT16 ? INT16 : FLOAT32;
+}
 
 /* Elements of a word of that dtype. */
-INLINE int int8_elements_of(const enum dtype dtype) { return int8_dtype_of(dtype) == BFLOAT16 ? 2 : 1; }
+INLINE int int8_elements_of(const enum dtype dtype) { return int8_dtype_of(dtype) == FLOAT32 ? 1 : 2; }
 
 /* Words of a panel. */
 INLINE int64_t int8_words_of(int64_t depth, const enum dtype dtype)
@@ -47,7 +50,7 @@ INLINE struct int8_panel int8_panel_at(const struct packed_linear *linear, int64
     const int8_t *panels = (const int8_t *)((const float *)linear->weight + num_int8_panels_of(linear->num_outputs) * LANES);
     const vf scale = load(linear->weight, panel * LANES, FLOAT32);
     struct int8_panel found = {panels + panel * int8_panel_bytes_of(linear->depth, dtype), {scale, scale}};
-    if (int8_elements_of(dtype) == 2) {
+    if (int8_dtype_of(dtype) == BFLOAT16) {
         found.scale[0] = SHUFFLE(scale, scale, LOW);
         found.scale[1] = SHUFFLE(scale, scale, HIGH);
     }
@@ -68,13 +71,29 @@ INLINE vf load_int8(const int8_t *source)
 #endif
 }
 
-/* A word of each output. */
-INLINE vf widen_word(const struct int8_panel *panel, int64_t word, const enum dtype dtype)
+#if MULTIPLIES_INT16
+/* LANES pairs of int16. */
+INLINE vf load_int8_pairs(const int8_t *source)
 {
-    const int8_t *source = panel->multiples + word * LANES * int8_elements_of(dtype);
+#if defined(__AVX512BW__)
+    return (vf)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const void *)source));
+#else
+    return (vf)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)source));
+#endif
+}
+#endif
+
+/* A word of each output, as int8_dtype_of says. */
+INLINE vf widen_word(const struct int8_panel *panel, int64_t word, const enum dtype words)
+{
+    const int8_t *source = panel->multiples + word * LANES * (words == FLOAT32 ? 1 : 2);
+#if MULTIPLIES_INT16
+    if (words == INT16)
+        return load_int8_pairs(source);
+#endif
     const vf first = load_int8(source) * panel->scale[0];
 #if MULTIPLIES_BFLOAT16
-    if (dtype == BFLOAT16) {
+    if (words == BFLOAT16) {
         const vf second = load_int8(source + LANES) * panel->scale[1];
         return (vf)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     }

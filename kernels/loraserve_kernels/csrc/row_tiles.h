@@ -1,0 +1,111 @@
+/* Rows of x packed in tiles of TILE_ROWS, [word][row], for packed_linear.c.
+ *
+ * Where weights are in eight bits, rows in bfloat16, and the CPU multiplies int16 but not bfloat16, rows are rounded to int16:
+ * products and their sums over a group of the depth are exact then, and take half of the instructions that those of floats
+ * do, on CPUs that multiply and add in one (VNNI) a quarter.
+ */
+#pragma once
+
+#include "int8_weight.h"
+#include "linear_tiles.h"
+
+#define INT16_GROUP 64 /* words of depth whose products are added as integers: less than 2^30 */
+
+/* Floats of x that a word of a weight is multiplied with, one after the other. */
+INLINE int factors_of(const enum dtype dtype) { return dtype == BFLOAT16 && !MULTIPLIES_BFLOAT16 ? 2 : 1; }
+
+INLINE bool rounds_rows(const struct packed_linear *linear, const enum dtype dtype)
+{
+    return linear->format == INT8 && int8_dtype_of(dtype) == INT16;
+}
+
+/* Words of x in a tile, for each of its rows; the scales of rounded ones come last. */
+INLINE int64_t tile_words_of(const struct packed_linear *linear, const enum dtype dtype)
+{
+    const int64_t words = words_of(linear->depth, dtype);
+    return rounds_rows(linear, dtype) ? words + (words + INT16_GROUP - 1) / INT16_GROUP : words * factors_of(dtype);
+}
+
+/* Pairs of bfloat16 as pairs of int16, multiples of the scale whose inverse is given. Halves go to the even multiple. */
+INLINE vf rounded_pairs(vf pairs, float inverse_scale)
+{
+    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
+    const vi even = (vi)(half_of(pairs, 0) * inverse_scale + round_to_integer);
+    const vi odd = (vi)(half_of(pairs, 1) * inverse_scale + round_to_integer);
+    return (vf)((even & 0xffff) | odd << 16);
+}
+
+/* [word][row] of up to tile_rows <= LANES rows; what there is not is zero. words: pairs of bfloat16 may become floats, or
+ * int16, multiples of scales whose inverses are given for each row. */
+INLINE void pack_rows(uint32_t *tile, const int tile_rows, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth,
+                      int64_t num_words, const enum dtype words, const float *inverse_scales, const enum dtype dtype)
+{
+    const int word_elements = words == FLOAT32 ? 1 : 2;
+    for (int64_t word = 0; word < num_words; word += LANES) {
+        const int64_t element = word * word_elements, count = MIN(LANES * word_elements, depth - element);
+        vf lines[LANES];
+        for (int64_t row = 0; row < LANES; row++) {
+            lines[row] = (vf){0};
+            if (row < MIN(tile_rows, num_rows) && count > 0)
+                lines[row] = words == FLOAT32 ? load_upto(x, row * x_stride + element, count, dtype)
+                                              : load_words(x, row * x_stride + element, count, dtype);
+            if (words == INT16)
+                lines[row] = rounded_pairs(lines[row], inverse_scales[row]);
+        }
+        transpose(lines);
+        for (int i = 0; i < MIN(LANES, num_words - word); i++)
+            memcpy(tile + (word + i) * tile_rows, lines + i, sizeof(float) * (size_t)tile_rows);
+    }
+}
+
+/* The exponent of the largest of `count` bfloat16, as a float32 has it. */
+INLINE int32_t largest_exponent(const void *x, int64_t index, int64_t count)
+{
+    vi largest = {0};
+    for (int64_t k = 0; k < count; k += 2 * LANES) {
+        const vf words = load_words(x, index + k, MIN(2 * LANES, count - k), BFLOAT16);
+        for (int half = 0; half < 2; half++) {
+            const vi magnitude = (vi)half_of(words, half) & 0x7fffffff;
+            largest = (vi)choose(magnitude > largest, (vf)magnitude, (vf)largest);
+        }
+    }
+    int32_t lanes[LANES], bits = 0;
+    memcpy(lanes, &largest, sizeof lanes);
+    for (int lane = 0; lane < LANES; lane++)
+        bits = MAX(bits, lanes[lane]);
+    return bits >> 23;
+}
+
+/* A tile of bfloat16 as int16: of each group of the depth a row has a power of two as its scale, which its largest element is
+ * 2^14 to 2^15 times, so that only what is less than a 128th of that is rounded. The scale is NaN for what is not finite. */
+INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
+{
+    const int64_t words = words_of(depth, BFLOAT16);
+    uint32_t *scales = tile + words * TILE_ROWS;
+    for (int64_t word = 0; word < words; word += INT16_GROUP, scales += TILE_ROWS) {
+        const int64_t element = 2 * word, count = MAX(0, MIN(2 * INT16_GROUP, depth - element));
+        uint32_t inverse_scales[LANES] = {0};
+        for (int64_t row = 0; row < TILE_ROWS; row++) {
+            const int32_t exponent = row < num_rows ? MAX(15, largest_exponent(x, row * x_stride + element, count)) : 15;
+            scales[row] = exponent == 255 ? 0x7fc00000 : (uint32_t)(exponent - 14) << 23;
+            inverse_scales[row] = (uint32_t)(268 - exponent) << 23;
+        }
+        float inverse[LANES];
+        memcpy(inverse, inverse_scales, sizeof inverse);
+        pack_rows(tile + word * TILE_ROWS, TILE_ROWS, at(x, element, BFLOAT16), x_stride, num_rows, depth - element,
+                  MIN(INT16_GROUP, words - word), INT16, inverse, BFLOAT16);
+    }
+}
+
+/* A tile of x. */
+INLINE void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, const struct packed_linear *linear,
+                      enum dtype dtype)
+{
+    const int64_t depth = linear->depth, num_words = tile_words_of(linear, dtype);
+    if (rounds_rows(linear, dtype))
+        round_tile(tile, x, x_stride, num_rows, depth);
+    else if (factors_of(dtype) == 2)
+        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, FLOAT32, NULL, BFLOAT16);
+    else
+        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, dtype, NULL, dtype);
+}
