@@ -11,6 +11,7 @@ from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, Dec
 from loraserve_kernels.decoder_model import DecoderModel, DecoderModelParts
 from loraserve_kernels.host_sampling import SamplesOnHost
 from loraserve_kernels.linear import Linear
+from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.step_batch import Segments, StepBatch
 
 
@@ -23,23 +24,25 @@ class Backend(SamplesOnHost, Protocol):
 
     name: str
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
+    ) -> Linear:
         """A linear layer of weight: [out_features, in_features].
 
         keep_weight: the weight stays in use elsewhere (an embedding tied to `lm_head`), so no second copy is made.
-        int8: of the weight `rounded_to_int8`, a byte of it each; not with keep_weight.
+        quantization: of the `rounded_weight`; not with keep_weight.
         """
         ...
 
-    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """What `linear` computes with for int8; see `int8_weight.rounded_to_int8`."""
+    def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+        """What `linear` computes with; see `quantized_weight.rounded_weight`."""
         ...
 
     def packs(self, dtype: torch.dtype) -> bool:
         """Whether `linear` of a weight in the dtype that need not be kept is a `PacksRows`."""
         ...
 
-    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
+    def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
         """Rows that linears in the dtype compute in about the time it takes to read their weights; 1 = not known.
 
         Above 1 a row's result is the same whatever their number.

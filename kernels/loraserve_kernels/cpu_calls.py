@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 
+from loraserve_kernels.quantization import Quantization
+
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
-PLAIN, COMPRESSED, INT8 = range(3)
+PLAIN, COMPRESSED = range(2)
+QUANTIZED_FORMATS = {Quantization.INT8: 2, Quantization.INT4: 3}
 """`enum weight_format` of packed_linear.h."""
 
 STATUS_MESSAGES = {
@@ -218,9 +221,9 @@ SIGNATURES = {
     "packed_weight_bytes": [c_int64, c_int64, c_int],
     "compress_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int],
     "compressed_weight_bytes": [c_void_p, c_int64, c_int64, c_int, c_int],
-    "round_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
-    "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int],
-    "int8_weight_bytes": [c_int64, c_int64, c_int],
+    "round_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
+    "quantize_weight": [c_void_p, c_void_p, c_int64, c_int64, c_int, c_int, c_int],
+    "quantized_weight_bytes": [c_int64, c_int64, c_int, c_int],
     "packed_rows": [c_void_p, c_void_p, c_void_p, c_int64, c_int, c_int],
     "packed_linear": [c_void_p, *POINTER_STRIDE * 2, c_int64, c_int, c_int],
     "decoder_layers": [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int, c_int],

@@ -6,20 +6,23 @@ import torch
 from torch import Tensor
 
 from loraserve_kernels.checks import mismatch, require_dense
-from loraserve_kernels.cpu_calls import COMPRESSED, DTYPE_CODES, INT8, PLAIN, PackedLinearStruct
+from loraserve_kernels.cpu_calls import COMPRESSED, DTYPE_CODES, PLAIN, QUANTIZED_FORMATS, PackedLinearStruct
 from loraserve_kernels.cpu_library import CpuLibrary
 from loraserve_kernels.prepacked_linear import check_linear
+from loraserve_kernels.quantization import Quantization
 
 
 class PackedLinear:
     """x Wᵀ + bias. weight: [N, K], bias: [N] or None; the layer holds its own copy and the caller may free the weight.
 
     A row's result is the same bits for any number of rows. For AMX a bfloat16 weight takes three quarters of its bytes
-    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`). int8: the weight is
-    `rounded_to_int8`, and takes a byte each.
+    where N fills groups of 64 outputs, and every bit is read back (`csrc/compressed_weight.h`). quantization: it is the
+    `rounded_weight` (`csrc/quantized_weight.h`).
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, library: CpuLibrary, *, int8: bool = False) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, library: CpuLibrary, quantization: Quantization | None = None
+    ) -> None:
         check_linear(weight, bias)
         if packed_bytes(weight, library) == 0:
             raise mismatch("weight", f"{list(weight.shape)} {weight.dtype}", "one that `packed_bytes` has a size for")
@@ -29,7 +32,7 @@ class PackedLinear:
         self._code = DTYPE_CODES[weight.dtype]
         self._c = library.functions
         dense = weight.detach().contiguous()
-        self.weight, self.format = self._quantized(dense) if int8 else self._packed(dense)
+        self.weight, self.format = self._quantized(dense, quantization) if quantization else self._packed(dense)
         bias_address = None if self.bias is None else self.bias.data_ptr()
         self.struct = PackedLinearStruct(
             self.weight.data_ptr(), bias_address, self.out_features, self.in_features, self.format
@@ -37,10 +40,12 @@ class PackedLinear:
         """For other C functions; valid as long as this object."""
         self._address = addressof(self.struct)
 
-    def _quantized(self, dense: Tensor) -> tuple[Tensor, int]:
-        weight = torch.empty(self._c.int8_weight_bytes(*dense.shape, self._code), dtype=torch.uint8)
-        self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *dense.shape, self._code, torch.get_num_threads())
-        return weight, INT8
+    def _quantized(self, dense: Tensor, quantization: Quantization) -> tuple[Tensor, int]:
+        weight_format = QUANTIZED_FORMATS[quantization]
+        sizes = *dense.shape, weight_format, self._code
+        weight = torch.empty(self._c.quantized_weight_bytes(*sizes), dtype=torch.uint8)
+        self._c.quantize_weight(weight.data_ptr(), dense.data_ptr(), *sizes, torch.get_num_threads())
+        return weight, weight_format
 
     def _packed(self, dense: Tensor) -> tuple[Tensor, int]:
         """Compressed where that is worth it."""

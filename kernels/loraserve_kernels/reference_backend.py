@@ -9,7 +9,6 @@ from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
-from loraserve_kernels.int8_weight import Int8Linear, rounded_to_int8
 from loraserve_kernels.kv_write import check_kv_write, kv_write_reference
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.lora_add import check_lora_add, lora_add_reference
@@ -17,6 +16,8 @@ from loraserve_kernels.lora_bias import lora_bias_add
 from loraserve_kernels.lora_embed import check_lora_embed, lora_embed_reference
 from loraserve_kernels.paged_attention import check_paged_attention, paged_attention_reference
 from loraserve_kernels.prepacked_linear import PrepackedLinear, RowMajorLinear
+from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
 from loraserve_kernels.rms_norm import (
     add_rms_norm_reference,
     check_add_rms_norm,
@@ -33,22 +34,24 @@ class ReferenceBackend(ReferenceSampling):
 
     name = "reference"
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
+    ) -> Linear:
         """See `Backend.linear`."""
-        assert not (keep_weight and int8), "a weight that stays in use is not rounded"
+        assert not (keep_weight and quantization), "a weight that stays in use is not rounded"
         if keep_weight:
             return RowMajorLinear(weight, bias)
-        return Int8Linear(weight, bias) if int8 else PrepackedLinear(weight, bias)
+        return QuantizedLinear(weight, bias, quantization) if quantization else PrepackedLinear(weight, bias)
 
-    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `Backend.rounded_to_int8`."""
-        return rounded_to_int8(weight, out)
+    def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+        """See `Backend.rounded_weight`."""
+        return rounded_weight(weight, quantization, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return False
 
-    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
+    def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
         """See `Backend.num_free_rows`."""
         return 1
 

@@ -11,7 +11,6 @@ from loraserve_kernels.composed_decoder_layer import ComposedDecoderLayer, Compo
 from loraserve_kernels.decoder_layer import DecoderLayer, DecoderLayerParts, DecoderLayers
 from loraserve_kernels.decoder_model import DecoderModelParts
 from loraserve_kernels.host_sampling import ReferenceSampling
-from loraserve_kernels.int8_weight import Int8Linear, rounded_to_int8
 from loraserve_kernels.kv_write import check_kv_write
 from loraserve_kernels.linear import Linear
 from loraserve_kernels.logit_edits import LogitEdits
@@ -19,6 +18,8 @@ from loraserve_kernels.lora_add import check_adapter_table, check_lora_add
 from loraserve_kernels.lora_embed import check_lora_embed
 from loraserve_kernels.lora_tiles import check_tiles, tiles_of
 from loraserve_kernels.prepacked_linear import RowMajorLinear
+from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantized_weight import QuantizedLinear, rounded_weight
 from loraserve_kernels.rms_norm import check_add_rms_norm, check_rms_norm
 from loraserve_kernels.rotary_kv_write import check_rotary_kv_write
 from loraserve_kernels.sampling import DrawParams, check_sample
@@ -52,19 +53,21 @@ class TritonBackend(ReferenceSampling):
         self._checked: dict[int, tuple[object, ...]] = {}
         """Groups, by their id, with the tensors of the table that they were checked with."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
-        """See `Backend.linear`. `F.linear` on the weight as it is, but for int8; no copy in either case."""
-        return Int8Linear(weight, bias) if int8 else RowMajorLinear(weight, bias)
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
+    ) -> Linear:
+        """See `Backend.linear`. `F.linear` on the weight as it is, but for a rounded one; no copy in either case."""
+        return QuantizedLinear(weight, bias, quantization) if quantization else RowMajorLinear(weight, bias)
 
-    def rounded_to_int8(self, weight: Tensor, out: Tensor | None = None) -> Tensor:
-        """See `Backend.rounded_to_int8`."""
-        return rounded_to_int8(weight, out)
+    def rounded_weight(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+        """See `Backend.rounded_weight`."""
+        return rounded_weight(weight, quantization, out)
 
     def packs(self, dtype: torch.dtype) -> bool:
         """See `Backend.packs`."""
         return False
 
-    def num_free_rows(self, dtype: torch.dtype, *, int8: bool = False) -> int:
+    def num_free_rows(self, dtype: torch.dtype, quantization: Quantization | None = None) -> int:
         """See `Backend.num_free_rows`."""
         return 1
 

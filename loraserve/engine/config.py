@@ -23,7 +23,7 @@ class EngineConfig:
     dtype: str = "auto"
     """"auto", "float32", "bfloat16" or "float16"."""
     quantization: str = "none"
-    """"int8" = a byte for each weight of the layers, on a CPU."""
+    """Of the layers' weights, on a CPU: "none", or a `Quantization`."""
     device: str = "auto"
     """"auto" = the first GPU if the kernels run on it, else the CPU; "cpu", "cuda" or "cuda:<number>"."""
     backend: str = "auto"

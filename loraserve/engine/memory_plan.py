@@ -32,7 +32,7 @@ def _at_most(size_bytes: int, limit_bytes: int | None) -> int:
 
 HOST_SHARES = MemoryShares(0.40, 4 * GIB, 0.15, 2 * GIB, hint="")
 """Others use the machine too."""
-UNQUANTIZED_HOST_SHARES = replace(HOST_SHARES, hint=", or halve the memory of the weights with --quantization int8")
+UNQUANTIZED_HOST_SHARES = replace(HOST_SHARES, hint=", or take less of it for weights with --quantization int8 or int4")
 GPU_SHARES = MemoryShares(
     0.85, None, 0.15, None, hint=", raise --gpu-memory-utilization or lower --max-num-batched-tokens"
 )

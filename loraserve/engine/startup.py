@@ -10,6 +10,7 @@ from loraserve_kernels.attention_work import splits_for_device
 from loraserve_kernels.backend import Backend, KernelTooLargeError
 from loraserve_kernels.c_compiler import CompilerUnavailable
 from loraserve_kernels.choose_backend import choose_backend
+from loraserve_kernels.quantization import Quantization
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 from loraserve.engine import malloc
@@ -48,9 +49,7 @@ Progress = Callable[[str, int, int], None]
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
 """Fields of generation_config that become defaults, as in vLLM."""
 HEADLESS_NOTE = "it was saved without an lm_head: it answers /v1/embeddings and no others"
-INT8_NOTE = (
-    "--quantization int8: without our C kernels, which take bfloat16 and float32, each step makes weights whole again"
-)
+QUANTIZED_NOTE = "without our C kernels, which take bfloat16 and float32, each step makes weights whole again"
 SINGLE_THREAD_WEIGHT_BYTES = 16 << 20
 KERNEL_TOO_LARGE_ADVICE = (
     "choose --dtype bfloat16 or float16 instead of float32, another GPU, or --backend reference, which is slow"
@@ -93,7 +92,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     torch.set_grad_enabled(False)
     device = _device(config)
     accelerator = accelerator_of(device)
-    is_int8 = _is_int8(config, accelerator)
+    quantization = _quantization(config, accelerator)
     chosen_kv_dtype = choose_kv_cache_dtype(config.kv_cache_dtype, accelerator)
     model_config = loader.load_config(config.model, config.revision)
     tokenizer = loader.load_tokenizer(config.tokenizer or config.model, config.revision)
@@ -107,13 +106,13 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     grammars = Grammars(loader.without_gaps(tokenizer_json, token_ids), eos_token_ids)
     backend, backend_note = _backend(config, device)
     dtype = loader.choose_dtype(config.dtype, model_config, device, backend)
-    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, is_int8=is_int8)
+    num_speculative_tokens = _num_speculative_tokens(config, model_config, backend, dtype, quantization)
     available_bytes = available_memory_bytes()
     host_tier_bytes = choose_host_tier_bytes(config.adapter_host_memory_bytes, accelerator, available_bytes)
     gpu_memory = None if accelerator is None else GpuMemory(accelerator, config.gpu_memory_utilization)
     malloc.give_large_blocks_back()
     hf_model, is_headless = _load_weights(config, model_config, device, dtype, progress)
-    model = CausalModel(hf_model, backend, int8=is_int8)
+    model = CausalModel(hf_model, backend, quantization)
     kv_dtype = chosen_kv_dtype or model.dtype
     torch.set_num_threads(config.num_threads or _num_threads(model))
     # Weights mapped from their file take memory only once they are packed, so what is available now would be too much.
@@ -166,7 +165,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
-            *([INT8_NOTE] if is_int8 and not backend.packs(model.dtype) else []),
+            *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
             *_host_tier_notes(adapters, host_tier_bytes),
@@ -180,7 +179,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
         runner,
         adapters,
         grammars,
-        _free_rows(model, backend, model_config, is_int8=is_int8),
+        _free_rows(model, backend, model_config, quantization),
         model.logits_size,
     )
 
@@ -210,16 +209,24 @@ def _device(config: EngineConfig) -> torch.device:
         raise EngineStartError(str(error)) from error
 
 
-def _is_int8(config: EngineConfig, accelerator: Accelerator | None) -> bool:
+def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quantization | None:
     if config.quantization == "none":
-        return False
-    if config.quantization != "int8":
-        raise EngineStartError(f"--quantization {config.quantization} is not supported: choose none or int8")
+        return None
+    if config.quantization not in [*Quantization]:
+        choices = ", ".join(Quantization)
+        raise EngineStartError(f"--quantization {config.quantization} is not supported: choose one of none, {choices}")
     if accelerator is not None:
         raise EngineStartError(
-            f"--quantization int8 is computed on CPUs, and this is {accelerator.device}: choose none, or --device cpu"
+            f"--quantization {config.quantization} is computed on CPUs, and this is {accelerator.device}: choose none, "
+            "or --device cpu"
         )
-    return True
+    return Quantization(config.quantization)
+
+
+def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
+    if quantization is None or backend.packs(model.dtype):
+        return []
+    return [f"--quantization {quantization}: {QUANTIZED_NOTE}"]
 
 
 def _load_weights(
@@ -326,13 +333,17 @@ def _adapter_memory(
 
 
 def _num_speculative_tokens(
-    config: EngineConfig, model_config: PreTrainedConfig, backend: Backend, dtype: torch.dtype, *, is_int8: bool
+    config: EngineConfig,
+    model_config: PreTrainedConfig,
+    backend: Backend,
+    dtype: torch.dtype,
+    quantization: Quantization | None,
 ) -> int:
     """None for experts either: each row may read others."""
     asked = config.num_speculative_tokens
     if asked == 0:
         return 0
-    if backend.num_free_rows(dtype, int8=is_int8) > 1 and loader.is_mostly_linears(model_config):
+    if backend.num_free_rows(dtype, quantization) > 1 and loader.is_mostly_linears(model_config):
         return asked or DEFAULT_NUM_SPECULATIVE_TOKENS
     if asked:
         name = str(dtype).removeprefix("torch.")
@@ -343,7 +354,9 @@ def _num_speculative_tokens(
     return 0
 
 
-def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedConfig, *, is_int8: bool) -> FreeRows:
+def _free_rows(
+    model: CausalModel, backend: Backend, model_config: PreTrainedConfig, quantization: Quantization | None
+) -> FreeRows:
     """A row's attention multiplies its queries with the keys and values of its context, a linear its weights once.
 
     Of a few rows it takes about twice as long for each product: with AVX-512, 100 M parameters and 1,500 tokens, a row
@@ -351,7 +364,7 @@ def _free_rows(model: CausalModel, backend: Backend, model_config: PreTrainedCon
     """
     num_heads = model_config.get_text_config().num_attention_heads
     num_products = sum(2 * num_heads * spec.head_dim for spec in model.kv_specs)
-    num_free_rows = backend.num_free_rows(model.dtype, int8=is_int8)
+    num_free_rows = backend.num_free_rows(model.dtype, quantization)
     return FreeRows(num_free_rows, model.num_weights / num_products / 2)
 
 

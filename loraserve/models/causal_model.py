@@ -12,6 +12,7 @@ from loraserve_adapters.packed_file import layout_fingerprint
 from loraserve_kernels.adapter_table import AdapterTable, LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.decoder_model import ModelOutput
+from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -26,10 +27,15 @@ from loraserve.models.experts import ExpertsSpec, attach_experts
 from loraserve.models.forward import Forward, TransformersForward, direct_forward
 from loraserve.models.fused_attention import fuse_attention
 from loraserve.models.fused_layer import fuse_layers
-from loraserve.models.int8_weights import few_rounded, int8_parameters, int8_specs, rounded_while_computing
 from loraserve.models.linears import replace_linears
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
+from loraserve.models.quantized_weights import (
+    few_rounded,
+    quantized_parameters,
+    quantized_specs,
+    rounded_while_computing,
+)
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
 
@@ -50,17 +56,18 @@ class CausalModel:
     Between them the caller sizes its memory and decides max_model_len.
     """
 
-    def __init__(self, model: PreTrainedModel, backend: Backend, *, int8: bool = False) -> None:
-        """int8: with its layers' weights in eight bits. Raises `ModelRefusedError`."""
+    def __init__(self, model: PreTrainedModel, backend: Backend, quantization: Quantization | None = None) -> None:
+        """quantization: of its layers' weights. Raises `ModelRefusedError`."""
         self._model = model
         self._context = ForwardContext(backend)
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        rounded = int8_specs(structure) if int8 else []
+        rounded = quantized_specs(structure) if quantization else []
+        self._quantization = quantization
         self._adaptable = deque((spec, any(spec is other for other in rounded)) for spec in structure.adaptable)
-        """Each with whether it is rounded to eight bits, until `prepare` has put something else in its place, which
-        frees the memory of its weights."""
+        """Each with whether it is rounded, until `prepare` has put something else in its place, which frees the memory
+        of its weights."""
         self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self.layout)
         self._embedding_adapters = None
@@ -69,8 +76,8 @@ class CausalModel:
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self._dora_groups: list[DoraGroup] = []
         """All linears, from `prepare` on."""
-        self._int8_parameters = list(int8_parameters(rounded))
-        saved_bytes = sum(parameter.saved_bytes for parameter in self._int8_parameters)
+        self._quantized_parameters = [*quantized_parameters(rounded, quantization)] if quantization else []
+        saved_bytes = sum(parameter.saved_bytes for parameter in self._quantized_parameters)
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters()) - saved_bytes
         """In memory, once it is prepared."""
         self.num_weights = sum(parameter.numel() for parameter in model.parameters())
@@ -81,7 +88,7 @@ class CausalModel:
         """Columns of the logits; the tokenizer may know fewer tokens."""
         self.notes: list[str] = []
         """What could not be used, for the person who started the server."""
-        if int8 and (note := few_rounded(model, self._int8_parameters)) is not None:
+        if quantization and (note := few_rounded(model, self._quantized_parameters, quantization)):
             self.notes.append(note)
 
     @property
@@ -107,21 +114,22 @@ class CausalModel:
         self_check.attach_layers(attention, context)
         has_experts = any(isinstance(spec, ExpertsSpec) for spec, _ in self._adaptable)
         num_probes = self_check.NUM_PROBES_OF_EXPERTS if has_experts else 1
-        with rounded_while_computing(self._int8_parameters, context.backend.rounded_to_int8):
+        with rounded_while_computing(self._quantized_parameters, context.backend.rounded_weight):
             probes = self_check.make_probes(model, attention, max_model_len, num_probes)
             self_check.require_equal(model, attention, context, probes)
-        self._int8_parameters.clear()
+        self._quantized_parameters.clear()
         total = len(self._adaptable)
         groups = iter(self.lora_groups if self._embedding_adapters is None else self.lora_groups[1:])
         mapped = MappedWeights()
         for index in range(total):
-            spec, int8 = self._adaptable.popleft()
+            spec, is_rounded = self._adaptable.popleft()
+            quantization = self._quantization if is_rounded else None
             if isinstance(spec, ExpertsSpec):
-                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, int8=int8)
+                attach_experts(model, spec, (next(groups), next(groups)), context, mapped, quantization=quantization)
             elif isinstance(spec, BareWeightSpec):
                 attach_bare_weight(spec, next(groups), context)
             else:
-                group = replace_linears(model, spec, next(groups), context, mapped, int8=int8)
+                group = replace_linears(model, spec, next(groups), context, mapped, quantization=quantization)
                 self._dora_groups.append(group)
             progress(index + 1, total)
         tabulate_rope(model, max_model_len, model.dtype)

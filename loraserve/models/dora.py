@@ -10,7 +10,7 @@ linears of a prompt of 16 tokens, of 48 where q, k and v are one linear.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -19,8 +19,6 @@ from loraserve_adapters.packed import PackedTable
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.linear import Linear
 from torch import Tensor
-
-from loraserve.models.int8_weights import RoundWeight
 
 _PIECE = 1 << 16
 """Weights squared at a time: they stay in a cache meanwhile. 16 M in bfloat16 take 5 ms so on two cores, and 23 with
@@ -31,14 +29,14 @@ _ENLARGED = 40
 """As a power of two, products beside which nothing is left of a bias below 2**16 in float32."""
 
 
-def squared_norms(weight: Tensor, rounded: RoundWeight | None) -> Tensor:
+def squared_norms(weight: Tensor, rounded: Callable[[Tensor], Tensor] | None) -> Tensor:
     """|W|² of each output: [out_features, in_features] → float32 [out_features]. rounded: what is computed with."""
     if rounded is None and weight.device.type != "cpu":
         return torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32).square_()
     norms = torch.empty(len(weight), dtype=torch.float32, device=weight.device)
     num_rows = max(1, _PIECE // weight.shape[1])
     for squared, piece in zip(norms.split(num_rows), weight.split(num_rows), strict=True):
-        values = piece if rounded is None else rounded(piece, None)
+        values = piece if rounded is None else rounded(piece)
         torch.sum(values.float().square(), 1, out=squared)
     return norms
 

@@ -8,6 +8,7 @@ import torch
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.backend import Backend
 from loraserve_kernels.lora_experts import ExpertPairs, lora_add_experts, pair_up
+from loraserve_kernels.quantization import Quantization
 from torch import Tensor, nn
 from torch.nn.functional import grouped_mm
 from transformers import PreTrainedModel
@@ -88,12 +89,15 @@ class PackedProjection:
     and 2.9; 1,024 rows 7.3 and 10.9, in bfloat16 7.2 and 42.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, backend: Backend, *, int8: bool) -> None:
-        """As `GroupedProjection`; the weight is copied. int8: see `Backend.linear`."""
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, backend: Backend, *, quantization: Quantization | None
+    ) -> None:
+        """As `GroupedProjection`; the weight is copied. quantization: see `Backend.linear`."""
         self.dtype = weight.dtype
         biases = [None] * len(weight) if bias is None else [*bias]
         self._linears = [
-            backend.linear(w, b, keep_weight=False, int8=int8) for w, b in zip(weight, biases, strict=True)
+            backend.linear(w, b, keep_weight=False, quantization=quantization)
+            for w, b in zip(weight, biases, strict=True)
         ]
 
     def __call__(self, x: Tensor, expert: Tensor, ends: Tensor) -> Tensor:
@@ -188,12 +192,14 @@ def _bias(module: Any, weight_name: str) -> Tensor | None:
     return getattr(module, f"{weight_name.rpartition('.')[2]}_bias").detach() if module.has_bias else None
 
 
-def _projection(module: Any, name: str, backend: Backend, mapped: MappedWeights, *, int8: bool) -> Projection:
+def _projection(
+    module: Any, name: str, backend: Backend, mapped: MappedWeights, *, quantization: Quantization | None
+) -> Projection:
     """Takes the module's weight where it is copied."""
     weight, bias = _weight(module, name), _bias(module, name)
-    if not int8 and not backend.packs(weight.dtype):
+    if quantization is None and not backend.packs(weight.dtype):
         return GroupedProjection(weight, bias)
-    packed = PackedProjection(weight, bias, backend, int8=int8)
+    packed = PackedProjection(weight, bias, backend, quantization=quantization)
     mapped.give_back(weight)
     setattr(module, name, nn.Parameter(weight.new_empty(0), requires_grad=False))
     return packed
@@ -206,11 +212,11 @@ def attach_experts(
     context: ForwardContext,
     mapped: MappedWeights,
     *,
-    int8: bool,
+    quantization: Quantization | None,
 ) -> None:
     """Have the experts computed here. groups: of their projections up and down. Raises `ModelRefusedError`.
 
-    Their weights' memory is given back where they are packed. int8: see `Backend.linear`.
+    Their weights' memory is given back where they are packed. quantization: see `Backend.linear`.
     """
     model.set_experts_implementation(EXPERTS_NAME)
     module: Any = spec.module
@@ -220,7 +226,9 @@ def attach_experts(
             "experts interface"
         )
     adapters = ExpertsAdapters(groups, context)
-    projections = [_projection(module, name, context.backend, mapped, int8=int8) for name in spec.parameters]
+    projections = [
+        _projection(module, name, context.backend, mapped, quantization=quantization) for name in spec.parameters
+    ]
     vars(spec.module)[_ATTRIBUTE] = ExpertsLayer(spec, projections, adapters)
 
 

@@ -4,11 +4,13 @@ The linears of a group (q|k|v, gate|up) read the same input: the first one calle
 product and one LoRA call, the others return their columns.
 """
 
+from functools import partial
 from typing import cast
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.linear import Linear, PacksRows
+from loraserve_kernels.quantization import Quantization
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -73,22 +75,23 @@ def replace_linears(
     context: ForwardContext,
     mapped: MappedWeights,
     *,
-    int8: bool,
+    quantization: Quantization | None,
 ) -> DoraGroup:
     """Swap a group's linears for one `LinearGroup`; returns the same for DoRA.
 
     The weights' memory is given back as early as it can be.
 
-    int8: see `Backend.linear`; not of what shares its weight.
+    quantization: see `Backend.linear`; not of what shares its weight.
     """
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
     weights = [linear.weight.detach() for linear in linears]
-    norms = torch.cat([squared_norms(weight, context.backend.rounded_to_int8 if int8 else None) for weight in weights])
+    rounded = None if quantization is None else partial(context.backend.rounded_weight, quantization=quantization)
+    norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
     if len(linears) == 1:
         shares_weight = is_tied(linears[0], model)
         keep_weight = shares_weight and not can_pack(model.get_input_embeddings(), context.backend)
-        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight, int8=int8)
+        packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight, quantization=quantization)
         if shares_weight and not keep_weight:
             model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
         if not keep_weight:
@@ -99,7 +102,7 @@ def replace_linears(
             mapped.give_back(linear.weight)
             linear.weight = nn.Parameter(joined.new_empty(0), requires_grad=False)
         weights.clear()
-        packed = context.backend.linear(joined, bias, keep_weight=False, int8=int8)
+        packed = context.backend.linear(joined, bias, keep_weight=False, quantization=quantization)
     group = LinearGroup(packed, lora_group, context, spec.has_sampled_rows)
     start = 0
     for name, linear in spec.members:

@@ -49,7 +49,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
     if getattr(config, "quantization_config", None) is not None:
         raise ModelRefusedError(
             f"{model} is quantized ({config.quantization_config}): give the unquantized weights, "
-            "which --quantization int8 rounds on a CPU as they are loaded"
+            "which --quantization int8 or int4 rounds on a CPU as they are loaded"
         )
     return config
 

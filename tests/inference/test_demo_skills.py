@@ -19,7 +19,7 @@ NUM_FOREIGN_PROMPTS = 25
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_each_adapter_has_its_skill_and_nobody_else_has(tmp_path: Path, quantization: str) -> None:
     config = EngineConfig(
         model=str(DEMO / "model"),

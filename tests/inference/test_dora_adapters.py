@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from loraserve_kernels.quantization import Quantization
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from loraserve.models.int8_weights import round_weights
+from loraserve.models.quantized_weights import round_weights
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import (
     NUM_TOKENS,
@@ -50,12 +51,15 @@ def test_in_bfloat16_they_are_as_near_to_peft_as_peft_in_bfloat16(dora_of: Oracl
     assert not wrong
 
 
-def test_with_weights_in_eight_bits_they_equal_peft_on_the_rounded_weights(dora_of: OracleOf) -> None:
+@pytest.mark.parametrize("quantization", [*Quantization])
+def test_with_weights_in_fewer_bits_they_equal_peft_on_the_rounded_weights(
+    dora_of: OracleOf, quantization: Quantization
+) -> None:
     oracle = dora_of("qwen2")
     model = AutoModelForCausalLM.from_pretrained(oracle.model, attn_implementation="eager").eval()
-    round_weights(model)
+    round_weights(model, quantization)
     references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
-    _, wrong = run_all(replace(oracle, references=references), quantization="int8")
+    _, wrong = run_all(replace(oracle, references=references), quantization=quantization)
     assert not wrong
 
 

@@ -119,18 +119,19 @@ def test_an_adapter_that_is_served_right_agrees_with_peft(published: Published) 
     assert published.certifier().of(published.digest) == certificate
 
 
-def test_weights_in_eight_bits_are_measured_against_peft_on_the_rounded_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
     """And one of the base as it was would not agree. Each form has a certificate of its own."""
     published = Published(tmp_path, "patterns64")
-    job = published.job(engine=replace(published.engine, quantization="int8"))
+    job = published.job(engine=replace(published.engine, quantization=quantization))
     certificate = measure(job)
     assert certificate.status is CertificateStatus.AGREES, certificate
-    monkeypatch.setattr("loraserve.models.int8_weights.round_weights", lambda _: None)
+    monkeypatch.setattr("loraserve.models.quantized_weights.round_weights", lambda *_: None)
     assert measure(job).status is CertificateStatus.DIFFERS
     plain = published.certify()
-    published.engine = replace(published.engine, quantization="int8")
+    published.engine = replace(published.engine, quantization=quantization)
     assert published.certifier().of(published.digest) is None
     assert published.certify() != plain
 

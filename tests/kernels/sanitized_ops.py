@@ -18,6 +18,7 @@ from loraserve_kernels.draw import Draw
 from loraserve_kernels.lora_add import make_lora_inputs
 from loraserve_kernels.packed_linear import PackedLinear
 from loraserve_kernels.paged_attention import make_attention_inputs
+from loraserve_kernels.quantization import Quantization
 from loraserve_kernels.score import Ask
 
 from tests.kernels.test_decoder_model import make_caches, make_model, make_model_parts, with_tokens
@@ -93,11 +94,14 @@ def run_row_ops(cpu: CpuBackend, dtype: torch.dtype) -> None:
 def run_linears(cpu: CpuBackend, dtype: torch.dtype) -> None:
     for depth, num_outputs in LINEARS:
         weight, bias = (random(*shape, dtype=dtype, seed=1) for shape in ((num_outputs, depth), (num_outputs,)))
-        int8 = cpu.linear(weight, bias, keep_weight=False, int8=True)
-        assert isinstance(int8, PackedLinear)
-        int8.rows(torch.arange(num_outputs))
-        cpu.rounded_to_int8(weight)
-        for linear in (int8, *(cpu.linear(weight, bias, keep_weight=keep_weight) for keep_weight in (False, True))):
+        linears = [cpu.linear(weight, bias, keep_weight=keep_weight) for keep_weight in (False, True)]
+        for quantization in Quantization:
+            linear = cpu.linear(weight, bias, keep_weight=False, quantization=quantization)
+            assert isinstance(linear, PackedLinear)
+            linear.rows(torch.arange(num_outputs))
+            linears.append(linear)
+            cpu.rounded_weight(weight, quantization)
+        for linear in linears:
             for num_rows in (1, 2, 5, 18, 65):
                 linear(random(num_rows, depth, dtype=dtype, seed=num_rows))
 

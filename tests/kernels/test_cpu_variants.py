@@ -17,7 +17,11 @@ def names(machine, flags):
 @pytest.mark.parametrize(
     ("machine", "flags", "expected"),
     [
-        ("x86_64", X86_64_V4 | {"avx512_bf16"}, ["x86-64-v4-bf16", "x86-64-v4", "x86-64-v3"]),
+        (
+            "x86_64",
+            X86_64_V4 | {"avx512_vnni", "avx512_bf16"},
+            ["x86-64-v4-bf16", "x86-64-v4-vnni", "x86-64-v4", "x86-64-v3"],
+        ),
         ("x86_64", X86_64_V4 | {"avx512_vnni"}, ["x86-64-v4-vnni", "x86-64-v4", "x86-64-v3"]),
         ("x86_64", X86_64_V4, ["x86-64-v4", "x86-64-v3"]),
         ("x86_64", X86_64_V3 | {"avx_vnni"}, ["x86-64-v3-vnni", "x86-64-v3"]),

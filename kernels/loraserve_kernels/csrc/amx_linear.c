@@ -1,7 +1,7 @@
 /* Packed linears with AMX, see packed_linear.c. */
 #include "amx_linear.h"
 
-#include "int8_weight.h"
+#include "quantized_weight.h"
 #include "linear_tiles.h"
 
 bool uses_amx(const struct packed_linear *linear, enum dtype dtype)
@@ -62,7 +62,9 @@ INLINE int64_t first_row(const struct amx_input *input, int64_t row, int64_t num
 /* Of one panel in memory. */
 INLINE int64_t panel_bytes_of(const struct packed_linear *linear)
 {
-    const int tile_bytes[] = {[PLAIN] = WEIGHT_TILE_BYTES, [COMPRESSED] = COMPRESSED_TILE_BYTES, [INT8] = WEIGHT_TILE_SIZE};
+    if (is_quantized(linear))
+        return quantized_panel_bytes_of((enum weight_format)linear->format, linear->depth, BFLOAT16);
+    const int tile_bytes[] = {[PLAIN] = WEIGHT_TILE_BYTES, [COMPRESSED] = COMPRESSED_TILE_BYTES};
     return panel_tiles_of(linear->depth) * tile_bytes[linear->format];
 }
 
@@ -71,6 +73,15 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
     for (int i = 0; i < count; i++)
         panels[i] = compressed_panel_at(linear->weight, num_panels_of(linear->num_outputs), panel_tiles_of(linear->depth),
                                         panel + i);
+}
+
+INLINE void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end,
+                          const enum weight_format format)
+{
+    for (; word < end; word++, widened += sizeof(vf)) {
+        const vf words = widen_word(panel, word, format, BFLOAT16);
+        memcpy(widened, &words, sizeof words);
+    }
 }
 
 /* Pairs of tiles of AMX, and a last one alone, times two panels. The depth is cut into stretches whose weights stay in L1
@@ -82,11 +93,12 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     const int64_t words = words_of(linear->depth, BFLOAT16), panel_bytes = panel_bytes_of(linear);
     const int64_t pair_rows = 2 * AMX_ROWS, whole_pair = input->tile_bytes ? 0 : pair_rows;
     const int64_t num_steps = words / AMX_WORDS * ((input->num_rows + pair_rows - 1) / pair_rows);
-    const char *panels = linear->format == INT8 ? (const char *)int8_panel_at(linear, panel, BFLOAT16).multiples
-                                                : (const char *)linear->weight + panel * panel_bytes;
+    const char *panels =
+        (is_quantized(linear) ? first_quantized_panel(linear, (enum weight_format)linear->format) : linear->weight) +
+        panel * panel_bytes;
     struct amx_ahead ahead = amx_ask_for(panels + 2 * panel_bytes, ask ? 2 * panel_bytes : 0, num_steps);
     struct compressed_panel compressed[2];
-    struct int8_panel int8[2];
+    struct quantized_panel quantized[2];
     char unpacked[2][AMX_STRETCH * sizeof(vf)] __attribute__((aligned(64)));
     float sums[ITEM_TILES][AMX_ROWS * 2 * LANES] __attribute__((aligned(64)));
     if (linear->format == COMPRESSED) {
@@ -95,15 +107,15 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
             for (int p = 0; p < 2; p++)
                 decompress_tile(unpacked[p] + i * WEIGHT_TILE_BYTES, compressed + p, 0);
     }
-    for (int p = 0; p < 2 && linear->format == INT8; p++)
-        int8[p] = int8_panel_at(linear, panel + p, BFLOAT16);
+    for (int p = 0; p < 2 && is_quantized(linear); p++)
+        quantized[p] = quantized_panel_at(linear, (enum weight_format)linear->format, panel + p, BFLOAT16);
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + AMX_STRETCH);
-        for (int p = 0; p < 2 && linear->format == INT8; p++)
-            for (int64_t i = 0; i < end - word; i++) {
-                const vf widened = widen_word(int8 + p, word + i, BFLOAT16);
-                memcpy(unpacked[p] + i * (int64_t)sizeof(vf), &widened, sizeof widened);
-            }
+        for (int p = 0; p < 2 && is_quantized(linear); p++)
+            if (linear->format == INT8)
+                widen_stretch(unpacked[p], quantized + p, word, end, INT8);
+            else
+                widen_stretch(unpacked[p], quantized + p, word, end, INT4);
         const struct amx_stretch stretch =
             linear->format == PLAIN ? (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word}
                                     : (struct amx_stretch){unpacked[0], sizeof unpacked[0], end - word};
@@ -154,10 +166,10 @@ static void amx_item(void *y, int64_t y_stride, const struct amx_input *input, c
                      int64_t panel, int64_t panel_end)
 {
     const int64_t num_panels =
-        linear->format == INT8 ? num_int8_panels_of(linear->num_outputs) : num_panels_of(linear->num_outputs);
-    if (linear->format == INT8)
+        is_quantized(linear) ? num_quantized_panels_of(linear->num_outputs) : num_panels_of(linear->num_outputs);
+    if (is_quantized(linear))
         panel_end = MIN(num_panels, panel + ITEM_PANELS);
-    if (input->num_rows > FEW_AMX_ROWS || linear->format == INT8)
+    if (input->num_rows > FEW_AMX_ROWS || is_quantized(linear))
         for (; panel + 2 <= panel_end; panel += 2)
             amx_pairs(y, y_stride, input, linear, panel, panel + 4 <= num_panels);
     amx_tiles(y, y_stride, input, linear, panel, panel_end);

@@ -6,8 +6,8 @@
  * row's result depends neither on the number of rows nor on the tile it falls into. With AMX, for bfloat16, panels are
  * tiles of AMX one after the other, rows of x are read where they are (packed as [16 words][row][word] only where they end
  * within a tile), and the chain is of sums of 16 words: another order, as independent of rows and tiles. Its weights may be
- * compressed, see compressed_weight.h; on any CPU weights may be in eight bits, see int8_weight.h. Their products may be of
- * integers, see row_tiles.h: exact, and added to the chain a group of the depth at a time.
+ * compressed, see compressed_weight.h; on any CPU weights may be in eight or four bits, see quantized_weight.h. Their products
+ * may be of integers, see row_tiles.h: exact, and added to the chain a group of the depth at a time.
  *
  * Measured on two EPYC Zen 5 cores, bfloat16, 16 rows, weights from memory, a plain read in parentheses:
  * 768 -> 4,096 132 us (117), 2,048 -> 768 70 us (58), 768 -> 768 28 us (22). Panels are contiguous, and asking for the
@@ -24,7 +24,7 @@
 #include "packed_linear.h"
 
 #include "amx_linear.h"
-#include "int8_weight.h"
+#include "quantized_weight.h"
 #include "linear_tiles.h"
 #include "row_tiles.h"
 
@@ -42,26 +42,27 @@ struct product {
     const char *ahead; /* asked for meanwhile, ahead_bytes for each word */
     int64_t ahead_bytes;
     bool adds; /* to the sums of the depth before; only widened weights come in several stretches */
-    struct int8_panel int8[4]; /* what the panels are widened from, and kept at `weight` unless that is NULL */
+    struct quantized_panel quantized[4]; /* what the panels are widened from, and kept at `weight` unless that is NULL */
+    int64_t first_word;                  /* of those, where the stretch begins */
 };
 
-/* sums: [rows, panels * LANES] */
+/* sums: [rows, panels * LANES]. format: of what is widened; PLAIN = nothing is. */
 INLINE void multiply(float *sums, const struct product *product, const int rows, const int panels, const enum dtype dtype,
-                     const bool widens)
+                     const enum weight_format format)
 {
+    const bool widens = format != PLAIN;
     const int factors = widens ? 1 : factors_of(dtype);
     const uint32_t *x = product->x;
     char *weight = product->weight;
     const char *ahead = product->ahead;
     const int64_t words = product->words, panel_bytes = product->panel_bytes, ahead_bytes = product->ahead_bytes;
-    struct int8_panel int8[4];
+    struct quantized_panel quantized[4];
     for (int p = 0; p < panels && widens; p++)
-        int8[p] = product->int8[p];
-    const bool adds = factors == 1 && product->adds;
+        quantized[p] = product->quantized[p];
     vf sum[MAX_TILE_SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels; i++)
-        sum[i] = adds && dtype != INT16 ? load(sums, i * LANES, FLOAT32) : (vf){0};
+        sum[i] = factors == 1 && product->adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
     for (int64_t word = 0; word < words; word++, ahead += ahead_bytes) {
 #pragma GCC unroll 4
         for (int line = 0; line < panels * (int)sizeof(vf); line += widens ? 128 : 64)
@@ -73,7 +74,7 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
             for (int p = 0; p < panels; p++) {
                 const int64_t place = p * panel_bytes + word * (int64_t)sizeof(vf);
                 if (widens)
-                    column[p] = widen_word(int8 + p, word, dtype);
+                    column[p] = widen_word(quantized + p, product->first_word + word, format, dtype);
                 else
                     memcpy(column + p, weight + place, sizeof(vf));
                 if (widens && weight)
@@ -91,34 +92,85 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
             }
         }
     }
-    if (dtype == INT16) {
-#pragma GCC unroll 16
-        for (int i = 0; i < rows * panels; i++) {
-            const vf scale = splat(product->x_scales[i / panels]) * product->int8[i % panels].scale[0];
-            const vf before = adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
-            store(sums, i * LANES, fused(__builtin_convertvector((vi)sum[i], vf), scale, before), FLOAT32);
-        }
-        return;
-    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows * panels; i++)
         memcpy(sums + i * LANES, sum + i, sizeof(vf));
 }
 
+/* The same of pairs of int16. Sums of groups whose weights share their scales are scaled and added. widens: else the pairs
+ * are at `weight`. */
+INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
+                           const enum weight_format format, const bool widens)
+{
+    const int group_words = format == INT4 ? INT4_GROUP_WORDS : INT16_GROUP, group_bytes = format == INT4 ? 18 : 32;
+    const uint32_t *x = product->x;
+    char *weight = product->weight;
+    const char *ahead = product->ahead;
+    const int64_t words = product->words, panel_bytes = product->panel_bytes;
+    for (int64_t word = 0, end; word < words; word = end) {
+        vf sum[MAX_TILE_SUMS];
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * panels; i++)
+            sum[i] = (vf){0};
+        const int64_t group = product->first_word + word;
+        for (end = MIN(words, word + group_words); word < end; word += 4, ahead += 4 * product->ahead_bytes) {
+#pragma GCC unroll 8
+            for (int line = 0; line < panels * LANES * group_bytes / 4; line += 64)
+                __builtin_prefetch(ahead + line, 0, 2);
+#pragma GCC unroll 4
+            for (int of_four = 0; of_four < 4; of_four++) {
+                vf column[4];
+#pragma GCC unroll 4
+                for (int p = 0; p < panels; p++) {
+                    char *place = weight + p * panel_bytes + (word + of_four) * (int64_t)sizeof(vf);
+                    if (widens)
+                        column[p] = int16_pairs(product->quantized + p, (product->first_word + word) / 4, of_four, format);
+                    else
+                        memcpy(column + p, place, sizeof(vf));
+                    if (widens && weight)
+                        memcpy(place, column + p, sizeof(vf));
+                    KEEP_IN_REGISTER(column[p]);
+                }
+#pragma GCC unroll 16
+                for (int row = 0; row < rows; row++) {
+                    const vf input = spread(x + (word + of_four) * TILE_ROWS + row);
+#pragma GCC unroll 4
+                    for (int p = 0; p < panels; p++)
+                        sum[row * panels + p] = add_int16_products(sum[row * panels + p], input, column[p]);
+                }
+            }
+        }
+        vf scales[4];
+#pragma GCC unroll 4
+        for (int p = 0; p < panels; p++)
+            scales[p] = quantized_scale(product->quantized + p, group, format);
+        const bool adds = product->adds || group > product->first_word;
+#pragma GCC unroll 16
+        for (int i = 0; i < rows * panels; i++) {
+            const vf before = adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
+            const vf scale = splat(product->x_scales[i / panels]) * scales[i % panels];
+            store(sums, i * LANES, fused(__builtin_convertvector((vi)sum[i], vf), scale, before), FLOAT32);
+        }
+    }
+}
+
 /* NOTE: functions of their own, with nothing but the loop: inlined, GCC 12 keeps the sums on the stack, which takes twice
  * as long. */
-#define MULTIPLY_WITH(name, rows, panels, dtype, widens)                                                              \
+#define KERNEL(name, multiplies, ...)                                                                                 \
     static __attribute__((noinline)) void name(float *sums, const struct product *product)                            \
     {                                                                                                                 \
-        multiply(sums, product, rows, panels, dtype, widens);                                                         \
+        multiplies(sums, product, __VA_ARGS__);                                                                       \
     }
 #define MULTIPLY(rows, panels)                                                                                        \
-    MULTIPLY_WITH(multiply_##rows##x##panels##_bfloat16, rows, panels, BFLOAT16, false)                               \
-    MULTIPLY_WITH(multiply_##rows##x##panels##_float32, rows, panels, FLOAT32, false)                                 \
-    MULTIPLY_WITH(widen_##rows##x##panels##_bfloat16, rows, panels, BFLOAT16, true)                                   \
-    MULTIPLY_WITH(widen_##rows##x##panels##_float32, rows, panels, FLOAT32, true)                                     \
-    MULTIPLY_WITH(multiply_##rows##x##panels##_int16, rows, panels, INT16, false)                                     \
-    MULTIPLY_WITH(widen_##rows##x##panels##_int16, rows, panels, INT16, true)
+    KERNEL(multiply_##rows##x##panels##_bfloat16, multiply, rows, panels, BFLOAT16, PLAIN)                            \
+    KERNEL(multiply_##rows##x##panels##_float32, multiply, rows, panels, FLOAT32, PLAIN)                              \
+    KERNEL(widen_##rows##x##panels##_int8_bfloat16, multiply, rows, panels, BFLOAT16, INT8)                           \
+    KERNEL(widen_##rows##x##panels##_int8_float32, multiply, rows, panels, FLOAT32, INT8)                             \
+    KERNEL(widen_##rows##x##panels##_int4_float32, multiply, rows, panels, FLOAT32, INT4)                             \
+    KERNEL(widen_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, true)                            \
+    KERNEL(widen_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, true)                            \
+    KERNEL(multiply_##rows##x##panels##_int8_int16, multiply_int16, rows, panels, INT8, false)                        \
+    KERNEL(multiply_##rows##x##panels##_int4_int16, multiply_int16, rows, panels, INT4, false)
 MULTIPLY(1, 4)
 MULTIPLY(2, 4)
 #if LANES == 16
@@ -138,24 +190,27 @@ MULTIPLY(4, 1)
 MULTIPLY(2, 1)
 #endif
 
+/* Of the first rows, or of others, by what compute_rows is made for. */
+#define KERNEL_OF(rows, panels, is_first)                                                                             \
+    (words_dtype == INT16 && format == INT8                                                                           \
+         ? (is_first ? widen_##rows##x##panels##_int8_int16 : multiply_##rows##x##panels##_int8_int16)                \
+     : words_dtype == INT16 ? (is_first ? widen_##rows##x##panels##_int4_int16 : multiply_##rows##x##panels##_int4_int16) \
+     : words_dtype == BFLOAT16                                                                                        \
+         ? (is_first && format == INT8 ? widen_##rows##x##panels##_int8_bfloat16 : multiply_##rows##x##panels##_bfloat16) \
+     : is_first && format == INT8 ? widen_##rows##x##panels##_int8_float32                                            \
+     : is_first && format == INT4 ? widen_##rows##x##panels##_int4_float32                                            \
+                                  : multiply_##rows##x##panels##_float32)
+
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \
-        float *tile_sums = sums + (is_int8 ? row * panels * LANES : 0);                                               \
+        float *tile_sums = sums + (widens ? row * panels * LANES : 0);                                                \
         const uint32_t *tile_x = x + row / TILE_ROWS * tile_words + row % TILE_ROWS;                                  \
         product.x = tile_x + word * factors * TILE_ROWS;                                                              \
         product.x_scales = (const float *)tile_x + (words + word / INT16_GROUP) * TILE_ROWS;                          \
-        if (is_int8 && row == 0 && weight_dtype == INT16)                                                             \
-            widen_##rows##x##panels##_int16(tile_sums, &product);                                                     \
-        else if (is_int8 && row == 0 && weight_dtype == BFLOAT16)                                                     \
-            widen_##rows##x##panels##_bfloat16(tile_sums, &product);                                                  \
-        else if (is_int8 && row == 0)                                                                                 \
-            widen_##rows##x##panels##_float32(tile_sums, &product);                                                   \
-        else if (weight_dtype == INT16)                                                                               \
-            multiply_##rows##x##panels##_int16(tile_sums, &product);                                                  \
-        else if (weight_dtype == BFLOAT16)                                                                            \
-            multiply_##rows##x##panels##_bfloat16(tile_sums, &product);                                               \
+        if (row == 0)                                                                                                 \
+            KERNEL_OF(rows, panels, true)(tile_sums, &product);                                                       \
         else                                                                                                          \
-            multiply_##rows##x##panels##_float32(tile_sums, &product);                                                \
+            KERNEL_OF(rows, panels, false)(tile_sums, &product);                                                      \
         product.ahead += product.words * product.ahead_bytes;                                                         \
         if (end_word == words)                                                                                        \
             store_sums((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                      \
@@ -163,22 +218,23 @@ MULTIPLY(2, 1)
     } while (0)
 
 /* All rows of x, some at a time, the last of them in a tile of their own: panels come from L1 or L2 for all but the first,
- * and meanwhile the next ones are asked for. Panels in eight bits are taken in stretches, if there is more than one tile. */
+ * and meanwhile the next ones are asked for. Panels that are widened are taken in stretches, if there is more than one tile. */
 #define PANELS(rows, last_rows, panels)                                                                               \
     for (; panel + panels <= end; panel += panels) {                                                                  \
         const bool keeps = num_rows > rows;                                                                           \
-        const int64_t most = is_int8 && keeps ? STRETCH_BYTES / (panels * (int64_t)sizeof(vf)) : words;               \
-        const int64_t stretch = weight_dtype == INT16 ? INT16_GROUP : most;                                           \
+        const int64_t most = widens && keeps ? STRETCH_BYTES / (panels * (int64_t)sizeof(vf)) : words;                \
+        const int64_t stretch = words_dtype == INT16 ? INT16_GROUP : most;                                            \
         struct product product = {                                                                                    \
-            .weight = is_int8 ? (keeps ? widened : NULL) : (char *)memory + panel * panel_bytes,                      \
-            .panel_bytes = is_int8 ? STRETCH_BYTES / panels : panel_bytes,                                            \
+            .weight = widens ? (keeps ? widened : NULL) : (char *)memory + panel * panel_bytes,                       \
+            .panel_bytes = widens ? STRETCH_BYTES / panels : panel_bytes,                                             \
             .ahead = memory + (panel + panels) * panel_bytes,                                                         \
             .ahead_bytes = panels * panel_bytes / words / ((num_rows + rows - 1) / rows),                             \
         };                                                                                                            \
-        for (int p = 0; p < panels && is_int8; p++)                                                                   \
-            product.int8[p] = int8_panel_at(linear, panel + p, dtype);                                                \
+        for (int p = 0; p < panels && widens; p++)                                                                    \
+            product.quantized[p] = quantized_panel_at(linear, format, panel + p, dtype);                              \
         for (int64_t word = 0, end_word; word < words; word = end_word) {                                             \
             end_word = MIN(words, word + stretch);                                                                    \
+            product.first_word = word;                                                                                \
             product.words = end_word - word;                                                                          \
             product.adds = word > 0;                                                                                  \
             int64_t row = 0;                                                                                          \
@@ -186,22 +242,21 @@ MULTIPLY(2, 1)
                 TILE(rows, panels);                                                                                   \
             if (row < num_rows)                                                                                       \
                 TILE(last_rows, panels);                                                                              \
-            for (int p = 0; p < panels && is_int8; p++)                                                               \
-                product.int8[p].multiples += product.words * word_bytes;                                              \
         }                                                                                                             \
     }
 
-/* sums: of a tile; of weights in eight bits, whose stretches are kept in widened [STRETCH_BYTES], of an item. */
+/* sums: of a tile; of weights that are widened, whose stretches are kept in widened [STRETCH_BYTES], of an item. */
 INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, float *sums, char *widened,
-                         const enum dtype dtype, const bool is_int8)
+                         const enum dtype dtype, const enum weight_format format)
 {
-    const enum dtype weight_dtype = is_int8 ? int8_dtype_of(dtype) : dtype;
-    const int64_t words = is_int8 ? int8_words_of(linear->depth, dtype) : words_of(linear->depth, dtype);
-    const int64_t panel_bytes = is_int8 ? int8_panel_bytes_of(linear->depth, dtype) : words * (int64_t)sizeof(vf);
-    const int64_t word_bytes = panel_bytes / words, factors = factors_of(weight_dtype);
+    const bool widens = format != PLAIN;
+    const enum dtype words_dtype = widens ? quantized_dtype_of(format, dtype) : dtype;
+    const int64_t depth = linear->depth, words = widens ? quantized_words_of(format, depth, dtype) : words_of(depth, dtype);
+    const int64_t panel_bytes = widens ? quantized_panel_bytes_of(format, depth, dtype) : words * (int64_t)sizeof(vf);
     const int64_t tile_words = tile_words_of(linear, dtype) * TILE_ROWS;
-    const char *memory = is_int8 ? (const char *)int8_panel_at(linear, 0, dtype).multiples : linear->weight;
+    const char *memory = widens ? first_quantized_panel(linear, format) : linear->weight;
+    const int factors = widens ? 1 : factors_of(dtype);
 #define FEW_ROWS_PANELS(rows, panels)                                                                                 \
     if (num_rows <= rows)                                                                                             \
         PANELS(rows, rows, panels)
@@ -223,28 +278,32 @@ INLINE void compute_rows(void *y, int64_t y_stride, const uint32_t *x, int64_t n
 }
 
 /* NOTE: apart, as it takes 56 KB of the stack. */
-static __attribute__((noinline)) void compute_int8_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
-                                                        const struct packed_linear *linear, int64_t panel, int64_t end,
-                                                        enum dtype dtype)
+static __attribute__((noinline)) void compute_quantized_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
+                                                             const struct packed_linear *linear, int64_t panel,
+                                                             int64_t end, enum dtype dtype)
 {
     float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
     char widened[STRETCH_BYTES] __attribute__((aligned(64)));
-    if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, true);
+    if (linear->format == INT8 && dtype == BFLOAT16)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, INT8);
+    else if (linear->format == INT8)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, INT8);
+    else if (dtype == BFLOAT16)
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, INT4);
     else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, true);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, INT4);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,
                          const struct packed_linear *linear, int64_t panel, int64_t end, enum dtype dtype)
 {
     float sums[MAX_TILE_SUMS * LANES] __attribute__((aligned(64)));
-    if (linear->format == INT8)
-        compute_int8_item(y, y_stride, x, num_rows, linear, panel, end, dtype);
+    if (is_quantized(linear))
+        compute_quantized_item(y, y_stride, x, num_rows, linear, panel, end, dtype);
     else if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, BFLOAT16, false);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, BFLOAT16, PLAIN);
     else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, FLOAT32, false);
+        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, NULL, FLOAT32, PLAIN);
 }
 
 size_t linear_scratch(const struct packed_linear *linear, int64_t num_rows, int num_threads, enum dtype dtype)
@@ -311,8 +370,8 @@ void packed_row(void *row, const struct packed_linear *linear, int64_t output, e
         compressed_row(row, linear->weight, linear->num_outputs, linear->depth, output);
         return;
     }
-    if (linear->format == INT8) {
-        int8_row(row, linear, output, dtype);
+    if (is_quantized(linear)) {
+        quantized_row(row, linear, output, dtype);
         return;
     }
     const int64_t num_words = words_of(linear->depth, dtype), row_bytes = linear->depth * (int64_t)size_of(dtype);

@@ -7,14 +7,16 @@
 #include "team.h"
 #include "vector.h"
 
-/* As pack_weight lays a weight out, or compress_weight, or quantize_weight. */
-enum weight_format { PLAIN = 0, COMPRESSED = 1, INT8 = 2 };
+/* As pack_weight lays a weight out, or compress_weight, or quantize_weight in eight or four bits. */
+enum weight_format { PLAIN = 0, COMPRESSED = 1, INT8 = 2, INT4 = 3 };
 
 struct packed_linear {
     const void *weight;
     const void *bias; /* [num_outputs] or NULL */
     int64_t num_outputs, depth, format;
 };
+
+INLINE bool is_quantized(const struct packed_linear *linear) { return linear->format >= INT8; }
 
 /* Panels of a weight. */
 INLINE int64_t num_panels_of(int64_t num_outputs) { return (num_outputs + LANES - 1) / LANES; }

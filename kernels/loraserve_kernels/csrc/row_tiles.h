@@ -1,12 +1,12 @@
 /* Rows of x packed in tiles of TILE_ROWS, [word][row], for packed_linear.c.
  *
- * Where weights are in eight bits, rows in bfloat16, and the CPU multiplies int16 but not bfloat16, rows are rounded to int16:
- * products and their sums over a group of the depth are exact then, and take half of the instructions that those of floats
- * do, on CPUs that multiply and add in one (VNNI) a quarter.
+ * Where weights are multiplied as integers (see quantized_weight.h), rows in bfloat16 are rounded to int16: products and their
+ * sums over a group of the depth are exact then, and take half of the instructions that those of floats do, on CPUs that
+ * multiply and add in one (VNNI) a quarter.
  */
 #pragma once
 
-#include "int8_weight.h"
+#include "quantized_weight.h"
 #include "linear_tiles.h"
 
 #define INT16_GROUP 64 /* words of depth whose products are added as integers: less than 2^30 */
@@ -14,9 +14,10 @@
 /* Floats of x that a word of a weight is multiplied with, one after the other. */
 INLINE int factors_of(const enum dtype dtype) { return dtype == BFLOAT16 && !MULTIPLIES_BFLOAT16 ? 2 : 1; }
 
+/* To int16. */
 INLINE bool rounds_rows(const struct packed_linear *linear, const enum dtype dtype)
 {
-    return linear->format == INT8 && int8_dtype_of(dtype) == INT16;
+    return is_quantized(linear) && quantized_dtype_of((enum weight_format)linear->format, dtype) == INT16;
 }
 
 /* Words of x in a tile, for each of its rows; the scales of rounded ones come last. */

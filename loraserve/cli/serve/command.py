@@ -130,9 +130,9 @@ def _option(*names: str, **attributes: Any) -> Callable[[Callable[..., None]], C
     "--quantization",
     "-q",
     panel="Model",
-    type=click.Choice(["none", "int8"]),
+    type=click.Choice(["none", "int8", "int4"]),
     default=_defaults.quantization,
-    help="int8 = a byte for each weight of the layers, rounded as they are loaded; on CPUs.",
+    help="Bits for each weight of the layers, which are rounded as they are loaded; on CPUs.",
 )
 @_option("--lora-modules", panel="Adapters", type=LoraModuleType(), multiple=True, help="Adapters to load at start.")
 @_option(

@@ -225,16 +225,18 @@ def _config_fields(job: CertificateJob) -> dict[str, Any]:
 
 
 def _base_model(job: CertificateJob, dtype: Any) -> "PreTrainedModel":
+    from loraserve_kernels.quantization import Quantization
+
     from loraserve.models import loader
-    from loraserve.models.int8_weights import round_weights
+    from loraserve.models.quantized_weights import round_weights
 
     config = loader.load_config(job.engine.model, job.engine.revision)
     if job.engine.load_format == "dummy":
         model = loader.dummy_model(config, dtype, job.engine.seed)
     else:
         model = loader.load_model(job.engine.model, job.engine.revision, config, dtype).model
-    if job.engine.quantization == "int8":
-        round_weights(model)
+    if job.engine.quantization != "none":
+        round_weights(model, Quantization(job.engine.quantization))
     return model
 
 

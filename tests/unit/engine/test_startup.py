@@ -189,11 +189,11 @@ def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, quantization="int8")
 
 
-def test_a_model_that_leaves_no_memory_is_refused_with_what_would_halve_its_weights(
+def test_a_model_that_leaves_no_memory_is_refused_with_what_would_make_its_weights_smaller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
-    with pytest.raises(EngineStartError, match=r"too few for a KV cache: .* --quantization int8$"):
+    with pytest.raises(EngineStartError, match=r"too few for a KV cache: .* --quantization int8 or int4$"):
         start_demo(tmp_path, {}, kv_cache_memory_bytes=None)
     with pytest.raises(EngineStartError, match=r"too few for a KV cache: choose a smaller model or more memory$"):
         start_demo(tmp_path, {}, kv_cache_memory_bytes=None, quantization="int8")

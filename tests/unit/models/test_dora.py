@@ -1,12 +1,14 @@
 """Factors of DoRA against what its definition says in float64."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from loraserve_adapters.packed import PackedTable
 from loraserve_kernels.adapter_table import LoraGroup
 from loraserve_kernels.choose_backend import choose_backend
-from loraserve_kernels.int8_weight import rounded_to_int8
+from loraserve_kernels.quantization import Quantization
 from torch import Tensor
 
 from loraserve.models.dora import DoraGroup, find_factors, squared_norms
@@ -29,7 +31,7 @@ class Case:
         *,
         is_dora: tuple[bool, ...] = (True, True, True),
         bias: float = 0.0,
-        int8: bool = False,
+        quantization: Quantization | None = None,
         of_a: float = 1.0,
         of_b: float = 1.0,
         of_scaling: float = 1.0,
@@ -42,10 +44,11 @@ class Case:
 
         backend, _ = choose_backend("cpu")
         weight = (random(sum(OUT_FEATURES), IN_FEATURES) / IN_FEATURES**0.5).to(dtype)
-        self.weight = rounded_to_int8(weight) if int8 else weight
+        rounded = partial(backend.rounded_weight, quantization=quantization) if quantization else None
+        self.weight = rounded(weight) if rounded else weight
         self.bias = (bias * random(sum(OUT_FEATURES))).to(dtype) if bias else None
-        linear = backend.linear(weight, self.bias, keep_weight=False, int8=int8)
-        norms = squared_norms(weight, backend.rounded_to_int8 if int8 else None)
+        linear = backend.linear(weight, self.bias, keep_weight=False, quantization=quantization)
+        norms = squared_norms(weight, rounded)
         group = LoraGroup(1, 2, IN_FEATURES, OUT_FEATURES)
         self.linears = DoraGroup(linear, self.bias, norms, group)
         self.a = [(of_a * random(rank, IN_FEATURES) / IN_FEATURES**0.5).to(dtype) for rank in ranks]
@@ -139,9 +142,12 @@ def test_values_whose_squares_leave_the_dtype_have_their_factors(
         assert difference(case, member) <= 2 * TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("quantization", [*Quantization])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_with_weights_in_eight_bits_norms_are_of_what_is_multiplied(dtype: torch.dtype) -> None:
-    case = Case(dtype, (4, 9, 2), bias=1.0, int8=True)
+def test_with_weights_in_fewer_bits_norms_are_of_what_is_multiplied(
+    dtype: torch.dtype, quantization: Quantization
+) -> None:
+    case = Case(dtype, (4, 9, 2), bias=1.0, quantization=quantization)
     find_factors([case.linears], case.table, case.values)
     for member in range(3):
         assert difference(case, member) <= TOLERANCE[dtype]

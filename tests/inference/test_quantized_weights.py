@@ -1,12 +1,14 @@
-"""Weights in eight bits: the engine's answers are PEFT's on the model whose weights are rounded so."""
+"""Weights in fewer bits: the engine's answers are PEFT's on the model whose weights are rounded so."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from loraserve_kernels.int8_weight import rounded_to_int8
 from loraserve_kernels.linear import Linear
+from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantized_weight import rounded_weight
 from loraserve_kernels.reference_backend import ReferenceBackend
 from torch import Tensor, nn
 from transformers import AfmoeConfig, AutoModelForCausalLM, GPT2Config, PreTrainedModel
@@ -14,7 +16,12 @@ from transformers import AfmoeConfig, AutoModelForCausalLM, GPT2Config, PreTrain
 from loraserve.engine.errors import EngineStartError
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
-from loraserve.models.int8_weights import int8_parameters, int8_specs, round_weights, rounded_while_computing
+from loraserve.models.quantized_weights import (
+    quantized_parameters,
+    quantized_specs,
+    round_weights,
+    rounded_while_computing,
+)
 from loraserve.models.structure import record_structure
 from tests.support.engines import make_engine, run
 from tests.support.peft_oracle import NUM_TOKENS, VOCAB_SIZE, Oracle, OracleOf, run_all, wrong_answers
@@ -26,25 +33,26 @@ LAST = "model.layers.1.mlp.down_proj.weight"
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
-def rounded_by_name(model: PreTrainedModel) -> PreTrainedModel:
+def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTrainedModel:
     """In place: every linear but the head, and every expert, but no router and no gate of experts."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head" and "router" not in name and "expert_gate" not in name:
-            module.weight.data = rounded_to_int8(module.weight.data)
+            module.weight.data = rounded_weight(module.weight.data, quantization)
         for weight_name, weight in module.named_parameters(recurse=False):
             if weight_name in EXPERT_WEIGHTS and weight.dim() == 3:
-                is_transposed = bool(vars(module)["is_transposed"])
-                weight.data = rounded_to_int8(weight.data.mT).mT if is_transposed else rounded_to_int8(weight.data)
+                data = weight.data.mT if vars(module)["is_transposed"] else weight.data
+                rounded = rounded_weight(data, quantization)
+                weight.data = rounded.mT if vars(module)["is_transposed"] else rounded
     return model
 
 
-def rounded(oracle: Oracle, dtype: torch.dtype = torch.float32) -> Oracle:
+def rounded(oracle: Oracle, quantization: Quantization, dtype: torch.dtype = torch.float32) -> Oracle:
     """In float32, of weights that were rounded in the dtype."""
     model = AutoModelForCausalLM.from_pretrained(oracle.model, dtype=dtype, attn_implementation="eager").eval()
-    model = rounded_by_name(model).float()
+    model = rounded_by_name(model, quantization).float()
     references = reference_answers(model, oracle.adapters, oracle.prompts, NUM_TOKENS, VOCAB_SIZE)
-    settings = oracle.settings | {"quantization": "int8"}
-    return replace(oracle, references=references, settings=settings, packed=f"{oracle.packed}-int8")
+    settings = oracle.settings | {"quantization": quantization}
+    return replace(oracle, references=references, settings=settings, packed=f"{oracle.packed}-{quantization}")
 
 
 @pytest.fixture(scope="module", params=sorted(CONFIGS | EXPERTS))
@@ -52,19 +60,24 @@ def oracle(request: pytest.FixtureRequest, oracle_of: OracleOf) -> Oracle:
     return oracle_of(request.param)
 
 
-def test_answers_are_those_of_the_rounded_model(oracle: Oracle) -> None:
-    int8 = rounded(oracle)
-    engine, digests = int8.engine()
-    answers = run(engine, int8.requests(digests))
-    assert not wrong_answers(int8, answers)
+@pytest.fixture(params=[*Quantization])
+def quantization(request: pytest.FixtureRequest) -> Quantization:
+    return request.param
+
+
+def test_answers_are_those_of_the_rounded_model(oracle: Oracle, quantization: Quantization) -> None:
+    of_rounded = rounded(oracle, quantization)
+    engine, digests = of_rounded.engine()
+    answers = run(engine, of_rounded.requests(digests))
+    assert not wrong_answers(of_rounded, answers)
     assert wrong_answers(oracle, answers), "weights were not rounded"
-    assert engine.describe().quantization == "int8"
+    assert engine.describe().quantization == quantization
 
 
-def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle) -> None:
+def test_the_weights_to_round_are_found_in_every_architecture(oracle: Oracle, quantization: Quantization) -> None:
     ours, expected = (AutoModelForCausalLM.from_pretrained(oracle.model).eval() for _ in range(2))
-    round_weights(ours)
-    rounded_by_name(expected)
+    round_weights(ours, quantization)
+    rounded_by_name(expected, quantization)
     for (name, weight), (_, wanted) in zip(ours.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
 
@@ -75,12 +88,12 @@ def test_the_proof_rounds_into_memory_of_one_tensor_of_each_shape() -> None:
     places = {name: weight.data_ptr() for name, weight in model.named_parameters()}
     rounded_to: list[tuple[torch.Size, int]] = []
 
-    def round_weight(weight: Tensor, out: Tensor | None) -> Tensor:
-        rounded = rounded_to_int8(weight, out)
+    def round_weight(weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+        rounded = rounded_weight(weight, quantization, out)
         rounded_to.append((rounded.shape, rounded.data_ptr()))
         return rounded
 
-    parameters = [*int8_parameters(int8_specs(record_structure(model)))]
+    parameters = [*quantized_parameters(quantized_specs(record_structure(model)), Quantization.INT8)]
     with rounded_while_computing(parameters, round_weight):
         for _ in range(2):
             model(torch.tensor([[1, 2, 3]]))
@@ -98,50 +111,54 @@ def afmoe() -> PreTrainedModel:
 
 
 def test_routers_that_are_linears_stay_as_they_are() -> None:
-    ours, expected = afmoe(), rounded_by_name(afmoe())
-    round_weights(ours)
+    ours, expected = afmoe(), rounded_by_name(afmoe(), Quantization.INT8)
+    round_weights(ours, Quantization.INT8)
     assert torch.equal(ours.get_parameter(ROUTER), afmoe().get_parameter(ROUTER))
     for (name, weight), (_, wanted) in zip(ours.named_parameters(), expected.named_parameters(), strict=True):
         assert torch.equal(weight, wanted), name
 
 
-def test_a_model_of_which_nothing_can_be_rounded_is_refused() -> None:
+def test_a_model_of_which_nothing_can_be_rounded_is_refused(quantization: Quantization) -> None:
     config = GPT2Config(vocab_size=260, n_embd=64, n_layer=2, n_head=4, n_positions=256)
-    with pytest.raises(ModelRefusedError, match="GPT2LMHeadModel has no linears or experts that --quantization int8"):
-        CausalModel(random_model(config), ReferenceBackend(), int8=True)
+    refused = f"GPT2LMHeadModel has no linears or experts that --quantization {quantization}"
+    with pytest.raises(ModelRefusedError, match=refused):
+        CausalModel(random_model(config), ReferenceBackend(), quantization)
 
 
 def test_a_model_of_which_little_is_rounded_says_how_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not CausalModel(tiny_model("mixtral"), ReferenceBackend(), int8=True).notes
+    assert not CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
     monkeypatch.setattr("loraserve.models.structure.can_compute", lambda *_: False)
-    (note,) = CausalModel(tiny_model("mixtral"), ReferenceBackend(), int8=True).notes
+    (note,) = CausalModel(tiny_model("mixtral"), ReferenceBackend(), Quantization.INT8).notes
     assert re.search(r"of MixtralForCausalLM's layers only [1-4]\d% of the weights are rounded", note)
 
 
-def test_answers_in_bfloat16_are_those_of_the_rounded_model(oracle_of: OracleOf) -> None:
-    _, wrong = run_all(rounded(oracle_of("llama").on("cpu", "bfloat16"), torch.bfloat16))
+def test_answers_in_bfloat16_are_those_of_the_rounded_model(oracle_of: OracleOf, quantization: Quantization) -> None:
+    _, wrong = run_all(rounded(oracle_of("llama").on("cpu", "bfloat16"), quantization, torch.bfloat16))
     assert not wrong
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mixtral"])
 def test_without_c_kernels_answers_are_the_same_and_a_note_says_why_they_take_long(
-    oracle_of: OracleOf, architecture: str
+    oracle_of: OracleOf, architecture: str, quantization: Quantization
 ) -> None:
-    engine, wrong = run_all(rounded(oracle_of(architecture)), backend="reference")
+    engine, wrong = run_all(rounded(oracle_of(architecture), quantization), backend="reference")
     assert not wrong
     assert any("each step makes weights whole again" in note for note in engine.describe().notes)
 
 
 class SpoiltBackend(ReferenceBackend):
-    """Its linears in eight bits give their outputs in another order."""
+    """Its linears in fewer bits give their outputs in another order."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, int8: bool = False) -> Linear:
-        return super().linear(weight.roll(1, dims=0) if int8 else weight, bias, keep_weight=keep_weight, int8=int8)
+    def linear(
+        self, weight: Tensor, bias: Tensor | None, *, keep_weight: bool, quantization: Quantization | None = None
+    ) -> Linear:
+        weight = weight if quantization is None else weight.roll(1, dims=0)
+        return super().linear(weight, bias, keep_weight=keep_weight, quantization=quantization)
 
 
 def test_wrong_linears_are_noticed_when_a_model_is_loaded() -> None:
     with pytest.raises(ModelRefusedError, match="its logits differ from its own"):
-        CausalModel(tiny_model("llama"), SpoiltBackend(), int8=True).prepare(128, 260, lambda *_: None)
+        CausalModel(tiny_model("llama"), SpoiltBackend(), Quantization.INT8).prepare(128, 260, lambda *_: None)
 
 
 def test_the_model_keeps_its_own_weights_until_they_are_packed() -> None:
@@ -153,27 +170,30 @@ def test_the_model_keeps_its_own_weights_until_they_are_packed() -> None:
             assert torch.equal(model.get_parameter(LAST), untouched.get_parameter(LAST))
         calls.append(done)
 
-    CausalModel(model, ReferenceBackend(), int8=True).prepare(128, 260, note)
+    CausalModel(model, ReferenceBackend(), Quantization.INT8).prepare(128, 260, note)
     assert calls
 
 
-def test_the_memory_of_weights_is_counted_as_it_will_be() -> None:
+@pytest.mark.parametrize(
+    ("quantization", "row_bytes"), [("int8", lambda k: k + 4), ("int4", lambda k: (k + 31) // 32 * 18)]
+)
+def test_the_memory_of_weights_is_counted_as_it_will_be(quantization: str, row_bytes: Callable[[int], int]) -> None:
     model = tiny_model("llama")
     linears = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
-    saved = sum(3 * linear.weight.numel() - 4 * linear.out_features for linear in linears)
+    saved = sum(linear.weight.nbytes - linear.out_features * row_bytes(linear.in_features) for linear in linears)
     plain = CausalModel(model, ReferenceBackend()).weight_bytes
-    assert CausalModel(model, ReferenceBackend(), int8=True).weight_bytes == plain - saved
+    assert CausalModel(model, ReferenceBackend(), Quantization(quantization)).weight_bytes == plain - saved
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(value: float) -> None:
+def test_weights_that_are_not_finite_are_refused(value: float, quantization: Quantization) -> None:
     model = tiny_model("llama")
     model.get_parameter(LAST).data[3, 5] = value
     with pytest.raises(ModelRefusedError, match=rf"^{LAST} has weights that are not finite"):
-        CausalModel(model, ReferenceBackend(), int8=True).prepare(128, 260, lambda *_: None)
+        CausalModel(model, ReferenceBackend(), quantization).prepare(128, 260, lambda *_: None)
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 def test_an_unknown_quantization_is_refused(oracle_of: OracleOf) -> None:
-    with pytest.raises(EngineStartError, match="--quantization awq is not supported: choose none or int8"):
+    with pytest.raises(EngineStartError, match="--quantization awq is not supported: choose one of none, int8, int4"):
         make_engine(oracle_of("llama").model, quantization="awq")

@@ -1,6 +1,6 @@
-"""Weights in eight bits beside those of the model, two engines in turn, step by step: decode steps, a prompt, memory.
+"""Weights in fewer bits beside those of the model, engines in turn, step by step: decode steps, a prompt, memory.
 
-Run: python benchmarks/bench_int8.py --model MODEL [--dtype float32]
+Run: python benchmarks/bench_quantized.py --model MODEL [--dtype float32]
 """
 
 import argparse
@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from in_process import start_engine
+from loraserve_kernels.quantization import Quantization
 
 from loraserve.engine.engine import Engine
 from loraserve.engine.request import EngineRequest, SamplingParams
@@ -30,7 +31,7 @@ def main() -> None:
     args = parser.parse_args()
     engines = {
         quantization: start_engine(args.model, enable_lora=False, dtype=args.dtype, quantization=quantization)
-        for quantization in ("none", "int8")
+        for quantization in ("none", *Quantization)
     }
     sizes = {name: round(engine._runner._model.weight_bytes / 1e6) for name, engine in engines.items()}
     print(json.dumps({"case": "weights, MB", **sizes}), flush=True)
@@ -42,7 +43,8 @@ def main() -> None:
 def _print(case: str, times: dict[str, list[float]]) -> None:
     medians = {name: statistics.median(found) for name, found in times.items()}
     shown = {name: round(1000 * seconds, 2) for name, seconds in medians.items()}
-    print(json.dumps({"case": case, **shown, "ratio": round(medians["none"] / medians["int8"], 2)}), flush=True)
+    ratios = {f"none / {name}": round(medians["none"] / medians[name], 2) for name in Quantization}
+    print(json.dumps({"case": case, **shown, **ratios}), flush=True)
 
 
 def _decode(engines: dict[str, Engine], num_sequences: int) -> dict[str, list[float]]:

@@ -1,4 +1,4 @@
-"""A base model whose layers have their weights in eight bits: which weights these are, and the model they make.
+"""A base model whose layers have their weights in fewer bits: which weights these are, and the model they make.
 
 Those of linears and of experts, as far as they can have adapters. Embeddings, `lm_head` and what else sees the sampled
 rows alone stay as they are; so do routers and gates of experts, where little sends a token to other experts.
@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from loraserve_kernels.int8_weight import rounded_to_int8
+from loraserve_kernels.quantization import Quantization
+from loraserve_kernels.quantized_weight import rounded_weight
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -19,23 +21,28 @@ from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
 
-RoundWeight = Callable[[Tensor, Tensor | None], Tensor]
-"""As `rounded_to_int8`."""
+
+class RoundWeight(Protocol):
+    """As `rounded_weight`."""
+
+    def __call__(self, weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor: ...
+
+
 Spare = defaultdict[tuple[torch.Size, torch.dtype], list[Tensor]]
 """Tensors that nobody uses."""
-_SCALE_BYTES = 4
 _FEW = 0.5
 """A share of the weights that are neither of embeddings nor of `lm_head`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Parameter:
+class QuantizedParameter:
     """One that is to be rounded."""
 
     module_name: str
     module: nn.Module
     name: str
     """In its module."""
+    quantization: Quantization
     is_transposed: bool = False
     """It is of experts, and its outputs are along the last dimension, not the one before."""
 
@@ -46,29 +53,34 @@ class Int8Parameter:
     @property
     def saved_bytes(self) -> int:
         """How much less memory it takes."""
-        value = self.value
-        num_outputs = value.numel() // value.shape[-2 if self.is_transposed else -1]
-        return value.numel() * (value.element_size() - 1) - num_outputs * _SCALE_BYTES
+        value, depth = self.value, self._depth
+        return value.nbytes - value.numel() // depth * self.quantization.row_bytes(depth)
+
+    @property
+    def _depth(self) -> int:
+        return self.value.shape[-2 if self.is_transposed else -1]
 
     def rounded(self, round_weight: RoundWeight, out: Tensor | None = None) -> Tensor:
-        """out: see `rounded_to_int8`. Raises `ModelRefusedError` where there is no scale for it."""
+        """out: see `rounded_weight`. Raises `ModelRefusedError` where there is no scale for it."""
         value = self.value.detach()
         if self.is_transposed:
             rounded = torch.empty_like(value) if out is None else out
             for to, expert in zip(rounded, value, strict=True):  # one at a time, as it is copied
-                to.copy_(round_weight(expert.mT, None).mT)
+                to.copy_(round_weight(expert.mT, self.quantization).mT)
         else:
-            rounded = round_weight(value, out)
-        outputs = rounded[..., 0, :] if self.is_transposed else rounded[..., 0]
-        if not outputs.isfinite().all():  # nor is anything of an output with one weight that is not
+            rounded = round_weight(value, self.quantization, out)
+        # One of each group: nothing is finite that shares a scale with what is not.
+        step = self.quantization.group_size(self._depth)
+        some = rounded[..., ::step, :] if self.is_transposed else rounded[..., ::step]
+        if not some.isfinite().all():
             raise ModelRefusedError(
-                f"{self.module_name}.{self.name} has weights that are not finite, and no form in eight bits: leave "
+                f"{self.module_name}.{self.name} has weights that are not finite, and no form in fewer bits: leave "
                 "--quantization out"
             )
         return rounded
 
 
-def int8_specs(structure: ModelStructure) -> list[LinearsSpec | ExpertsSpec]:
+def quantized_specs(structure: ModelStructure) -> list[LinearsSpec | ExpertsSpec]:
     """Those whose weights are rounded."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
@@ -83,40 +95,45 @@ def int8_specs(structure: ModelStructure) -> list[LinearsSpec | ExpertsSpec]:
     return [spec for spec in structure.adaptable if not isinstance(spec, BareWeightSpec) and is_rounded(spec)]
 
 
-def int8_parameters(specs: Sequence[LinearsSpec | ExpertsSpec]) -> Iterator[Int8Parameter]:
+def quantized_parameters(
+    specs: Sequence[LinearsSpec | ExpertsSpec], quantization: Quantization
+) -> Iterator[QuantizedParameter]:
     for spec in specs:
         if isinstance(spec, ExpertsSpec):
             for name in spec.parameters:
-                yield Int8Parameter(spec.name, spec.module, name, spec.is_transposed)
+                yield QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
         else:
             for name, linear in spec.members:
-                yield Int8Parameter(name, linear, "weight")
+                yield QuantizedParameter(name, linear, "weight", quantization)
 
 
-def few_rounded(model: PreTrainedModel, parameters: Sequence[Int8Parameter]) -> str | None:
+def few_rounded(
+    model: PreTrainedModel, parameters: Sequence[QuantizedParameter], quantization: Quantization
+) -> str | None:
     """What the person who started the server is told where most of the layers' weights are left as they are.
 
     Raises `ModelRefusedError` where all of them are.
     """
     name, num_rounded = type(model).__name__, sum(parameter.value.numel() for parameter in parameters)
+    option = f"--quantization {quantization}"
     if num_rounded == 0:
-        raise ModelRefusedError(f"{name} has no linears or experts that --quantization int8 could round: leave it out")
+        raise ModelRefusedError(f"{name} has no linears or experts that {option} could round: leave it out")
     tables = model.get_input_embeddings(), model.get_output_embeddings()
     ids = {id(weight) for table in tables if table is not None for weight in table.parameters()}
     num_others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ids)
     if num_rounded >= _FEW * num_others:
         return None
-    return f"--quantization int8: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
+    return f"{option}: of {name}'s layers only {num_rounded / num_others:.0%} of the weights are rounded"
 
 
-def round_weights(model: PreTrainedModel) -> None:
+def round_weights(model: PreTrainedModel, quantization: Quantization) -> None:
     """In place: the model that an engine with such weights computes."""
-    for parameter in int8_parameters(int8_specs(record_structure(model))):
-        parameter.value.data = parameter.rounded(rounded_to_int8)
+    for parameter in quantized_parameters(quantized_specs(record_structure(model)), quantization):
+        parameter.value.data = parameter.rounded(rounded_weight)
 
 
 @contextmanager
-def rounded_while_computing(parameters: Sequence[Int8Parameter], round_weight: RoundWeight) -> Iterator[None]:
+def rounded_while_computing(parameters: Sequence[QuantizedParameter], round_weight: RoundWeight) -> Iterator[None]:
     """In the block each module computes with rounded weights, and keeps its own.
 
     They are often mappings of files, which take no memory until they are written. Rounded ones take as much as one of
@@ -132,7 +149,7 @@ def rounded_while_computing(parameters: Sequence[Int8Parameter], round_weight: R
 
 
 def _swaps(
-    parameter: Int8Parameter, round_weight: RoundWeight, spare: Spare
+    parameter: QuantizedParameter, round_weight: RoundWeight, spare: Spare
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """(before, after) a call of its module."""
     module, name, own = parameter.module, parameter.name, parameter.value

@@ -1,0 +1,274 @@
+/* Rounding weights to eight or four bits, see quantized_weight.h. */
+#include "quantized_weight.h"
+
+#include <float.h>
+#include <math.h>
+
+#include "linear_tiles.h"
+
+#define BLOCK 512 /* elements of depth rounded at a time: whole groups of INT4 */
+#define GROUP_VECTORS (INT4_GROUP / LANES)
+#define SCALES_BELOW 2 /* that are tried, steps of the fifth digit below the one that the largest weight is -8 times */
+#define NUM_SCALES 4   /* no more than LANES */
+#define SMALLEST_SCALE 16 /* the smallest normal number, of which the last 19 bits are left out */
+
+/* NaN where a weight is not finite. */
+INLINE float int8_scale_of(const void *weight, int64_t depth, const enum dtype dtype)
+{
+    vf largest = {0}, zeros = {0};
+    for (int64_t k = 0; k < depth; k += LANES) {
+        const vf values = load_upto(weight, k, depth - k, dtype);
+        largest = vmax(largest, vmax(values, -values));
+        zeros += values * 0;
+    }
+    return horizontal_max(largest) / INT8_MAX_MULTIPLE + horizontal_sum(zeros);
+}
+
+/* Halves go to the even integer. */
+INLINE vf round_to_integers(vf values)
+{
+    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
+    return values + round_to_integer - round_to_integer;
+}
+
+INLINE vf int8_multiples_of(vf values, float scale)
+{
+    /* Of a scale below the normal range quotients may be larger than any multiple there is. */
+    return round_to_integers(
+        clamp(values / splat(scale > 0 ? scale : 1.0f), -INT8_MAX_MULTIPLE, INT8_MAX_MULTIPLE));
+}
+
+INLINE float float_of(int32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+INLINE int32_t bits_of(float value)
+{
+    int32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+/* Of one group: the scale, and the multiples in place of the values. NaN and ones where a value is not finite. */
+INLINE float int4_multiples_of(vf *values)
+{
+    vf most = values[0], least = -values[0];
+    for (int v = 1; v < GROUP_VECTORS; v++) {
+        most = vmax(most, values[v]);
+        least = vmax(least, -values[v]);
+    }
+    const float high = horizontal_max(most), low = horizontal_max(least), largest = (high > low ? high : -low) / -8;
+    /* Squares of what is rounded off are of values near one, whatever the weights' size. */
+    const int32_t exponent = MAX(1, MIN(253, (bits_of(largest) & INT32_MAX) >> 23));
+    const float factor = float_of((254 - exponent) << 23);
+    const int32_t digits = ((bits_of(largest * factor) & INT32_MAX) + (1 << 18)) >> 19;
+    static const int32_t steps[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi scale_bits;
+    memcpy(&scale_bits, steps, sizeof scale_bits);
+    scale_bits += MAX(digits - SCALES_BELOW, SMALLEST_SCALE);
+    const vf scales = (vf)(scale_bits << 19 | (bits_of(largest) & INT32_MIN)), inverses = splat(1) / scales;
+    float errors[NUM_SCALES * GROUP_VECTORS];
+    vf squares[NUM_SCALES * GROUP_VECTORS];
+    const int num_sums = MAX(1, GROUP_VECTORS / 2); /* of each scale */
+    for (int v = 0; v < GROUP_VECTORS; v++)
+        values[v] *= factor;
+#pragma GCC unroll 4
+    for (int i = 0; i < NUM_SCALES; i++) {
+        vf of_scale[GROUP_VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < GROUP_VECTORS; v++) {
+            const vf error = values[v] - round_to_integers(clamp(values[v] * inverses[i], -8, 7)) * scales[i];
+            of_scale[v] = error * error;
+            KEEP_IN_REGISTER(of_scale[v]); /* not fused with the sum, which torch does not do either */
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < num_sums; v++)
+            squares[i * num_sums + v] = of_scale[v] + of_scale[v + num_sums];
+    }
+    horizontal_sums(errors, squares, NUM_SCALES * num_sums);
+    for (int i = 0; i < NUM_SCALES * num_sums; i += num_sums)
+        for (int left = num_sums / 2; left > 0; left /= 2)
+            for (int v = 0; v < left; v++)
+                errors[i + v] = errors[i + 2 * v] + errors[i + 2 * v + 1];
+    float least_error = errors[0], scale = scales[0];
+    for (int i = 1; i < NUM_SCALES; i++) { /* no branches, which would be taken half of the time */
+        const float error = errors[i * num_sums];
+        scale = error < least_error ? scales[i] : scale;
+        least_error = error < least_error ? error : least_error;
+    }
+    const bool is_finite = least_error < INFINITY;
+    const float inverse = 1 / scale;
+    for (int v = 0; v < GROUP_VECTORS; v++)
+        values[v] = is_finite ? round_to_integers(clamp(values[v] * inverse, -8, 7)) : splat(1);
+    if (!is_finite)
+        return NAN;
+    scale *= float_of(exponent << 23);
+    return fabsf(scale) < FLT_MIN ? 0 : scale; /* bfloat16 has not all digits of smaller ones */
+}
+
+/* The values from k on become multiples; returns their scale. */
+INLINE float load_int4_group(vf *values, const void *row, int64_t k, int64_t depth, const enum dtype dtype)
+{
+    for (int v = 0; v < GROUP_VECTORS; v++)
+        values[v] = load_upto(row, k + v * LANES, MAX(0, depth - k - v * LANES), dtype);
+    return int4_multiples_of(values);
+}
+
+/* multiples: [count] of weight[index ...]. */
+INLINE void round_to_int8(int8_t *multiples, const void *weight, int64_t index, int64_t count, float scale,
+                          const enum dtype dtype)
+{
+    for (int64_t k = 0; k < count; k += LANES) {
+        const vf values = load_upto(weight, index + k, count - k, dtype);
+        const vi rounded = __builtin_convertvector(int8_multiples_of(values, scale), vi);
+        for (int64_t i = 0; i < MIN(LANES, count - k); i++)
+            multiples[k + i] = (int8_t)rounded[i];
+    }
+}
+
+INLINE void quantize_int8_panel(float *scales, int8_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
+                                const enum dtype dtype)
+{
+    const int64_t elements = int8_elements_of(dtype);
+    int8_t block[BLOCK];
+    for (int64_t output = 0; output < num_outputs; output++) {
+        const void *row = at(weight, output * depth, dtype);
+        scales[output] = int8_scale_of(row, depth, dtype);
+        for (int64_t k = 0; k < depth; k += BLOCK) {
+            const int64_t count = MIN(BLOCK, depth - k);
+            round_to_int8(block, row, k, count, scales[output], dtype);
+            for (int64_t i = 0; i < count; i++)
+                panel[((k + i) / elements * LANES + output) * elements + (k + i) % elements] = block[i];
+        }
+    }
+}
+
+INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *weight, int64_t num_outputs, int64_t depth,
+                                const enum dtype dtype)
+{
+    for (int64_t output = 0; output < num_outputs; output++)
+        for (int64_t k = 0; k < depth; k += INT4_GROUP) {
+            vf multiples[GROUP_VECTORS];
+            const float scale = load_int4_group(multiples, at(weight, output * depth, dtype), k, depth, dtype);
+            uint32_t scale_bits;
+            memcpy(&scale_bits, &scale, sizeof scale_bits);
+            scales[k / INT4_GROUP * LANES + output] = (uint16_t)(scale_bits >> 16);
+            float values[INT4_GROUP];
+            memcpy(values, multiples, sizeof values);
+            for (int i = 0; i < INT4_GROUP; i++)
+                panel[(k + i) / 8 * LANES + output] |= ((uint32_t)(int32_t)values[i] & 15) << (i % 2 * 16 + i % 8 / 2 * 4);
+        }
+}
+
+EXPORT int64_t quantized_weight_bytes(int64_t num_outputs, int64_t depth, int format, int dtype)
+{
+    const int64_t scale_bytes = format == INT8 ? LANES * (int64_t)sizeof(float) : 0;
+    const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, (enum dtype)dtype);
+    return num_quantized_panels_of(num_outputs) * (scale_bytes + panel_bytes);
+}
+
+/* weight: dense [num_outputs, depth], finite; quantized: of quantized_weight_bytes. */
+EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outputs, int64_t depth, int format, int dtype,
+                           int num_threads)
+{
+    const struct packed_linear linear = {quantized, NULL, num_outputs, depth, format};
+    const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, (enum dtype)dtype);
+    char *panels = (char *)first_quantized_panel(&linear, (enum weight_format)format);
+    const int64_t scale_bytes = format == INT4 ? num_int4_groups_of(depth) * LANES * (int64_t)sizeof(uint16_t) : 0;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t panel = 0; panel < num_quantized_panels_of(num_outputs); panel++) {
+        const int64_t output = panel * LANES, count = MAX(0, MIN(LANES, num_outputs - output));
+        const void *rows = at(weight, output * depth, (enum dtype)dtype);
+        char *target = panels + panel * panel_bytes;
+        float *scales = (float *)quantized + output;
+        memset(target, 0, (size_t)panel_bytes);
+        if (format == INT8)
+            memset(scales, 0, LANES * sizeof *scales);
+        if (format == INT8 && dtype == BFLOAT16)
+            quantize_int8_panel(scales, (int8_t *)target, rows, count, depth, BFLOAT16);
+        else if (format == INT8)
+            quantize_int8_panel(scales, (int8_t *)target, rows, count, depth, FLOAT32);
+        else if (dtype == BFLOAT16)
+            quantize_int4_panel((uint16_t *)target, (uint32_t *)(target + scale_bytes), rows, count, depth, BFLOAT16);
+        else
+            quantize_int4_panel((uint16_t *)target, (uint32_t *)(target + scale_bytes), rows, count, depth, FLOAT32);
+    }
+    return OK;
+}
+
+INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum weight_format format,
+                      const enum dtype dtype)
+{
+    const float scale = format == INT8 ? int8_scale_of(row, depth, dtype) : 0;
+    for (int64_t k = 0; k < depth && format == INT8; k += LANES)
+        store_upto(rounded, k, depth - k, int8_multiples_of(load_upto(row, k, depth - k, dtype), scale) * scale, dtype);
+    for (int64_t k = 0; k < depth && format == INT4; k += INT4_GROUP) {
+        vf values[GROUP_VECTORS];
+        const float of_group = load_int4_group(values, row, k, depth, dtype);
+        for (int v = 0; v < GROUP_VECTORS; v++)
+            store_upto(rounded, k + v * LANES, MAX(0, depth - k - v * LANES), values[v] * of_group, dtype);
+    }
+}
+
+/* rounded, weight: dense [num_outputs, depth]. */
+EXPORT int round_weight(void *rounded, const void *weight, int64_t num_outputs, int64_t depth, int format, int dtype,
+                        int num_threads)
+{
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t output = 0; output < num_outputs; output++) {
+        const void *row = at(weight, output * depth, (enum dtype)dtype);
+        void *target = (void *)at(rounded, output * depth, (enum dtype)dtype);
+        if (format == INT8 && dtype == BFLOAT16)
+            round_row(target, row, depth, INT8, BFLOAT16);
+        else if (format == INT8)
+            round_row(target, row, depth, INT8, FLOAT32);
+        else if (dtype == BFLOAT16)
+            round_row(target, row, depth, INT4, BFLOAT16);
+        else
+            round_row(target, row, depth, INT4, FLOAT32);
+    }
+    return OK;
+}
+
+INLINE float multiple_at(const struct quantized_panel *panel, int64_t k, int64_t lane, const enum weight_format format,
+                         const enum dtype dtype)
+{
+    if (format == INT8) {
+        const int64_t elements = int8_elements_of(dtype);
+        return (float)(int8_t)panel->multiples[(k / elements * LANES + lane) * elements + k % elements];
+    }
+    uint32_t eight;
+    memcpy(&eight, panel->multiples + (k / 8 * LANES + lane) * (int64_t)sizeof eight, sizeof eight);
+    return (float)((int32_t)(eight << (28 - k % 2 * 16 - k % 8 / 2 * 4)) >> 28);
+}
+
+INLINE void read_row(void *row, const struct packed_linear *linear, int64_t output, const enum weight_format format,
+                     const enum dtype dtype)
+{
+    const struct quantized_panel panel = quantized_panel_at(linear, format, output / LANES, dtype);
+    const int64_t lane = output % LANES;
+    for (int64_t first = 0; first < linear->depth; first += LANES) {
+        const int64_t count = MIN(LANES, linear->depth - first);
+        const float scale = format == INT8 ? ((const float *)linear->weight)[output]
+                                           : load_one(panel.scales, first / INT4_GROUP * LANES + lane, BFLOAT16);
+        float values[LANES];
+        for (int64_t k = 0; k < count; k++)
+            values[k] = multiple_at(&panel, first + k, lane, format, dtype) * scale;
+        store_upto(row, first, count, load_upto(values, 0, count, FLOAT32), dtype);
+    }
+}
+
+void quantized_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype)
+{
+    if (linear->format == INT8 && dtype == BFLOAT16)
+        read_row(row, linear, output, INT8, BFLOAT16);
+    else if (linear->format == INT8)
+        read_row(row, linear, output, INT8, FLOAT32);
+    else if (dtype == BFLOAT16)
+        read_row(row, linear, output, INT4, BFLOAT16);
+    else
+        read_row(row, linear, output, INT4, FLOAT32);
+}

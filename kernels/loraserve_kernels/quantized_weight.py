@@ -1,0 +1,109 @@
+"""Weights rounded to fewer bits; `csrc/quantized_weight.h` has them for our own C kernel."""
+
+import torch
+from torch import Tensor
+
+from loraserve_kernels.checks import mismatch, require_like
+from loraserve_kernels.prepacked_linear import check_linear
+from loraserve_kernels.quantization import INT4_GROUP, Quantization
+
+MAX_INT8 = 127
+_NUM_INT4_SCALES = 4
+"""That are tried, two of them below the one that the largest weight is -8 times, in steps of the fifth digit."""
+_SMALLEST_SCALE = 16
+"""The smallest normal number, of which the last 19 bits are left out."""
+_PIECE = 1 << 16
+"""Weights rounded at a time: they stay in a cache meanwhile."""
+
+
+class QuantizedLinear:
+    """x Wᵀ + bias of a rounded weight, the plain way: the weight is made whole again for each call.
+
+    weight: [N, K], bias: [N] or None; the caller may free the weight.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, quantization: Quantization) -> None:
+        check_linear(weight, bias)
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
+        self.dtype = weight.dtype
+        self.bias = None if bias is None else bias.detach()
+        multiples, self._scales = multiples_of(weight.detach(), quantization)
+        self._multiples = multiples.to(torch.int8)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [..., K] -> [..., N]."""
+        if x.shape[-1] != self.in_features or x.dtype != self.dtype:
+            raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
+        weight = (self._multiples * self._scales).flatten(-2)[:, : self.in_features]
+        return torch.nn.functional.linear(x, weight.to(self.dtype), self.bias)
+
+
+def rounded_weight(weight: Tensor, quantization: Quantization, out: Tensor | None = None) -> Tensor:
+    """What is multiplied with instead: [..., N, K], in the weight's dtype, to which multiples are rounded again.
+
+    What shares a scale with a weight that is not finite is not finite. out: dense, of the weight's shape and dtype,
+    what is returned; None = a tensor of its own.
+    """
+    rounded, depth = rounded_like(weight, out), weight.shape[-1]
+    num_rows = max(1, _PIECE // depth)
+    targets, pieces = (whole.flatten(0, -2).split(num_rows) for whole in (rounded, weight.detach()))
+    for target, piece in zip(targets, pieces, strict=True):
+        multiples, scales = multiples_of(piece, quantization)
+        target.copy_(multiples.mul_(scales).flatten(-2)[:, :depth])
+    return rounded
+
+
+def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
+    """Where `rounded_weight` writes. Raises `ValueError` for an `out` that is not like the weight, or not dense."""
+    if out is None:
+        return torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    require_like("out", out, "weight", weight)
+    if out.shape != weight.shape or not out.is_contiguous():
+        raise mismatch("out", f"{list(out.shape)}", f"dense {list(weight.shape)}, as weight")
+    return out
+
+
+def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
+    """Multiples and scales: [N, K] -> float32 [N, groups, group size], padded with zeros, and [N, groups, 1]."""
+    return _in_int8(weight) if quantization is Quantization.INT8 else _in_int4(weight)
+
+
+def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    values = weight.float()[:, None]
+    scales = values.abs().amax(-1, keepdim=True) / MAX_INT8
+    # Of a scale below the normal range quotients may be larger than any multiple there is.
+    quotients = values.div(torch.where(scales > 0, scales, 1.0)).clamp_(-MAX_INT8, MAX_INT8)
+    return quotients.round_(), scales
+
+
+def _in_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    num_missing = -weight.shape[1] % INT4_GROUP
+    values = torch.nn.functional.pad(weight.float(), (0, num_missing)).unflatten(-1, (-1, INT4_GROUP))
+    most, least = values.amax(-1, keepdim=True), values.amin(-1, keepdim=True)
+    largest = torch.where(most > -least, most, least) / -8
+    # Squares of what is rounded off are of values near one, whatever the weights' size.
+    exponents = (largest.abs().view(torch.int32) >> 23).clamp_(1, 253)
+    factors = ((254 - exponents) << 23).view(torch.float32)
+    values *= factors
+    digits = (((largest * factors).abs_().view(torch.int32) + (1 << 18)) >> 19).sub_(2).clamp_min_(_SMALLEST_SCALE)
+    errors = torch.full_like(largest, torch.inf)
+    multiples, scales = torch.zeros_like(values), torch.zeros_like(largest)
+    for step in range(_NUM_INT4_SCALES):
+        tried = torch.copysign(((digits + step) << 19).view(torch.float32), largest)
+        rounded = (values * (1 / tried)).clamp_(-8, 7).round_()
+        found = _sum_of_group((values - rounded * tried).square_())
+        is_better = found < errors
+        errors = torch.where(is_better, found, errors)
+        multiples, scales = torch.where(is_better, rounded, multiples), torch.where(is_better, tried, scales)
+    is_finite = errors.isfinite()
+    scales *= (exponents << 23).view(torch.float32)
+    scales[scales.abs() < torch.finfo(torch.float32).tiny] = 0  # bfloat16 has not all of their digits
+    return torch.where(is_finite, multiples, 1.0), torch.where(is_finite, scales, torch.nan)
+
+
+def _sum_of_group(squares: Tensor) -> Tensor:
+    """[..., 32] -> [..., 1], in the one order that our C kernel adds in too."""
+    sums = squares[..., :16] + squares[..., 16:]
+    while sums.shape[-1] > 1:
+        sums = sums[..., ::2] + sums[..., 1::2]
+    return sums

@@ -1,0 +1,339 @@
+"""Weights in fewer bits: products are bit for bit those of their multiples packed.
+
+Those of eight bits are rounded to bfloat16 where the CPU multiplies that. Where it multiplies int16, rows in bfloat16
+are rounded to that, for weights in four bits too unless there is AMX, and elsewhere multiplied in float32.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from loraserve_kernels.cpu_backend import CpuBackend
+from loraserve_kernels.cpu_library import CpuLibrary
+from loraserve_kernels.packed_linear import PackedLinear
+from loraserve_kernels.quantization import INT4_GROUP, Quantization
+from loraserve_kernels.quantized_weight import MAX_INT8, QuantizedLinear, multiples_of, rounded_weight
+from torch import Tensor
+
+from tests.kernels.conftest import amx_set
+
+SHAPES = [(1, 1), (7, 5), (33, 100), (80, 40), (64, 32), (200, 1100), (768, 2048)]
+NUM_ROWS = [0, *range(1, 20), 31, 33, 64, 330, 700]
+DTYPES = [torch.float32, torch.bfloat16]
+BOTH = [*Quantization]
+INT8, INT4 = BOTH
+
+
+@pytest.fixture(autouse=True)
+def _torch_has_one_thread() -> Iterator[None]:
+    """Its many small operations wait long for cores that other workers of pytest use. The C functions take two."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+        yield
+        torch.set_num_threads(num_threads)
+
+
+def make_weight(shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Outputs of very different sizes, one of them all zeros."""
+    generator = torch.Generator().manual_seed(0)
+    size = torch.exp2(torch.randint(-20, 20, (shape[0], 1), generator=generator))
+    weight = torch.randn(*shape, generator=generator) * size
+    weight[shape[0] // 2] = 0
+    return weight.to(dtype), torch.randn(shape[0], generator=generator).to(dtype)
+
+
+def rounds_weights(library: CpuLibrary) -> bool:
+    """Whether multiples in eight bits are rounded to bfloat16: 126 / 127 times 127 is 126.008 then, and else 126."""
+    weight, x = torch.tensor([[1.0, 126 / 127]]).bfloat16(), torch.tensor([[-126.0, 127.0]]).bfloat16()
+    return bool(PackedLinear(weight, None, library, INT8)(x) > 0.005)
+
+
+def rounds_rows(library: CpuLibrary, quantization: Quantization) -> bool:
+    """Whether rows of bfloat16 are rounded to int16: beside 1, 2^-16 is a quarter of a multiple."""
+    weight, x = torch.tensor([[0.0, 1.0]]).bfloat16(), torch.tensor([[1.0, 2**-16]]).bfloat16()
+    return not PackedLinear(weight, None, library, quantization)(x).any()
+
+
+def products_in_int16(x: Tensor, weight: Tensor, bias: Tensor | None, quantization: Quantization) -> Tensor:
+    """x: bfloat16, of which 128 of a row share a scale.
+
+    Sums of products of what shares its scales are exact, and are added to those before.
+    """
+    multiples, scales = (part.double() for part in multiples_of(weight, quantization))
+    group_size, multiples = multiples.shape[-1], multiples.flatten(1)
+    total = torch.zeros(x.shape[0], weight.shape[0])
+    for first in range(0, x.shape[1], 128):
+        part = x[:, first : first + 128].double()
+        exponent = torch.frexp(part.abs().amax(-1, keepdim=True)).exponent
+        row_scale = torch.exp2((exponent - 15).clamp_min(-126).double())
+        integers = (part / row_scale).round().split(min(group_size, 128), -1)
+        for i, group in enumerate(integers, start=first // min(group_size, 128)):
+            start = i * min(group_size, 128)
+            sums = (group @ multiples[:, start : start + group.shape[1]].T).float().double()
+            scale = (row_scale * scales[:, start // group_size].T).float().double()
+            total = (sums * scale + total.double()).float()
+    return (total if bias is None else total + bias.float()).bfloat16()
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_products_are_those_of_the_rounded_weight(
+    any_library: CpuLibrary,
+    quantization: Quantization,
+    shape: tuple[int, int],
+    packed_dtype: torch.dtype,
+    with_bias: bool,
+) -> None:
+    weight, bias = make_weight(shape, packed_dtype)
+    added = bias if with_bias else None
+    linear = PackedLinear(weight, added, any_library, quantization)
+    x = torch.randn(max(NUM_ROWS), shape[1], generator=torch.Generator().manual_seed(1)).to(packed_dtype)
+    whole = linear(x)
+    if packed_dtype == torch.bfloat16 and rounds_rows(any_library, quantization):
+        expected = products_in_int16(x, weight, added, quantization)
+    elif quantization is INT4 or rounds_weights(any_library):
+        expected = PackedLinear(rounded_weight(weight, quantization), added, any_library)(x)
+    else:
+        multiples, scales = multiples_of(weight, INT8)
+        in_float32 = (multiples * scales).flatten(1)
+        wide = PackedLinear(in_float32, None if added is None else added.float(), any_library)
+        expected = wide(x.float()).to(packed_dtype)
+    assert torch.equal(whole, expected)
+    for num_rows in NUM_ROWS:
+        assert torch.equal(linear(x[:num_rows]), whole[:num_rows]), num_rows
+
+
+@pytest.fixture(params=["avx512", "avx512_vnni", "avx_vnni", "narrowest"])
+def int16_library(request: pytest.FixtureRequest) -> CpuLibrary:
+    """One that rounds rows of bfloat16."""
+    library: CpuLibrary = request.getfixturevalue(f"{request.param}_library")
+    if not rounds_rows(library, INT8):
+        pytest.skip("for x86")
+    return library
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-100, 2.0**-126, 2.0**110, 2.0**127])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_rows_are_rounded_to_int16(
+    int16_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], size: float
+) -> None:
+    """Elements of very different sizes, groups of nothing but zeros."""
+    generator = torch.Generator().manual_seed(2)
+    weight = (torch.randn(shape, generator=generator) * 2**-20).bfloat16()
+    bias = torch.randn(shape[0], generator=generator).bfloat16()
+    exponents = torch.randint(-24, 0, (21, shape[1]), generator=generator)
+    x = (torch.randn(21, shape[1], generator=generator).clamp(-1, 1) * torch.exp2(exponents) * size).bfloat16()
+    x[3, :200] = 0
+    x[4] = 0
+    linear = PackedLinear(weight, bias, int16_library, quantization)
+    assert torch.equal(linear(x), products_in_int16(x, weight, bias, quantization))
+
+
+def test_elements_within_a_128th_of_the_largest_are_not_rounded(int16_library: CpuLibrary) -> None:
+    """Nor are sums of their products, where the weights are their multiples."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randint(-127, 128, (40, 300), generator=generator).bfloat16()
+    weight[:, ::100] = 127
+    x = (torch.randint(128, 256, (9, 300), generator=generator) * 2.0 ** torch.randint(0, 8, (9, 300))).bfloat16()
+    x *= torch.randint(0, 2, x.shape, generator=generator) * 2 - 1
+    x[:, ::128] = 2.0**14
+    expected = (x.double() @ weight.double().T).bfloat16()
+    assert torch.equal(PackedLinear(weight, None, int16_library, INT8)(x), expected)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("quantization", BOTH)
+def test_what_is_not_finite_is_seen_in_its_row_alone(
+    any_library: CpuLibrary, quantization: Quantization, value: float
+) -> None:
+    weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(5)).bfloat16()
+    linear, x = PackedLinear(weight, None, any_library, quantization), torch.randn(9, 300).bfloat16()
+    others = [row for row in range(9) if row != 3]
+    expected = linear(x)[others]
+    x[3, 250] = value
+    result = linear(x)
+    assert not result[3].isfinite().any()
+    assert torch.equal(result[others], expected)
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_rows_are_those_of_the_rounded_weight(
+    any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], packed_dtype: torch.dtype
+) -> None:
+    weight, _ = make_weight(shape, packed_dtype)
+    linear = PackedLinear(weight, None, any_library, quantization)
+    indices = torch.arange(shape[0]).flip(0)
+    assert torch.equal(linear.rows(indices), rounded_weight(weight, quantization)[indices])
+
+
+@pytest.mark.parametrize("quantization", BOTH)
+def test_weights_below_the_normal_range_keep_their_sign(any_library: CpuLibrary, quantization: Quantization) -> None:
+    """Of a scale that is not normal a weight may be more than 127 multiples, which are all there are."""
+    weight = torch.arange(1, 4000, dtype=torch.int32)[:, None].view(torch.float32).repeat(1, 2)
+    rounded = rounded_weight(weight, quantization)
+    assert torch.equal(PackedLinear(weight, None, any_library, quantization).rows(torch.arange(3999)), rounded)
+    assert torch.equal(QuantizedLinear(weight, None, quantization)(torch.tensor([1.0, 0.0])), rounded[:, 0])
+    assert (rounded >= 0).all()
+
+
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, (3, 50, 400)], ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_a_backend_rounds_as_torch_does(
+    any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, ...], packed_dtype: torch.dtype
+) -> None:
+    weight = make_weight((shape[-2], shape[-1]), torch.float32)[0].mul(2**-8).expand(shape).to(packed_dtype)
+    for some in (weight, weight.mT):
+        rounded = CpuBackend(any_library).rounded_weight(some, quantization)
+        assert torch.equal(rounded, rounded_weight(some, quantization))
+
+
+@pytest.mark.parametrize("size", [2.0**-140, 2.0**-120, 2.0**-60, 1.0, 2.0**60, 2.0**120, 2.0**126])
+def test_weights_of_any_size_are_rounded_alike(any_library: CpuLibrary, size: float) -> None:
+    """Of a normal size also as well."""
+    weight = torch.randn(50, 320, generator=torch.Generator().manual_seed(6)).clamp_(-1.9, 1.9)
+    rounded = rounded_weight(weight * size, INT4)
+    assert torch.equal(CpuBackend(any_library).rounded_weight(weight * size, INT4), rounded)
+    if size >= 2.0**-120:
+        assert torch.equal(rounded, rounded_weight(weight, INT4) * size)
+
+
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_a_backend_rounds_into_what_it_is_given(
+    any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
+) -> None:
+    weight = make_weight((33, 100), torch.float32)[0].mul(2**-8).to(packed_dtype)
+    out = torch.full_like(weight, torch.nan)
+    assert CpuBackend(any_library).rounded_weight(weight, quantization, out) is out
+    assert torch.equal(out, rounded_weight(weight, quantization))
+
+
+@pytest.mark.parametrize(
+    "out",
+    [torch.empty(33, 99), torch.empty(100, 33).T, torch.empty(33, 100).bfloat16()],
+    ids=["shape", "dense", "dtype"],
+)
+def test_it_does_not_round_into_something_else(cpu_library: CpuLibrary, out: Tensor) -> None:
+    weight, _ = make_weight((33, 100), torch.float32)
+    for round_weight in (CpuBackend(cpu_library).rounded_weight, rounded_weight):
+        with pytest.raises(ValueError, match=r"^out"):
+            round_weight(weight, INT8, out)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 16, 21, 40])
+@pytest.mark.parametrize("shape", [(33, 100), (80, 64)])
+@pytest.mark.parametrize("quantization", BOTH)
+def test_what_lies_around_the_rows_is_not_seen(
+    any_library: CpuLibrary, quantization: Quantization, shape: tuple[int, int], num_rows: int
+) -> None:
+    weight, bias = make_weight(shape, torch.bfloat16)
+    linear = PackedLinear(weight, bias, any_library, quantization)
+    around = torch.full((num_rows + 32, shape[1] + 64), torch.nan, dtype=torch.bfloat16)
+    x = around[16 : num_rows + 16, 32 : shape[1] + 32]
+    x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+    assert torch.equal(linear(x), linear(x.clone()))
+
+
+@pytest.mark.parametrize("quantization", BOTH)
+def test_amx_turned_off_gives_the_same_within_rounding(
+    amx_library: CpuLibrary, assert_close, quantization: Quantization
+) -> None:
+    weight, _ = make_weight((64, 320), torch.bfloat16)
+    linear = PackedLinear(weight, None, amx_library, quantization)
+    x = (torch.randn(20, 320) * 64).round().bfloat16() / 64  # exact in int16 too
+    expected = x.double() @ rounded_weight(weight, quantization).double().T
+    assert_close(linear(x), expected)
+    with amx_set(amx_library, enabled=False):
+        assert_close(linear(x), expected)
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_a_weight_takes_what_it_is_said_to(
+    cpu_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype
+) -> None:
+    weight, _ = make_weight((256, 512), packed_dtype)
+    assert len(PackedLinear(weight, None, cpu_library, quantization).weight) == 256 * quantization.row_bytes(512)
+
+
+@pytest.mark.parametrize("packed_dtype", [*DTYPES, torch.float16], ids=str)
+def test_rounding_moves_no_weight_by_more_than_half_a_multiple(packed_dtype: torch.dtype) -> None:
+    weight = torch.randn(3, 50, 400, generator=torch.Generator().manual_seed(2)).to(packed_dtype)
+    rounded = rounded_weight(weight, INT8)
+    scale = weight.abs().amax(-1, keepdim=True).double() / MAX_INT8
+    moved = (rounded.double() - weight.double()).abs()
+    assert (moved <= scale / 2 + rounded.double().abs() * torch.finfo(packed_dtype).eps).all()
+    assert moved.max() > scale.min() / 3
+    assert max(row.unique().numel() for row in rounded.flatten(0, 1)) <= 2 * MAX_INT8 + 1
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+def test_four_bits_are_16_multiples_of_a_scale_for_each_32_weights(packed_dtype: torch.dtype) -> None:
+    """None of which needs more digits than bfloat16 has."""
+    weight = torch.randn(3, 50, 416, generator=torch.Generator().manual_seed(2)).to(packed_dtype)
+    rounded = rounded_weight(weight, INT4)
+    assert torch.equal(rounded, rounded.bfloat16())
+    multiples, scales = multiples_of(weight.flatten(0, 1), INT4)
+    assert set(multiples.unique().tolist()) == set(range(-8, 8))
+    assert multiples.shape == (150, 13, INT4_GROUP)
+    assert torch.equal((multiples * scales).reshape(weight.shape).to(packed_dtype), rounded)
+
+
+def test_what_four_bits_round_off_is_nearly_the_least_there_can_be() -> None:
+    """Of squares, and less than with the scale that the largest weight is -8 times."""
+    groups = torch.randn(2000, INT4_GROUP, generator=torch.Generator().manual_seed(7))
+    left = (rounded_weight(groups, INT4) - groups).square().sum(-1)
+    most, least = groups.amax(-1, keepdim=True), groups.amin(-1, keepdim=True)
+    plain = torch.where(most > -least, most, least) / -8
+    tried = [plain * size for size in torch.linspace(0.6, 1.4, 161)]
+    errors = [((groups / scale).round().clamp(-8, 7) * scale - groups).square().sum(-1) for scale in tried]
+    assert left.sum() < 1.05 * torch.stack(errors).amin(0).sum()
+    assert left.sum() < 0.92 * ((groups / plain).round().clamp(-8, 7) * plain - groups).square().sum()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_what_shares_a_scale_with_a_weight_that_is_not_finite_is_not_either(
+    any_library: CpuLibrary, quantization: Quantization, packed_dtype: torch.dtype, value: float
+) -> None:
+    weight = torch.randn(40, 100, generator=torch.Generator().manual_seed(8)).to(packed_dtype)
+    weight[3, 70] = value
+    group = slice(64, 96) if quantization is INT4 else slice(None)
+    for rounded in (rounded_weight(weight, quantization), CpuBackend(any_library).rounded_weight(weight, quantization)):
+        assert not rounded[3, group].isfinite().any()
+        rounded[3, group] = 0
+        assert rounded.isfinite().all()
+
+
+@pytest.mark.parametrize("packed_dtype", DTYPES, ids=str)
+def test_rounding_twice_is_rounding_once(packed_dtype: torch.dtype) -> None:
+    rounded = rounded_weight(make_weight((200, 1100), packed_dtype)[0], INT8)
+    assert torch.equal(rounded_weight(rounded, INT8), rounded)
+
+
+@pytest.mark.parametrize("quantization", BOTH)
+def test_pieces_are_rounded_as_the_whole(monkeypatch: pytest.MonkeyPatch, quantization: Quantization) -> None:
+    weight = make_weight((37, 180), torch.float32)[0].view(37, 4, 45).transpose(0, 1)
+    whole = rounded_weight(weight, quantization)
+    monkeypatch.setattr("loraserve_kernels.quantized_weight._PIECE", 100)
+    assert torch.equal(rounded_weight(weight, quantization), whole)
+    assert torch.equal(torch.stack([rounded_weight(part, quantization) for part in weight]), whole)
+
+
+@pytest.mark.parametrize("plain_dtype", [*DTYPES, torch.float16], ids=str)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_the_plain_linear_is_that_of_the_rounded_weight(plain_dtype: torch.dtype, quantization: Quantization) -> None:
+    weight, bias = torch.randn(33, 100).to(plain_dtype), torch.randn(33).to(plain_dtype)
+    linear, x = QuantizedLinear(weight, bias, quantization), torch.randn(2, 5, 100).to(plain_dtype)
+    assert torch.equal(linear(x), torch.nn.functional.linear(x, rounded_weight(weight, quantization), bias))
+    with pytest.raises(ValueError, match="x is"):
+        linear(x[..., :99])
