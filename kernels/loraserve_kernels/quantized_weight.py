@@ -27,14 +27,20 @@ class QuantizedLinear:
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self.dtype = weight.dtype
         self.bias = None if bias is None else bias.detach()
-        multiples, self._scales = multiples_of(weight.detach(), quantization)
-        self._multiples = multiples.to(torch.int8)
+        self._is_int4 = quantization is Quantization.INT4
+        multiples, scales = [], []
+        for piece in weight.detach().split(max(1, _PIECE // self.in_features)):
+            of_piece, scales_of_piece = multiples_of(piece, quantization)
+            multiples.append(_in_halves(of_piece) if self._is_int4 else of_piece.to(torch.int8))
+            scales.append(scales_of_piece.bfloat16() if self._is_int4 else scales_of_piece)
+        self._multiples, self._scales = torch.cat(multiples), torch.cat(scales)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., K] -> [..., N]."""
         if x.shape[-1] != self.in_features or x.dtype != self.dtype:
             raise mismatch("x", f"{list(x.shape)} {x.dtype}", f"[..., {self.in_features}] {self.dtype}")
-        weight = (self._multiples * self._scales).flatten(-2)[:, : self.in_features]
+        multiples = _of_halves(self._multiples) if self._is_int4 else self._multiples
+        weight = (multiples * self._scales).flatten(-2)[:, : self.in_features]
         return torch.nn.functional.linear(x, weight.to(self.dtype), self.bias)
 
 
@@ -66,6 +72,16 @@ def rounded_like(weight: Tensor, out: Tensor | None) -> Tensor:
 def multiples_of(weight: Tensor, quantization: Quantization) -> tuple[Tensor, Tensor]:
     """Multiples and scales: [N, K] -> float32 [N, groups, group size], padded with zeros, and [N, groups, 1]."""
     return _in_int8(weight) if quantization is Quantization.INT8 else _in_int4(weight)
+
+
+def _in_halves(multiples: Tensor) -> Tensor:
+    """Two in a byte: [..., 32] -> int8 [..., 16]."""
+    first, second = multiples.to(torch.int8).unflatten(-1, (-1, 2)).unbind(-1)
+    return first << 4 | (second & 15)
+
+
+def _of_halves(halves: Tensor) -> Tensor:
+    return torch.stack([halves >> 4, halves << 4 >> 4], -1).flatten(-2)
 
 
 def _in_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

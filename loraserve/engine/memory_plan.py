@@ -32,11 +32,18 @@ def _at_most(size_bytes: int, limit_bytes: int | None) -> int:
 
 HOST_SHARES = MemoryShares(0.40, 4 * GIB, 0.15, 2 * GIB, hint="")
 """Others use the machine too."""
-UNQUANTIZED_HOST_SHARES = replace(HOST_SHARES, hint=", or take less of it for weights with --quantization int8 or int4")
 GPU_SHARES = MemoryShares(
     0.85, None, 0.15, None, hint=", raise --gpu-memory-utilization or lower --max-num-batched-tokens"
 )
 """Of what `gpu_memory.left_bytes` says is ours."""
+_SMALLER_WEIGHTS = {"none": "int8 or int4", "int8": "int4"}
+"""What may help where a model with such weights leaves no memory."""
+
+
+def host_shares(quantization: str) -> MemoryShares:
+    smaller = _SMALLER_WEIGHTS.get(quantization)
+    hint = f", or take less of it for weights with --quantization {smaller}" if smaller else ""
+    return replace(HOST_SHARES, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import (
     GPU_SHARES,
-    HOST_SHARES,
-    UNQUANTIZED_HOST_SHARES,
     MemoryPlan,
+    host_shares,
     kv_block_bytes,
     plan_memory,
 )
@@ -252,8 +251,7 @@ def _plan(
     model_config: PreTrainedConfig,
     available_bytes: int,
 ) -> MemoryPlan:
-    host_shares = UNQUANTIZED_HOST_SHARES if config.quantization == "none" else HOST_SHARES
-    shares = host_shares if model.device.type == "cpu" else GPU_SHARES
+    shares = host_shares(config.quantization) if model.device.type == "cpu" else GPU_SHARES
     return plan_memory(
         available_bytes=available_bytes,
         block_bytes=kv_block_bytes(

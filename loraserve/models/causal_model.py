@@ -32,9 +32,10 @@ from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.module_swaps import swap_modules
 from loraserve.models.quantized_weights import (
     few_rounded,
+    quantizations_of,
     quantized_parameters,
-    quantized_specs,
     rounded_while_computing,
+    saved_bytes,
 )
 from loraserve.models.rope import freeze_rope, tabulate_rope
 from loraserve.models.structure import AttentionSpec, ModelStructure, record_structure
@@ -63,10 +64,9 @@ class CausalModel:
         self._forward: Forward = TransformersForward(model)
         structure = record_structure(model)
         self._attention: list[AttentionSpec] = structure.attention
-        rounded = quantized_specs(structure) if quantization else []
-        self._quantization = quantization
-        self._adaptable = deque((spec, any(spec is other for other in rounded)) for spec in structure.adaptable)
-        """Each with whether it is rounded, until `prepare` has put something else in its place, which frees the memory
+        quantizations = quantizations_of(model, structure, quantization)
+        self._adaptable = deque(zip(structure.adaptable, quantizations, strict=True))
+        """Each with what it is rounded to, until `prepare` has put something else in its place, which frees the memory
         of its weights."""
         self.layout = _describe_layout(model, structure)
         self.lora_groups = _lora_groups(self.layout)
@@ -76,9 +76,9 @@ class CausalModel:
             self._embedding_adapters = EmbeddingAdapters(self.lora_groups[0], embed_scale, self._context)
         self._dora_groups: list[DoraGroup] = []
         """All linears, from `prepare` on."""
-        self._quantized_parameters = [*quantized_parameters(rounded, quantization)] if quantization else []
-        saved_bytes = sum(parameter.saved_bytes for parameter in self._quantized_parameters)
-        self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters()) - saved_bytes
+        self._quantized_parameters = [*quantized_parameters(model, structure, quantizations)]
+        num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        self.weight_bytes = num_bytes - saved_bytes(self._quantized_parameters)
         """In memory, once it is prepared."""
         self.num_weights = sum(parameter.numel() for parameter in model.parameters())
         head = model.get_output_embeddings()
@@ -122,8 +122,7 @@ class CausalModel:
         groups = iter(self.lora_groups if self._embedding_adapters is None else self.lora_groups[1:])
         mapped = MappedWeights()
         for index in range(total):
-            spec, is_rounded = self._adaptable.popleft()
-            quantization = self._quantization if is_rounded else None
+            spec, quantization = self._adaptable.popleft()
             if isinstance(spec, ExpertsSpec):
                 attach_experts(model, spec, (next(groups), next(groups)), context, mapped, quantization=quantization)
             elif isinstance(spec, BareWeightSpec):

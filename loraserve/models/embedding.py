@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from loraserve_kernels.adapter_table import LoraGroup
-from loraserve_kernels.backend import Backend
 from loraserve_kernels.linear import PacksRows
 from loraserve_kernels.step_batch import StepBatch
 from torch import Tensor, nn
@@ -111,6 +110,6 @@ def is_tied(linear: nn.Linear, model: PreTrainedModel) -> bool:
     return linear.weight is getattr(model.get_input_embeddings(), "weight", None)
 
 
-def can_pack(embedding: nn.Module, backend: Backend) -> bool:
-    """Whether it is a table and nothing more; some families scale what they look up."""
-    return type(embedding) is nn.Embedding and embedding.max_norm is None and backend.packs(embedding.weight.dtype)
+def is_table(embedding: nn.Module) -> bool:
+    """And nothing more; some families scale what they look up."""
+    return type(embedding) is nn.Embedding and embedding.max_norm is None

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from loraserve.models.context import ForwardContext
 from loraserve.models.dora import DoraGroup, squared_norms
-from loraserve.models.embedding import PackedEmbedding, can_pack, is_tied
+from loraserve.models.embedding import PackedEmbedding, is_table, is_tied
 from loraserve.models.mapped_weights import MappedWeights
 from loraserve.models.structure import LinearsSpec
 
@@ -81,7 +81,7 @@ def replace_linears(
 
     The weights' memory is given back as early as it can be.
 
-    quantization: see `Backend.linear`; not of what shares its weight.
+    quantization: see `Backend.linear`; an embedding that shares the weight is rounded with it.
     """
     linears = [linear for _, linear in spec.members]
     bias = _joined_bias(linears)
@@ -89,11 +89,14 @@ def replace_linears(
     rounded = None if quantization is None else partial(context.backend.rounded_weight, quantization=quantization)
     norms = torch.cat([squared_norms(weight, rounded) for weight in weights])
     if len(linears) == 1:
-        shares_weight = is_tied(linears[0], model)
-        keep_weight = shares_weight and not can_pack(model.get_input_embeddings(), context.backend)
+        shares_weight, embedding = is_tied(linears[0], model), model.get_input_embeddings()
+        can_pack = is_table(embedding) and context.backend.packs(weights[0].dtype)
+        keep_weight = shares_weight and not can_pack and quantization is None
         packed = context.backend.linear(weights[0], bias, keep_weight=keep_weight, quantization=quantization)
-        if shares_weight and not keep_weight:
+        if shares_weight and can_pack:
             model.set_input_embeddings(PackedEmbedding(cast(PacksRows, packed), weights[0]))
+        elif shares_weight and rounded is not None:
+            embedding.weight = nn.Parameter(rounded(weights[0]), requires_grad=False)
         if not keep_weight:
             mapped.give_back(weights[0])
     else:

@@ -1,7 +1,8 @@
 """A base model whose layers have their weights in fewer bits: which weights these are, and the model they make.
 
-Those of linears and of experts, as far as they can have adapters. Embeddings, `lm_head` and what else sees the sampled
-rows alone stay as they are; so do routers and gates of experts, where little sends a token to other experts.
+Those of linears and of experts, as far as they can have adapters; routers and gates of experts stay as they are, where
+little sends a token to other experts. In four bits also `lm_head`, and what else sees the sampled rows alone, in eight:
+of small models it is half of what is read for a token. An embedding that is one with it is rounded with it.
 """
 
 from collections import defaultdict
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from loraserve.models.bare_weights import BareWeightSpec
+from loraserve.models.embedding import is_table, is_tied
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import ExpertsSpec
 from loraserve.models.structure import LinearsSpec, ModelStructure, record_structure
@@ -69,7 +71,7 @@ class QuantizedParameter:
                 to.copy_(round_weight(expert.mT, self.quantization).mT)
         else:
             rounded = round_weight(value, self.quantization, out)
-        # One of each group: nothing is finite that shares a scale with what is not.
+        # One of each group: where a weight is not finite, nothing is that shares its scale.
         step = self.quantization.group_size(self._depth)
         some = rounded[..., ::step, :] if self.is_transposed else rounded[..., ::step]
         if not some.isfinite().all():
@@ -80,31 +82,53 @@ class QuantizedParameter:
         return rounded
 
 
-def quantized_specs(structure: ModelStructure) -> list[LinearsSpec | ExpertsSpec]:
-    """Those whose weights are rounded."""
+def quantizations_of(
+    model: PreTrainedModel, structure: ModelStructure, quantization: Quantization | None
+) -> list[Quantization | None]:
+    """Of what can have adapters, in its order; None = it stays as it is."""
     num_experts = {
         len(weight) for spec in structure.adaptable if isinstance(spec, ExpertsSpec) for _, weight in spec.weights
     }
 
-    def is_rounded(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> bool:
+    def of(spec: LinearsSpec | BareWeightSpec | ExpertsSpec) -> Quantization | None:
         if not isinstance(spec, LinearsSpec):
-            return isinstance(spec, ExpertsSpec)
-        are_routers = bool(num_experts) and any(linear.out_features in {1, *num_experts} for _, linear in spec.members)
-        return not spec.has_sampled_rows and not are_routers
+            return quantization if isinstance(spec, ExpertsSpec) else None
+        if num_experts and any(linear.out_features in {1, *num_experts} for _, linear in spec.members):
+            return None  # routers
+        if not spec.has_sampled_rows:
+            return quantization
+        is_alone = not any(is_tied(linear, model) for _, linear in spec.members)
+        is_rounded = quantization is Quantization.INT4 and (is_alone or is_table(model.get_input_embeddings()))
+        return Quantization.INT8 if is_rounded else None
 
-    return [spec for spec in structure.adaptable if not isinstance(spec, BareWeightSpec) and is_rounded(spec)]
+    return [of(spec) for spec in structure.adaptable]
 
 
 def quantized_parameters(
-    specs: Sequence[LinearsSpec | ExpertsSpec], quantization: Quantization
+    model: PreTrainedModel, structure: ModelStructure, quantizations: Sequence[Quantization | None]
 ) -> Iterator[QuantizedParameter]:
-    for spec in specs:
+    """quantizations: see `quantizations_of`. An embedding that is one with `lm_head` comes last."""
+    embedding = model.get_input_embeddings()
+    of_embedding: Quantization | None = None
+    for spec, quantization in zip(structure.adaptable, quantizations, strict=True):
+        if quantization is None:
+            continue
         if isinstance(spec, ExpertsSpec):
             for name in spec.parameters:
                 yield QuantizedParameter(spec.name, spec.module, name, quantization, spec.is_transposed)
-        else:
+        elif isinstance(spec, LinearsSpec):
             for name, linear in spec.members:
                 yield QuantizedParameter(name, linear, "weight", quantization)
+                of_embedding = quantization if is_tied(linear, model) else of_embedding
+    if of_embedding is not None:
+        (name,) = (name for name, module in model.named_modules() if module is embedding)
+        yield QuantizedParameter(name, embedding, "weight", of_embedding)
+
+
+def saved_bytes(parameters: Sequence[QuantizedParameter]) -> int:
+    """How much less memory they take."""
+    once = {id(parameter.value): parameter for parameter in parameters}
+    return sum(parameter.saved_bytes for parameter in once.values())
 
 
 def few_rounded(
@@ -114,12 +138,12 @@ def few_rounded(
 
     Raises `ModelRefusedError` where all of them are.
     """
-    name, num_rounded = type(model).__name__, sum(parameter.value.numel() for parameter in parameters)
-    option = f"--quantization {quantization}"
-    if num_rounded == 0:
-        raise ModelRefusedError(f"{name} has no linears or experts that {option} could round: leave it out")
+    name, option = type(model).__name__, f"--quantization {quantization}"
     tables = model.get_input_embeddings(), model.get_output_embeddings()
     ids = {id(weight) for table in tables if table is not None for weight in table.parameters()}
+    num_rounded = sum(parameter.value.numel() for parameter in parameters if id(parameter.value) not in ids)
+    if num_rounded == 0:
+        raise ModelRefusedError(f"{name} has no linears or experts that {option} could round: leave it out")
     num_others = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in ids)
     if num_rounded >= _FEW * num_others:
         return None
@@ -128,7 +152,8 @@ def few_rounded(
 
 def round_weights(model: PreTrainedModel, quantization: Quantization) -> None:
     """In place: the model that an engine with such weights computes."""
-    for parameter in quantized_parameters(quantized_specs(record_structure(model)), quantization):
+    structure = record_structure(model)
+    for parameter in quantized_parameters(model, structure, quantizations_of(model, structure, quantization)):
         parameter.value.data = parameter.rounded(rounded_weight)
 
 

@@ -17,8 +17,8 @@ from loraserve.engine.errors import EngineStartError
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.quantized_weights import (
+    quantizations_of,
     quantized_parameters,
-    quantized_specs,
     round_weights,
     rounded_while_computing,
 )
@@ -34,7 +34,10 @@ EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 
 
 def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTrainedModel:
-    """In place: every linear but the head, and every expert, but no router and no gate of experts."""
+    """In place: every linear but the head, and every expert, but no router and no gate of experts.
+
+    In four bits the head too, in eight, and an embedding that is one with it, unless that scales what it looks up.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head" and "router" not in name and "expert_gate" not in name:
             module.weight.data = rounded_weight(module.weight.data, quantization)
@@ -43,6 +46,9 @@ def rounded_by_name(model: PreTrainedModel, quantization: Quantization) -> PreTr
                 data = weight.data.mT if vars(module)["is_transposed"] else weight.data
                 rounded = rounded_weight(data, quantization)
                 weight.data = rounded.mT if vars(module)["is_transposed"] else rounded
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if quantization is Quantization.INT4 and (head.weight is not embedding.weight or type(embedding) is nn.Embedding):
+        head.weight.data = rounded_weight(head.weight.data, Quantization.INT8)
     return model
 
 
@@ -93,7 +99,9 @@ def test_the_proof_rounds_into_memory_of_one_tensor_of_each_shape() -> None:
         rounded_to.append((rounded.shape, rounded.data_ptr()))
         return rounded
 
-    parameters = [*quantized_parameters(quantized_specs(record_structure(model)), Quantization.INT8)]
+    structure = record_structure(model)
+    quantizations = quantizations_of(model, structure, Quantization.INT8)
+    parameters = [*quantized_parameters(model, structure, quantizations)]
     with rounded_while_computing(parameters, round_weight):
         for _ in range(2):
             model(torch.tensor([[1, 2, 3]]))
@@ -174,13 +182,19 @@ def test_the_model_keeps_its_own_weights_until_they_are_packed() -> None:
     assert calls
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"], ids=["alone", "tied"])
 @pytest.mark.parametrize(
     ("quantization", "row_bytes"), [("int8", lambda k: k + 4), ("int4", lambda k: (k + 31) // 32 * 18)]
 )
-def test_the_memory_of_weights_is_counted_as_it_will_be(quantization: str, row_bytes: Callable[[int], int]) -> None:
-    model = tiny_model("llama")
+def test_the_memory_of_weights_is_counted_as_it_will_be(
+    quantization: str, row_bytes: Callable[[int], int], architecture: str
+) -> None:
+    """An embedding that is one with `lm_head` once."""
+    model = tiny_model(architecture)
     linears = [module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name != "lm_head"]
     saved = sum(linear.weight.nbytes - linear.out_features * row_bytes(linear.in_features) for linear in linears)
+    if quantization == "int4":
+        saved += 3 * model.lm_head.weight.numel() - 4 * model.lm_head.out_features
     plain = CausalModel(model, ReferenceBackend()).weight_bytes
     assert CausalModel(model, ReferenceBackend(), Quantization(quantization)).weight_bytes == plain - saved
 

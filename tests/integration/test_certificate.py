@@ -15,7 +15,7 @@ import pytest
 import torch
 from loraserve_adapters.packed_file import PackedFileWriter, new_packed_file, read_packed
 from peft import LoraConfig
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from loraserve.api.routes import certificates
@@ -134,6 +134,14 @@ def test_weights_in_fewer_bits_are_measured_against_peft_on_the_rounded_base(
     published.engine = replace(published.engine, quantization=quantization)
     assert published.certifier().of(published.digest) is None
     assert published.certify() != plain
+
+
+def test_copies_that_peft_saved_of_weights_that_are_rounded_do_not_count(tmp_path: Path) -> None:
+    config = LoraConfig(r=8, lora_alpha=24, target_modules=["q_proj", "lm_head"])
+    published = Published(tmp_path, "head", config=config)
+    assert any("lora_" not in name for name in load_file(published.blob() / WEIGHTS))
+    certificate = measure(published.job(engine=replace(published.engine, quantization="int4")))
+    assert certificate.status is CertificateStatus.AGREES, certificate
 
 
 @pytest.fixture(scope="module")

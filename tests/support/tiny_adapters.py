@@ -121,8 +121,13 @@ def without_adapter(peft_model: PeftModel) -> PreTrainedModel:
 
 def with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """A copy of the model: of experts that it computed, PEFT cannot load another adapter, as it finds their weights in
-    another order."""
-    return PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
+    another order. Copies of the base's weights in its file do not count: the model's may have been rounded since."""
+    base = copy.deepcopy(model)
+    weights = [(parameter, parameter.detach().clone()) for parameter in base.parameters()]
+    peft_model = PeftModel.from_pretrained(base, str(folder)).eval()
+    for parameter, weight in weights:
+        parameter.data = weight
+    return peft_model
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:

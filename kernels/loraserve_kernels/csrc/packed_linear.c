@@ -36,7 +36,7 @@
 /* A stretch of the depth of some panels, times a tile of x from one of its rows on. */
 struct product {
     const uint32_t *x;
-    const float *x_scales; /* of those rows, if they are rounded */
+    const uint32_t *x_scales; /* floats, of those rows, if they are rounded */
     char *weight; /* the first of the panels, which lie panel_bytes apart */
     int64_t panel_bytes, words;
     const char *ahead; /* asked for meanwhile, ahead_bytes for each word */
@@ -102,7 +102,8 @@ INLINE void multiply(float *sums, const struct product *product, const int rows,
 INLINE void multiply_int16(float *sums, const struct product *product, const int rows, const int panels,
                            const enum weight_format format, const bool widens)
 {
-    const int group_words = format == INT4 ? INT4_GROUP_WORDS : INT16_GROUP, group_bytes = format == INT4 ? 18 : 32;
+    const int group_words = format == INT4 ? INT4_GROUP_WORDS : INT16_GROUP;
+    const int bytes_of_four = panels * LANES * (format == INT4 ? 9 : 16) / 2; /* words, their scales included */
     const uint32_t *x = product->x;
     char *weight = product->weight;
     const char *ahead = product->ahead;
@@ -115,20 +116,20 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
         const int64_t group = product->first_word + word;
         for (end = MIN(words, word + group_words); word < end; word += 4, ahead += 4 * product->ahead_bytes) {
 #pragma GCC unroll 8
-            for (int line = 0; line < panels * LANES * group_bytes / 4; line += 64)
+            for (int line = 0; line < bytes_of_four; line += 64)
                 __builtin_prefetch(ahead + line, 0, 2);
 #pragma GCC unroll 4
             for (int of_four = 0; of_four < 4; of_four++) {
                 vf column[4];
 #pragma GCC unroll 4
                 for (int p = 0; p < panels; p++) {
-                    char *place = weight + p * panel_bytes + (word + of_four) * (int64_t)sizeof(vf);
+                    const int64_t place = p * panel_bytes + (word + of_four) * (int64_t)sizeof(vf);
                     if (widens)
                         column[p] = int16_pairs(product->quantized + p, (product->first_word + word) / 4, of_four, format);
                     else
-                        memcpy(column + p, place, sizeof(vf));
+                        memcpy(column + p, weight + place, sizeof(vf));
                     if (widens && weight)
-                        memcpy(place, column + p, sizeof(vf));
+                        memcpy(weight + place, column + p, sizeof(vf));
                     KEEP_IN_REGISTER(column[p]);
                 }
 #pragma GCC unroll 16
@@ -148,7 +149,7 @@ INLINE void multiply_int16(float *sums, const struct product *product, const int
 #pragma GCC unroll 16
         for (int i = 0; i < rows * panels; i++) {
             const vf before = adds ? load(sums, i * LANES, FLOAT32) : (vf){0};
-            const vf scale = splat(product->x_scales[i / panels]) * scales[i % panels];
+            const vf scale = spread(product->x_scales + i / panels) * scales[i % panels];
             store(sums, i * LANES, fused(__builtin_convertvector((vi)sum[i], vf), scale, before), FLOAT32);
         }
     }
@@ -190,27 +191,29 @@ MULTIPLY(4, 1)
 MULTIPLY(2, 1)
 #endif
 
-/* Of the first rows, or of others, by what compute_rows is made for. */
-#define KERNEL_OF(rows, panels, is_first)                                                                             \
-    (words_dtype == INT16 && format == INT8                                                                           \
-         ? (is_first ? widen_##rows##x##panels##_int8_int16 : multiply_##rows##x##panels##_int8_int16)                \
-     : words_dtype == INT16 ? (is_first ? widen_##rows##x##panels##_int4_int16 : multiply_##rows##x##panels##_int4_int16) \
-     : words_dtype == BFLOAT16                                                                                        \
-         ? (is_first && format == INT8 ? widen_##rows##x##panels##_int8_bfloat16 : multiply_##rows##x##panels##_bfloat16) \
-     : is_first && format == INT8 ? widen_##rows##x##panels##_int8_float32                                            \
-     : is_first && format == INT4 ? widen_##rows##x##panels##_int4_float32                                            \
-                                  : multiply_##rows##x##panels##_float32)
+/* By what compute_rows is made for, and whether the rows are the first. */
+#define KERNEL_OF(shape, is_first)                                                                                    \
+    (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
+     : is_first && format == INT8                                                                                     \
+         ? (words_dtype == BFLOAT16 ? widen_##shape##_int8_bfloat16 : widen_##shape##_int8_float32)                   \
+     : is_first && format == INT4 ? widen_##shape##_int4_float32                                                      \
+     : words_dtype == BFLOAT16    ? multiply_##shape##_bfloat16                                                       \
+                                  : multiply_##shape##_float32)
+#define INT16_KERNEL_OF(shape, is_first)                                                                              \
+    (format == INT8 ? (is_first ? widen_##shape##_int8_int16 : multiply_##shape##_int8_int16)                         \
+                    : (is_first ? widen_##shape##_int4_int16 : multiply_##shape##_int4_int16))
 
 #define TILE(rows, panels)                                                                                            \
     do {                                                                                                              \
         float *tile_sums = sums + (widens ? row * panels * LANES : 0);                                                \
         const uint32_t *tile_x = x + row / TILE_ROWS * tile_words + row % TILE_ROWS;                                  \
         product.x = tile_x + word * factors * TILE_ROWS;                                                              \
-        product.x_scales = (const float *)tile_x + (words + word / INT16_GROUP) * TILE_ROWS;                          \
+        if (words_dtype == INT16)                                                                                     \
+            product.x_scales = tile_x + (words + word / INT16_GROUP) * TILE_ROWS;                                     \
         if (row == 0)                                                                                                 \
-            KERNEL_OF(rows, panels, true)(tile_sums, &product);                                                       \
+            KERNEL_OF(rows##x##panels, true)(tile_sums, &product);                                                    \
         else                                                                                                          \
-            KERNEL_OF(rows, panels, false)(tile_sums, &product);                                                      \
+            KERNEL_OF(rows##x##panels, false)(tile_sums, &product);                                                   \
         product.ahead += product.words * product.ahead_bytes;                                                         \
         if (end_word == words)                                                                                        \
             store_sums((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                      \
@@ -284,14 +287,7 @@ static __attribute__((noinline)) void compute_quantized_item(void *y, int64_t y_
 {
     float sums[ITEM_TILES * TILE_ROWS * MAX_ROW_PANELS * LANES] __attribute__((aligned(64)));
     char widened[STRETCH_BYTES] __attribute__((aligned(64)));
-    if (linear->format == INT8 && dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, INT8);
-    else if (linear->format == INT8)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, INT8);
-    else if (dtype == BFLOAT16)
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, BFLOAT16, INT4);
-    else
-        compute_rows(y, y_stride, x, num_rows, linear, panel, end, sums, widened, FLOAT32, INT4);
+    WITH_CONSTANTS(linear->format, dtype, compute_rows, y, y_stride, x, num_rows, linear, panel, end, sums, widened);
 }
 
 static void compute_item(void *y, int64_t y_stride, const uint32_t *x, int64_t num_rows,

@@ -9,7 +9,7 @@
 #define BLOCK 512 /* elements of depth rounded at a time: whole groups of INT4 */
 #define GROUP_VECTORS (INT4_GROUP / LANES)
 #define SCALES_BELOW 2 /* that are tried, steps of the fifth digit below the one that the largest weight is -8 times */
-#define NUM_SCALES 4   /* no more than LANES */
+#define NUM_SCALES 4
 #define SMALLEST_SCALE 16 /* the smallest normal number, of which the last 19 bits are left out */
 
 /* NaN where a weight is not finite. */
@@ -25,11 +25,7 @@ INLINE float int8_scale_of(const void *weight, int64_t depth, const enum dtype d
 }
 
 /* Halves go to the even integer. */
-INLINE vf round_to_integers(vf values)
-{
-    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
-    return values + round_to_integer - round_to_integer;
-}
+INLINE vf round_to_integers(vf values) { return values + ROUND_TO_INTEGER - ROUND_TO_INTEGER; }
 
 INLINE vf int8_multiples_of(vf values, float scale)
 {
@@ -65,22 +61,20 @@ INLINE float int4_multiples_of(vf *values)
     const int32_t exponent = MAX(1, MIN(253, (bits_of(largest) & INT32_MAX) >> 23));
     const float factor = float_of((254 - exponent) << 23);
     const int32_t digits = ((bits_of(largest * factor) & INT32_MAX) + (1 << 18)) >> 19;
-    static const int32_t steps[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vi scale_bits;
-    memcpy(&scale_bits, steps, sizeof scale_bits);
-    scale_bits += MAX(digits - SCALES_BELOW, SMALLEST_SCALE);
-    const vf scales = (vf)(scale_bits << 19 | (bits_of(largest) & INT32_MIN)), inverses = splat(1) / scales;
-    float errors[NUM_SCALES * GROUP_VECTORS];
+    const int32_t least_digits = MAX(digits - SCALES_BELOW, SMALLEST_SCALE);
+    float scales[NUM_SCALES], errors[NUM_SCALES * GROUP_VECTORS];
     vf squares[NUM_SCALES * GROUP_VECTORS];
     const int num_sums = MAX(1, GROUP_VECTORS / 2); /* of each scale */
     for (int v = 0; v < GROUP_VECTORS; v++)
         values[v] *= factor;
 #pragma GCC unroll 4
     for (int i = 0; i < NUM_SCALES; i++) {
+        scales[i] = float_of((least_digits + i) << 19 | (bits_of(largest) & INT32_MIN));
+        const float inverse = 1 / scales[i];
         vf of_scale[GROUP_VECTORS];
 #pragma GCC unroll 8
         for (int v = 0; v < GROUP_VECTORS; v++) {
-            const vf error = values[v] - round_to_integers(clamp(values[v] * inverses[i], -8, 7)) * scales[i];
+            const vf error = values[v] - round_to_integers(clamp(values[v] * inverse, -8, 7)) * scales[i];
             of_scale[v] = error * error;
             KEEP_IN_REGISTER(of_scale[v]); /* not fused with the sum, which torch does not do either */
         }
@@ -163,6 +157,16 @@ INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *w
         }
 }
 
+INLINE void quantize_panel(float *int8_scales, char *panel, const void *weight, int64_t num_outputs, int64_t depth,
+                           const enum dtype dtype, const enum weight_format format)
+{
+    const int64_t scale_bytes = num_int4_groups_of(depth) * LANES * (int64_t)size_of(BFLOAT16);
+    if (format == INT8)
+        quantize_int8_panel(int8_scales, (int8_t *)panel, weight, num_outputs, depth, dtype);
+    else
+        quantize_int4_panel((uint16_t *)panel, (uint32_t *)(panel + scale_bytes), weight, num_outputs, depth, dtype);
+}
+
 EXPORT int64_t quantized_weight_bytes(int64_t num_outputs, int64_t depth, int format, int dtype)
 {
     const int64_t scale_bytes = format == INT8 ? LANES * (int64_t)sizeof(float) : 0;
@@ -177,7 +181,6 @@ EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outp
     const struct packed_linear linear = {quantized, NULL, num_outputs, depth, format};
     const int64_t panel_bytes = quantized_panel_bytes_of((enum weight_format)format, depth, (enum dtype)dtype);
     char *panels = (char *)first_quantized_panel(&linear, (enum weight_format)format);
-    const int64_t scale_bytes = format == INT4 ? num_int4_groups_of(depth) * LANES * (int64_t)sizeof(uint16_t) : 0;
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t panel = 0; panel < num_quantized_panels_of(num_outputs); panel++) {
         const int64_t output = panel * LANES, count = MAX(0, MIN(LANES, num_outputs - output));
@@ -187,20 +190,13 @@ EXPORT int quantize_weight(void *quantized, const void *weight, int64_t num_outp
         memset(target, 0, (size_t)panel_bytes);
         if (format == INT8)
             memset(scales, 0, LANES * sizeof *scales);
-        if (format == INT8 && dtype == BFLOAT16)
-            quantize_int8_panel(scales, (int8_t *)target, rows, count, depth, BFLOAT16);
-        else if (format == INT8)
-            quantize_int8_panel(scales, (int8_t *)target, rows, count, depth, FLOAT32);
-        else if (dtype == BFLOAT16)
-            quantize_int4_panel((uint16_t *)target, (uint32_t *)(target + scale_bytes), rows, count, depth, BFLOAT16);
-        else
-            quantize_int4_panel((uint16_t *)target, (uint32_t *)(target + scale_bytes), rows, count, depth, FLOAT32);
+        WITH_CONSTANTS(format, dtype, quantize_panel, scales, target, rows, count, depth);
     }
     return OK;
 }
 
-INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum weight_format format,
-                      const enum dtype dtype)
+INLINE void round_row(void *rounded, const void *row, int64_t depth, const enum dtype dtype,
+                      const enum weight_format format)
 {
     const float scale = format == INT8 ? int8_scale_of(row, depth, dtype) : 0;
     for (int64_t k = 0; k < depth && format == INT8; k += LANES)
@@ -221,14 +217,7 @@ EXPORT int round_weight(void *rounded, const void *weight, int64_t num_outputs, 
     for (int64_t output = 0; output < num_outputs; output++) {
         const void *row = at(weight, output * depth, (enum dtype)dtype);
         void *target = (void *)at(rounded, output * depth, (enum dtype)dtype);
-        if (format == INT8 && dtype == BFLOAT16)
-            round_row(target, row, depth, INT8, BFLOAT16);
-        else if (format == INT8)
-            round_row(target, row, depth, INT8, FLOAT32);
-        else if (dtype == BFLOAT16)
-            round_row(target, row, depth, INT4, BFLOAT16);
-        else
-            round_row(target, row, depth, INT4, FLOAT32);
+        WITH_CONSTANTS(format, dtype, round_row, target, row, depth);
     }
     return OK;
 }
@@ -245,8 +234,8 @@ INLINE float multiple_at(const struct quantized_panel *panel, int64_t k, int64_t
     return (float)((int32_t)(eight << (28 - k % 2 * 16 - k % 8 / 2 * 4)) >> 28);
 }
 
-INLINE void read_row(void *row, const struct packed_linear *linear, int64_t output, const enum weight_format format,
-                     const enum dtype dtype)
+INLINE void read_row(void *row, const struct packed_linear *linear, int64_t output, const enum dtype dtype,
+                     const enum weight_format format)
 {
     const struct quantized_panel panel = quantized_panel_at(linear, format, output / LANES, dtype);
     const int64_t lane = output % LANES;
@@ -263,12 +252,5 @@ INLINE void read_row(void *row, const struct packed_linear *linear, int64_t outp
 
 void quantized_row(void *row, const struct packed_linear *linear, int64_t output, enum dtype dtype)
 {
-    if (linear->format == INT8 && dtype == BFLOAT16)
-        read_row(row, linear, output, INT8, BFLOAT16);
-    else if (linear->format == INT8)
-        read_row(row, linear, output, INT8, FLOAT32);
-    else if (dtype == BFLOAT16)
-        read_row(row, linear, output, INT4, BFLOAT16);
-    else
-        read_row(row, linear, output, INT4, FLOAT32);
+    WITH_CONSTANTS(linear->format, dtype, read_row, row, linear, output);
 }

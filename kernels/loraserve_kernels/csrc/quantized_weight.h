@@ -4,7 +4,7 @@
  * linear are rounded to that, so that results are bit for bit those of a weight that was rounded so and packed. Elsewhere they
  * are multiplied as they are: by bfloat16 as integers where the CPU multiplies int16 (see row_tiles.h), else in float32.
  *
- * INT4: four bits each, and a scale for each INT4_GROUP of an output, in as few digits that all multiples are exact in
+ * INT4: four bits each, and a scale for each INT4_GROUP of an output, of so few digits that all multiples are exact in
  * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16: widening to that
  * takes three times as many instructions. AMX has them in bfloat16, which is the same numbers.
  *
@@ -62,6 +62,11 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
     const int64_t scale_bytes = num_quantized_panels_of(linear->num_outputs) * (int64_t)sizeof(vf);
     return (const char *)linear->weight + (format == INT8 ? scale_bytes : 0);
 }
+
+/* The call with what is given, and the format and the dtype as constants. */
+#define WITH_CONSTANTS(format, dtype, call, ...)                                                                      \
+    ((format) == INT8 ? ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, INT8) : call(__VA_ARGS__, FLOAT32, INT8))  \
+                      : ((dtype) == BFLOAT16 ? call(__VA_ARGS__, BFLOAT16, INT4) : call(__VA_ARGS__, FLOAT32, INT4)))
 
 struct quantized_panel {
     const char *multiples;
@@ -123,7 +128,7 @@ INLINE vf int16_pairs(const struct quantized_panel *panel, int64_t four, const i
     return (vf)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)source));
 #else
     (void)source;
-    return (vf){0}; /* INT8 is widened to floats there */
+    __builtin_unreachable(); /* INT8 is widened to floats there */
 #endif
 }
 

@@ -30,9 +30,8 @@ INLINE int64_t tile_words_of(const struct packed_linear *linear, const enum dtyp
 /* Pairs of bfloat16 as pairs of int16, multiples of the scale whose inverse is given. Halves go to the even multiple. */
 INLINE vf rounded_pairs(vf pairs, float inverse_scale)
 {
-    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
-    const vi even = (vi)(half_of(pairs, 0) * inverse_scale + round_to_integer);
-    const vi odd = (vi)(half_of(pairs, 1) * inverse_scale + round_to_integer);
+    const vi even = (vi)(half_of(pairs, 0) * inverse_scale + ROUND_TO_INTEGER);
+    const vi odd = (vi)(half_of(pairs, 1) * inverse_scale + ROUND_TO_INTEGER);
     return (vf)((even & 0xffff) | odd << 16);
 }
 
@@ -78,13 +77,14 @@ INLINE int32_t largest_exponent(const void *x, int64_t index, int64_t count)
 }
 
 /* A tile of bfloat16 as int16: of each group of the depth a row has a power of two as its scale, which its largest element is
- * 2^14 to 2^15 times, so that only what is less than a 128th of that is rounded. The scale is NaN for what is not finite. */
+ * 2^14 to 2^15 times, so that only what is less than a 128th of that is rounded; below 2^-112 the scale is the smallest there
+ * is. It is NaN for what is not finite. Products of scales may leave float32's range where those of the values do not. */
 INLINE void round_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t num_rows, int64_t depth)
 {
     const int64_t words = words_of(depth, BFLOAT16);
     uint32_t *scales = tile + words * TILE_ROWS;
     for (int64_t word = 0; word < words; word += INT16_GROUP, scales += TILE_ROWS) {
-        const int64_t element = 2 * word, count = MAX(0, MIN(2 * INT16_GROUP, depth - element));
+        const int64_t element = 2 * word, count = MIN(2 * INT16_GROUP, depth - element);
         uint32_t inverse_scales[LANES] = {0};
         for (int64_t row = 0; row < TILE_ROWS; row++) {
             const int32_t exponent = row < num_rows ? MAX(15, largest_exponent(x, row * x_stride + element, count)) : 15;

@@ -84,6 +84,9 @@ INLINE vf fused(vf a, vf b, vf c)
 
 INLINE vf splat(float value) { return (vf){0} + value; }
 
+/* 1.5 * 2^23: of a float below 2^22 the sum with it is rounded to an integer, halves to the even one, which the low bits hold. */
+#define ROUND_TO_INTEGER 12582912.0f
+
 /* All lanes the word at `word`, whatever its bits mean. */
 INLINE vf spread(const void *word)
 {
@@ -235,7 +238,8 @@ INLINE vf add_int16_products(vf sum, vf a, vf b)
     __asm__("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(a), "x"(b));
     return sum;
 #else
-    return (vf)((vi)sum + ((vi)a << 16 >> 16) * ((vi)b << 16 >> 16) + ((vi)a >> 16) * ((vi)b >> 16));
+    (void)a, (void)b, (void)sum;
+    __builtin_unreachable();
 #endif
 }
 
@@ -396,7 +400,7 @@ INLINE float horizontal_max(vf value)
  * one after the other they are long chains, of which the CPU has too few under way (see silu_mul.c). */
 INLINE void vexp_within(vf *x, const int count)
 {
-    const vf round_to_integer = splat(12582912.0f); /* 1.5 * 2^23 */
+    const vf round_to_integer = splat(ROUND_TO_INTEGER);
     vf shifted[MAX_EXPS], p[MAX_EXPS];
 #define EACH(step)                                                                                                    \
     _Pragma("GCC unroll 8") for (int i = 0; i < count; i++) { step; }

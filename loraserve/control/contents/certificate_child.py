@@ -200,6 +200,7 @@ def _model_with_adapter(job: CertificateJob, dtype: Any, body: str) -> "PreTrain
     weights = {
         name: tensor.to(torch.float32 if name.endswith(".lora_magnitude_vector") else dtype)
         for name, tensor in load_file(Path(job.blob) / WEIGHTS_FILE).items()
+        if "lora_" in name  # copies of the base's, which may be rounded here
     }
     if fields.get("use_rslora") and any(".experts.0." in name for name in weights):
         raise Skipped("PEFT scales rsLoRA of linears that experts no longer have by other ranks than in training")

@@ -189,14 +189,21 @@ def test_weights_in_eight_bits_are_refused_on_a_gpu_before_weights_are_loaded(
         start_demo(tmp_path, {}, quantization="int8")
 
 
+@pytest.mark.parametrize(
+    ("quantization", "remedy"),
+    [
+        ("none", ", or take less of it for weights with --quantization int8 or int4"),
+        ("int8", ", or take less of it for weights with --quantization int4"),
+        ("int4", ""),
+    ],
+)
 def test_a_model_that_leaves_no_memory_is_refused_with_what_would_make_its_weights_smaller(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, remedy: str
 ) -> None:
     monkeypatch.setattr(startup, "available_memory_bytes", lambda: MIB)
-    with pytest.raises(EngineStartError, match=r"too few for a KV cache: .* --quantization int8 or int4$"):
-        start_demo(tmp_path, {}, kv_cache_memory_bytes=None)
-    with pytest.raises(EngineStartError, match=r"too few for a KV cache: choose a smaller model or more memory$"):
-        start_demo(tmp_path, {}, kv_cache_memory_bytes=None, quantization="int8")
+    refused = rf"too few for a KV cache: choose a smaller model or more memory{remedy}$"
+    with pytest.raises(EngineStartError, match=refused):
+        start_demo(tmp_path, {}, kv_cache_memory_bytes=None, quantization=quantization)
 
 
 @pytest.mark.parametrize(("requested", "num_slabs"), [(5 * MIB, 1), (0, 0)])

@@ -275,7 +275,7 @@ def test_the_dtype_of_the_kv_cache_reaches_the_engine(started: Started, args: li
 
 
 @pytest.mark.parametrize(
-    ("args", "value"), [([], "none"), (["--quantization", "int8"], "int8"), (["-q", "int8"], "int8")]
+    ("args", "value"), [([], "none"), (["--quantization", "int8"], "int8"), (["-q", "int4"], "int4")]
 )
 def test_the_quantization_reaches_the_engine(started: Started, args: list[str], value: str) -> None:
     invoke("m", *args)
@@ -283,7 +283,7 @@ def test_the_quantization_reaches_the_engine(started: Started, args: list[str], 
 
 
 def test_a_quantization_of_vllm_that_is_not_ours_is_refused_with_those_that_are(started: Started) -> None:
-    assert "'awq' is not one of 'none', 'int8'" in invoke("m", "-q", "awq", code=2)
+    assert "'awq' is not one of 'none', 'int8', 'int4'" in invoke("m", "-q", "awq", code=2)
 
 
 @pytest.mark.parametrize("value", ["fp8_e5m2", "bfloat16"])
