@@ -191,6 +191,24 @@ MULTIPLY(4, 1)
 MULTIPLY(2, 1)
 #endif
 
+/* Apart too: there are few of them, and many places that store. Written out there, they took two thirds of compiling. */
+#define STORE(panels, name, dtype)                                                                                    \
+    static __attribute__((noinline)) void store_##panels##_##name(void *y, int64_t y_stride, const float *sums,       \
+                                                                  const struct packed_linear *linear, int64_t panel,  \
+                                                                  int64_t num_rows)                                   \
+    {                                                                                                                 \
+        store_sums(y, y_stride, sums, linear, panel, num_rows, panels, dtype);                                        \
+    }
+STORE(1, bfloat16, BFLOAT16)
+STORE(1, float32, FLOAT32)
+STORE(4, bfloat16, BFLOAT16)
+STORE(4, float32, FLOAT32)
+#if LANES > 4
+STORE(2, bfloat16, BFLOAT16)
+STORE(2, float32, FLOAT32)
+#endif
+#define STORE_OF(panels) (dtype == BFLOAT16 ? store_##panels##_bfloat16 : store_##panels##_float32)
+
 /* By what compute_rows is made for, and whether the rows are the first. */
 #define KERNEL_OF(shape, is_first)                                                                                    \
     (words_dtype == INT16 ? INT16_KERNEL_OF(shape, is_first)                                                          \
@@ -216,8 +234,8 @@ MULTIPLY(2, 1)
             KERNEL_OF(rows##x##panels, false)(tile_sums, &product);                                                   \
         product.ahead += product.words * product.ahead_bytes;                                                         \
         if (end_word == words)                                                                                        \
-            store_sums((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                      \
-                       MIN(rows, num_rows - row), panels, dtype);                                                     \
+            STORE_OF(panels)((void *)at(y, row * y_stride, dtype), y_stride, tile_sums, linear, panel,                \
+                             MIN(rows, num_rows - row));                                                              \
     } while (0)
 
 /* All rows of x, some at a time, the last of them in a tile of their own: panels come from L1 or L2 for all but the first,
@@ -354,9 +372,14 @@ EXPORT int pack_weight(void *packed, const void *weight, int64_t num_outputs, in
 {
     const int64_t words = words_of(depth, (enum dtype)dtype);
 #pragma omp parallel for num_threads(num_threads)
-    for (int64_t output = 0; output < num_outputs; output += LANES)
-        pack_rows((uint32_t *)packed + output * words, LANES, at(weight, output * depth, (enum dtype)dtype), depth,
-                  num_outputs - output, depth, words, (enum dtype)dtype, NULL, (enum dtype)dtype);
+    for (int64_t output = 0; output < num_outputs; output += LANES) {
+        uint32_t *panel = (uint32_t *)packed + output * words;
+        const void *rows = at(weight, output * depth, (enum dtype)dtype);
+        if (dtype == BFLOAT16)
+            pack_rows(panel, LANES, rows, depth, num_outputs - output, depth, words, BFLOAT16, NULL, BFLOAT16);
+        else
+            pack_rows(panel, LANES, rows, depth, num_outputs - output, depth, words, FLOAT32, NULL, FLOAT32);
+    }
     return OK;
 }
 

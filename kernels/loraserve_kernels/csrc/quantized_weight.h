@@ -84,7 +84,7 @@ INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *lin
         return (struct quantized_panel){memory + scale_bytes, .scales = (const uint16_t *)memory};
     }
     const vf scale = load(linear->weight, panel * LANES, FLOAT32);
-    struct quantized_panel found = {memory, {scale, scale}};
+    struct quantized_panel found = {memory, {scale, scale}, NULL};
     if (quantized_dtype_of(INT8, dtype) == BFLOAT16) {
         found.scale[0] = SHUFFLE(scale, scale, LOW);
         found.scale[1] = SHUFFLE(scale, scale, HIGH);

@@ -103,10 +103,11 @@ INLINE void pack_tile(uint32_t *tile, const void *x, int64_t x_stride, int64_t n
                       enum dtype dtype)
 {
     const int64_t depth = linear->depth, num_words = tile_words_of(linear, dtype);
+    const enum dtype words = MULTIPLIES_BFLOAT16 ? BFLOAT16 : FLOAT32; /* of bfloat16 */
     if (rounds_rows(linear, dtype))
         round_tile(tile, x, x_stride, num_rows, depth);
-    else if (factors_of(dtype) == 2)
-        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, FLOAT32, NULL, BFLOAT16);
+    else if (dtype == BFLOAT16)
+        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, words, NULL, BFLOAT16);
     else
-        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, dtype, NULL, dtype);
+        pack_rows(tile, TILE_ROWS, x, x_stride, num_rows, depth, num_words, FLOAT32, NULL, FLOAT32);
 }
