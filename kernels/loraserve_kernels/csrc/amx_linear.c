@@ -75,12 +75,17 @@ INLINE void compressed_panels(struct compressed_panel *panels, int count, const 
                                         panel + i);
 }
 
-INLINE void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end,
-                          const enum weight_format format)
+static void widen_stretch(char *widened, const struct quantized_panel *panel, int64_t word, int64_t end,
+                          enum weight_format format)
 {
-    for (; word < end; word++, widened += sizeof(vf)) {
-        const vf words = widen_word(panel, word, format, BFLOAT16);
-        memcpy(widened, &words, sizeof words);
+    for (; word < end; word += 4, widened += 4 * sizeof(vf)) {
+        vf words[4];
+        if (format == INT4)
+            widen_four(words, panel, word);
+        else
+            for (int i = 0; i < 4; i++)
+                words[i] = widen_word(panel, word + i, INT8, BFLOAT16);
+        memcpy(widened, words, sizeof words);
     }
 }
 
@@ -112,10 +117,7 @@ static void amx_pairs(void *y, int64_t y_stride, const struct amx_input *input, 
     for (int64_t word = 0, end; word < words; word = end) {
         end = MIN(words, word + AMX_STRETCH);
         for (int p = 0; p < 2 && is_quantized(linear); p++)
-            if (linear->format == INT8)
-                widen_stretch(unpacked[p], quantized + p, word, end, INT8);
-            else
-                widen_stretch(unpacked[p], quantized + p, word, end, INT4);
+            widen_stretch(unpacked[p], quantized + p, word, end, (enum weight_format)linear->format);
         const struct amx_stretch stretch =
             linear->format == PLAIN ? (struct amx_stretch){panels + word * (int64_t)sizeof(vf), panel_bytes, end - word}
                                     : (struct amx_stretch){unpacked[0], sizeof unpacked[0], end - word};

@@ -138,16 +138,14 @@ INLINE vf scaled_half(vf pairs, const int half, vf scale)
     return __builtin_convertvector(half ? (vi)pairs >> 16 : (vi)((vu)pairs << 16) >> 16, vf) * scale;
 }
 
-/* A word of each output, in float32 or bfloat16. */
+/* A word of each output in float32, or of INT8 in bfloat16. */
 INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const enum weight_format format,
                      const enum dtype words)
 {
     if (format == INT4) {
-        const int64_t pair = words == FLOAT32 ? word / 2 : word;
-        const vf pairs = int16_pairs(panel, pair / 4, (int)(pair % 4), INT4), scale = quantized_scale(panel, pair, INT4);
-        if (words == FLOAT32)
-            return scaled_half(pairs, (int)(word % 2), scale);
-        return (vf)((vu)scaled_half(pairs, 0, scale) >> 16 | ((vu)scaled_half(pairs, 1, scale) & 0xffff0000));
+        const int64_t pair = word / 2;
+        return scaled_half(int16_pairs(panel, pair / 4, (int)(pair % 4), INT4), (int)(word % 2),
+                           quantized_scale(panel, pair, INT4));
     }
     const char *source = panel->multiples + word * LANES * (words == FLOAT32 ? 1 : 2);
     const vf first = load_int8(source) * panel->scale[0];
@@ -158,6 +156,17 @@ INLINE vf widen_word(const struct quantized_panel *panel, int64_t word, const en
     }
 #endif
     return first;
+}
+
+/* Four words of INT4 in bfloat16. */
+INLINE void widen_four(vf *words, const struct quantized_panel *panel, int64_t word)
+{
+    const vf scale = quantized_scale(panel, word, INT4);
+#pragma GCC unroll 4
+    for (int of_four = 0; of_four < 4; of_four++) {
+        const vf pairs = int16_pairs(panel, word / 4, of_four, INT4);
+        words[of_four] = (vf)((vu)scaled_half(pairs, 0, scale) >> 16 | ((vu)scaled_half(pairs, 1, scale) & 0xffff0000));
+    }
 }
 
 /* Row `output` of what quantize_weight left, rounded to the dtype: dense [depth]. */
