@@ -5,8 +5,8 @@
  * are multiplied as they are: by bfloat16 as integers where the CPU multiplies int16 (see row_tiles.h), else in float32.
  *
  * INT4: four bits each, and a scale for each INT4_GROUP of an output, of so few digits that all multiples are exact in
- * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16: widening to that
- * takes three times as many instructions. AMX has them in bfloat16, which is the same numbers.
+ * bfloat16. They are multiplied as integers where the CPU multiplies int16, also where it multiplies bfloat16: two shifts widen
+ * a word to pairs of int16, and some ten instructions to bfloat16. AMX has them in bfloat16, which is the same numbers.
  *
  * A few rows widen weights in registers; with more, the first rows keep them in L1 for the rest, a stretch of the depth at a
  * time. The number of panels is even, so that AMX has two at a time: what lies past the outputs or the depth is zero.
@@ -70,8 +70,8 @@ INLINE const char *first_quantized_panel(const struct packed_linear *linear, con
 
 struct quantized_panel {
     const char *multiples;
-    vf scale[2];             /* INT8: of a word's multiples, in their order */
-    const uint16_t *scales;  /* INT4: [groups, LANES] */
+    vf scale[2];            /* INT8: of a word's multiples, in their order */
+    const uint16_t *scales; /* INT4: [groups, LANES] */
 };
 
 INLINE struct quantized_panel quantized_panel_at(const struct packed_linear *linear, const enum weight_format format,

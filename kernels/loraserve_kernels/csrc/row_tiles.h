@@ -1,8 +1,8 @@
 /* Rows of x packed in tiles of TILE_ROWS, [word][row], for packed_linear.c.
  *
  * Where weights are multiplied as integers (see quantized_weight.h), rows in bfloat16 are rounded to int16: products and their
- * sums over a group of the depth are exact then, and take half of the instructions that those of floats do, on CPUs that
- * multiply and add in one (VNNI) a quarter.
+ * sums over a group of the depth are exact then. They take as many instructions as those of floats, but additions need none
+ * of the units that multiply, and words are loaded half as often; on CPUs that multiply and add in one (VNNI) they take half.
  */
 #pragma once
 
