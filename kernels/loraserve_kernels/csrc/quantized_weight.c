@@ -147,9 +147,7 @@ INLINE void quantize_int4_panel(uint16_t *scales, uint32_t *panel, const void *w
         for (int64_t k = 0; k < depth; k += INT4_GROUP) {
             vf multiples[GROUP_VECTORS];
             const float scale = load_int4_group(multiples, at(weight, output * depth, dtype), k, depth, dtype);
-            uint32_t scale_bits;
-            memcpy(&scale_bits, &scale, sizeof scale_bits);
-            scales[k / INT4_GROUP * LANES + output] = (uint16_t)(scale_bits >> 16);
+            scales[k / INT4_GROUP * LANES + output] = (uint16_t)(bits_of(scale) >> 16);
             float values[INT4_GROUP];
             memcpy(values, multiples, sizeof values);
             for (int i = 0; i < INT4_GROUP; i++)
