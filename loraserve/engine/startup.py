@@ -24,6 +24,7 @@ from loraserve.engine.gpu_memory import OUT_OF_MEMORY_ADVICE, GpuMemory, activat
 from loraserve.engine.grammars.compiler import Grammars
 from loraserve.engine.kv.cache_dtype import choose_kv_cache_dtype
 from loraserve.engine.memory_plan import (
+    GIB,
     GPU_SHARES,
     MemoryPlan,
     host_shares,
@@ -41,6 +42,7 @@ from loraserve.engine.steps.work_lists import WorkLists
 from loraserve.models import loader
 from loraserve.models.causal_model import CausalModel
 from loraserve.models.errors import ModelRefusedError
+from loraserve.models.quantized_checkpoint import quantization_method
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)."""
@@ -133,8 +135,8 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
     description = ModelDescription(
         name=config.model,
         architecture=type(hf_model).__name__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        kv_cache_dtype=str(kv_dtype).removeprefix("torch."),
+        dtype=_name(model.dtype),
+        kv_cache_dtype=_name(kv_dtype),
         device=str(device),
         backend=backend.name,
         max_model_len=plan.max_model_len,
@@ -164,6 +166,7 @@ def _start(config: EngineConfig, progress: Progress) -> EngineParts:
             *([HEADLESS_NOTE] if is_headless else []),
             *pooling_notes,
             *([backend_note] if backend_note else []),
+            *_checkpoint_notes(model_config, model.dtype),
             *_quantization_notes(quantization, model, backend),
             *plan.notes,
             *model.notes,
@@ -222,6 +225,11 @@ def _quantization(config: EngineConfig, accelerator: Accelerator | None) -> Quan
     return Quantization(config.quantization)
 
 
+def _checkpoint_notes(model_config: PreTrainedConfig, dtype: torch.dtype) -> list[str]:
+    method = quantization_method(model_config)
+    return [] if method is None else [f"{method} checkpoint: its weights are made whole, in {_name(dtype)}"]
+
+
 def _quantization_notes(quantization: Quantization | None, model: CausalModel, backend: Backend) -> list[str]:
     if quantization is None or backend.packs(model.dtype):
         return []
@@ -232,6 +240,7 @@ def _load_weights(
     config: EngineConfig, model_config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, progress: Progress
 ) -> loader.LoadedModel:
     progress("loading weights", 0, 1)
+    _require_room(config, model_config, dtype)
     if config.load_format == "dummy":
         loaded = loader.LoadedModel(loader.dummy_model(model_config, dtype, config.seed, device), is_headless=False)
     elif config.load_format in ("auto", "safetensors"):
@@ -242,6 +251,22 @@ def _load_weights(
         )
     progress("loading weights", 1, 1)
     return loaded
+
+
+def _require_room(config: EngineConfig, model_config: PreTrainedConfig, dtype: torch.dtype) -> None:
+    """For weights that are made whole, in memory. Others are mapped from their files."""
+    if (method := quantization_method(model_config)) is None:
+        return
+    needed, available = loader.num_weight_bytes(model_config, dtype), available_memory_bytes()
+    if needed > available:
+        raise EngineStartError(
+            f"{config.model} is quantized with {method} and made whole as it is loaded: its weights in "
+            f"{_name(dtype)} take {needed / GIB:.1f} GiB, and {available / GIB:.1f} GiB of memory are free"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plan(

@@ -24,6 +24,7 @@ from loraserve.models.cpu_features import has_fast_bfloat16
 from loraserve.models.errors import ModelRefusedError
 from loraserve.models.experts import is_experts
 from loraserve.models.model_place import not_found, why_absent
+from loraserve.models.quantized_checkpoint import make_whole, require_all_read
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,11 +47,7 @@ def load_config(model: str, revision: str | None) -> PreTrainedConfig:
         if not Path(model).is_dir():
             raise ModelRefusedError(not_found(model)) from error
         raise ModelRefusedError(f"cannot read the config of {model}: {_first_line(error)}") from error
-    if getattr(config, "quantization_config", None) is not None:
-        raise ModelRefusedError(
-            f"{model} is quantized ({config.quantization_config}): give the unquantized weights, "
-            "which --quantization int8 or int4 rounds on a CPU as they are loaded"
-        )
+    make_whole(model, revision, config)
     return config
 
 
@@ -77,10 +74,19 @@ def is_mostly_linears(config: PreTrainedConfig) -> bool:
     return _is_mostly(config, _is_linear)
 
 
+def num_weight_bytes(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Of the whole model."""
+    return sum(parameter.nbytes for parameter in _without_weights(config, dtype).parameters())
+
+
+def _without_weights(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    with torch.device("meta"), no_init_weights():
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
 def _is_mostly(config: PreTrainedConfig, is_wanted: Callable[[nn.Module], bool]) -> bool:
     """Whether nine tenths of the model's weights are such modules' own."""
-    with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config)
+    model = _without_weights(config)
     weights = {
         id(parameter): parameter.numel()
         for module in model.modules()
@@ -103,7 +109,7 @@ def load_model(
 ) -> LoadedModel:
     """Load safetensors weights; pickled weights are never read.
 
-    Raises `ModelRefusedError`, also where some are missing: transformers would make them up.
+    Raises `ModelRefusedError`, also where some are missing: transformers would make them up. config: of `load_config`.
     """
     try:
         found: Any = AutoModelForCausalLM.from_pretrained(
@@ -119,6 +125,7 @@ def load_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelRefusedError(f"cannot load the weights of {model}: {_first_line(error)}") from error
     loaded, info = found
+    require_all_read(model, config, info["unexpected_keys"])
     missing = sorted(info["missing_keys"])
     if missing and not _is_head(missing, loaded):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

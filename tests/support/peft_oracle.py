@@ -91,11 +91,17 @@ OracleOf = Callable[[str], Oracle]
 
 def make_oracle(architecture: str, folder: Path, configs: ConfigsOf = adapter_configs) -> Oracle:
     """configs: of seven adapters at most."""
-    model = save_tiny_model(architecture, folder / "model")
-    adapters = save_adapters(model, folder / "adapters", configs(model))
-    rng = random.Random(0)
     # Beyond the original length transformers itself picks the long factors, as the engine does at any length.
     extra = PHI3_ORIGINAL_LENGTH if architecture == "phi3" else 0
+    return oracle_of_saved(save_tiny_model(architecture, folder / "model"), folder, configs, extra)
+
+
+def oracle_of_saved(
+    model: PreTrainedModel, folder: Path, configs: ConfigsOf = adapter_configs, extra: int = 0
+) -> Oracle:
+    """Of the model that the engine shall find in folder / "model". extra: tokens by which prompts are longer."""
+    adapters = save_adapters(model, folder / "adapters", configs(model))
+    rng = random.Random(0)
     prompts: dict[str | None, list[int]] = {
         name: [rng.randrange(256) for _ in range(length + extra)]
         for name, length in zip([None, *adapters], PROMPT_LENGTHS[: len(adapters) + 1], strict=True)

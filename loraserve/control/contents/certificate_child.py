@@ -115,7 +115,6 @@ def _compare(job: CertificateJob, model: "PreTrainedModel", sample: Sample) -> C
 def _check_memory(job: CertificateJob) -> None:
     import torch
     from loraserve_kernels.choose_backend import choose_backend
-    from transformers import AutoModelForCausalLM
 
     from loraserve.models import loader
 
@@ -124,8 +123,7 @@ def _check_memory(job: CertificateJob) -> None:
     kernel_cache_dir = None if job.engine.kernel_cache_dir is None else Path(job.engine.kernel_cache_dir)
     backend, _ = choose_backend(device, job.engine.backend, kernel_cache_dir)
     dtype = loader.choose_dtype(job.engine.dtype, config, device, backend)
-    with torch.device("meta"):
-        weight_bytes = sum(p.nbytes for p in AutoModelForCausalLM.from_config(config, dtype=dtype).parameters())
+    weight_bytes = loader.num_weight_bytes(config, dtype)
     available = available_memory_bytes()
     if available < job.memory_factor * weight_bytes:
         raise Skipped(

@@ -1,0 +1,171 @@
+"""Tiny models saved as quantized checkpoints, and the whole weights that these stand for, in float32."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GptOssConfig, LlamaConfig, MixtralConfig, PreTrainedModel
+
+from tests.support.tiny_models import COMMON, WINDOW, random_model, save_model
+
+FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+GROUP = 32
+BLOCK = 32
+LARGEST_FLOAT8 = 448
+SCHEMES = "W8A8", "W8A16", "W4A16", "W4A16_ASYM", "FP8", "FP8_DYNAMIC", "NVFP4A16", "MXFP4A16"
+"""Presets of compressed-tensors."""
+WEIGHTS = "model.safetensors"
+
+
+def gpt_oss() -> PreTrainedModel:
+    """Of sizes that are multiples of a group."""
+    return random_model(
+        GptOssConfig(
+            **COMMON | {"intermediate_size": 96},
+            head_dim=16,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=WINDOW,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )
+    )
+
+
+def llama() -> PreTrainedModel:
+    return random_model(LlamaConfig(**COMMON | {"hidden_size": 128, "intermediate_size": 256}, head_dim=32))
+
+
+def mixtral() -> PreTrainedModel:
+    return random_model(
+        MixtralConfig(**COMMON | {"intermediate_size": 128}, num_local_experts=4, num_experts_per_tok=2)
+    )
+
+
+def save_mxfp4(folder: Path) -> PreTrainedModel:
+    """Experts as gpt-oss's, everything else whole."""
+    model = gpt_oss()
+    tensors: dict[str, Tensor] = {}
+    for name, weight in model.state_dict().items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            tensors[name] = weight
+            continue
+        codes, exponents = to_mxfp4(weight.mT)
+        tensors[f"{name}_blocks"] = codes[..., ::2] | codes[..., 1::2] << 4
+        tensors[f"{name}_scales"] = exponents[..., 0]
+        weight.copy_((FP4[codes.long()] * (exponents.float() - 127).exp2()).flatten(-2).mT)
+    whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    save_model(model, folder)
+    write_weights(folder, tensors)
+    state(folder, {"quant_method": "mxfp4", "modules_to_not_convert": whole})
+    return model
+
+
+def to_mxfp4(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., K] -> codes of `FP4`, uint8 [..., K / 32, 32], and exponents of two over -127, uint8 [..., K / 32, 1]."""
+    groups = weight.float().unflatten(-1, (-1, GROUP))
+    exponents = groups.abs().amax(-1, keepdim=True).log2().floor() - 2
+    codes = (groups[..., None] / exponents[..., None].exp2() - FP4).abs().argmin(-1)
+    return codes.to(torch.uint8), (exponents + 127).to(torch.uint8)
+
+
+def save_fp8(folder: Path, model: PreTrainedModel | None = None, is_blockwise: bool = True) -> PreTrainedModel:
+    """As DeepSeek's and Qwen's; or a scale for each weight, and one for its inputs."""
+    model = model or llama()
+    save_model(model, folder)
+    tensors, whole = read_weights(folder), read_weights(folder)
+    for name, weight in whole.items():
+        if weight.dim() == 2 and ".layers." in name and ".gate.weight" not in name:
+            in_blocks = weight.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+            blocks = in_blocks if is_blockwise else weight[None, :, None]
+            scales = blocks.abs().amax((1, 3), keepdim=True) / LARGEST_FLOAT8
+            multiples = (blocks / scales).to(torch.float8_e4m3fn)
+            tensors[name] = multiples.view(weight.shape)
+            tensors[f"{name}_scale_inv"] = scales[:, 0, :, 0] if is_blockwise else scales.flatten()[0]
+            whole[name] = (multiples.float() * scales).view(weight.shape)
+            if not is_blockwise:
+                tensors[name.replace("weight", "activation_scale")] = torch.tensor(0.02)
+    write_weights(folder, whole)
+    expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    stated = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic" if is_blockwise else "static",
+        "weight_block_size": [BLOCK, BLOCK] if is_blockwise else None,
+    }
+    write_weights(folder, tensors)
+    state(folder, stated)
+    return expected
+
+
+def save_compressed(folder: Path, scheme: str) -> PreTrainedModel:
+    """scheme: one of `SCHEMES`."""
+    model = llama()
+    config = QuantizationConfig(
+        config_groups={scheme: ["Linear"]}, ignore=["lm_head"], quantization_status=QuantizationStatus.FROZEN
+    )
+    apply_quantization_config(model, config)
+    whole = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            whole[f"{name}.weight"] = _calibrated(module)
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    save_model(model, folder)
+    compressor.update_config(str(folder))
+    expected = llama()
+    expected.load_state_dict(whole, strict=False)
+    return expected
+
+
+def _calibrated(linear: nn.Linear) -> Tensor:
+    """With scales for its weight; returns that as it is stored, NVFP4 as it is made whole, in bfloat16."""
+    weight, arguments = linear.weight.data, linear.quantization_scheme.weights
+    groups = weight if arguments.group_size is None else weight.unflatten(1, (-1, arguments.group_size))
+    least, most = groups.amin(-1), groups.amax(-1)
+    of_all = None
+    if arguments.strategy == "tensor_group":
+        of_all = generate_gparam(weight.amin().reshape(1), weight.amax().reshape(1))
+        linear.weight_global_scale.data = of_all
+    if arguments.strategy == "tensor":
+        least, most = least.amin(), most.amax()
+    scale, zero_point = calculate_qparams(least, most, arguments, global_scale=of_all)
+    linear.weight_scale.data = scale.reshape(linear.weight_scale.shape)
+    if hasattr(linear, "input_scale"):
+        linear.input_scale.data.fill_(0.02)
+    zero_points = getattr(linear, "weight_zero_point", None)
+    if zero_points is not None:
+        zero_points.data = zero_point.reshape(zero_points.shape).to(zero_points.dtype)
+    stored = fake_quantize(weight, linear.weight_scale, zero_points, arguments, global_scale=of_all)
+    return stored if of_all is None else stored.bfloat16().float()
+
+
+def state(folder: Path, stated: dict[str, object]) -> None:
+    """In its config, beside what is stated there already."""
+    config = json.loads((folder / "config.json").read_bytes())
+    config["quantization_config"] = config.get("quantization_config", {}) | stated
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / WEIGHTS)
+
+
+def write_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS, {"format": "pt"})
+
+
+SAVES: dict[str, Callable[[Path], PreTrainedModel]] = {
+    "mxfp4": save_mxfp4,
+    "fp8": save_fp8,
+    "fp8-experts": lambda folder: save_fp8(folder, mixtral()),
+    "fp8-tensor": partial(save_fp8, is_blockwise=False),
+    **{scheme: partial(save_compressed, scheme=scheme) for scheme in SCHEMES},
+}
+"""By the name of what is tested: each saves a model to a folder, and returns it with its whole weights."""
